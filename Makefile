@@ -1,0 +1,43 @@
+# Godwit's everyday commands. Each is idempotent and says what it does; `make` lists them.
+
+CARGO ?= cargo
+SOAK_MOVES ?= 200
+# Where rustup puts cargo, also for a root shell that was never told.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build demo test bench soak fmt lint ci clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## Install what is missing to build and run (needs root only if something is)
+	@scripts/deps
+
+build: deps ## Release build: godwit, the tracker library, the guest's image
+	$(CARGO) build --release --workspace --examples --bins --lib --locked
+	target/release/examples/guest_image
+
+demo: build ## Bring a lab up, boot a guest, move it there and back under load, print both reports
+	scripts/demo.sh
+
+test: build ## All tests: unit and property tests, then the end-to-end tests one at a time
+	scripts/test.sh
+
+bench: build ## Print this engine against QEMU's own migration, on the same guest and link (BENCH=OPTIONS)
+	target/release/godwit-bench switchover $(BENCH)
+
+soak: build ## 200 moves in a row of a guest that dirties and verifies its memory (SOAK_MOVES=N)
+	GODWIT_SOAK_MOVES=$(SOAK_MOVES) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture soak
+
+fmt: ## Format the sources
+	$(CARGO) fmt --all
+
+lint: ## Clippy with warnings as errors
+	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
+
+ci: ## What CI runs: formatting, lints, dependency policy, all tests
+	.ci/run
+
+clean: ## Remove everything that was built, fetched or cached in this folder
+	rm -rf target out

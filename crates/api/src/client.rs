@@ -1,0 +1,472 @@
+//! The client of an agent: HTTP/1.1 over a unix socket or TCP, one connection a request.
+//!
+//! An agent that can't be reached and an agent that says no are different errors: the first says nothing about what
+//! the host does, the second is the host's own word.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::sse::EventParser;
+use crate::{
+    ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationEvent, MigrationRequest,
+    MigrationStatus, StartVm, StopVm, VmInfo,
+};
+
+/// How long a connection may take: agents are near each other.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long an answer may take: starting a VM with much memory is the slowest request there is.
+const ANSWER_LIMIT: Duration = Duration::from_secs(180);
+/// The longest answer that is read whole.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// Where an agent listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// A unix socket: `unix:/run/godwit/agent.sock`.
+    Unix(PathBuf),
+    /// An address and a port: `http://10.77.0.11:7700`.
+    Tcp(String),
+}
+
+impl FromStr for Endpoint {
+    type Err = ApiError;
+
+    fn from_str(text: &str) -> Result<Self, ApiError> {
+        let wrong = |why: &str| {
+            ApiError::new(
+                ErrorCode::InvalidRequest,
+                format!("\"{text}\" is no agent address: {why}"),
+                "write unix:/path/to/agent.sock or http://address:port",
+            )
+        };
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if !path.starts_with('/') {
+                return Err(wrong("the path is not absolute"));
+            }
+            return Ok(Endpoint::Unix(path.into()));
+        }
+        let uri: Uri = text.parse().map_err(|error| wrong(&format!("{error}")))?;
+        match (uri.scheme_str(), uri.authority()) {
+            (Some("http"), Some(authority)) if authority.port_u16().is_some() => {
+                Ok(Endpoint::Tcp(authority.to_string()))
+            }
+            (Some("http"), Some(_)) => Err(wrong("the port is missing")),
+            (Some("https"), _) => Err(wrong("agents do not speak TLS yet")),
+            _ => Err(wrong("it has neither unix: nor http:// in front")),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
+            Endpoint::Tcp(authority) => write!(f, "http://{authority}"),
+        }
+    }
+}
+
+/// Why a request has no answer that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody answers there.
+    #[error("the agent at {endpoint} can't be reached: {why}{}", hint(.endpoint))]
+    Unreachable {
+        /// Where it should be.
+        endpoint: Endpoint,
+        /// What the connection said.
+        why: String,
+    },
+    /// The agent says no.
+    #[error(transparent)]
+    Refused(#[from] ApiError),
+    /// What came back is no answer of an agent.
+    #[error(
+        "{endpoint} does not answer like a godwit agent: {why} (is another program listening there, or another version?)"
+    )]
+    Protocol {
+        /// Who answered.
+        endpoint: Endpoint,
+        /// What was wrong with it.
+        why: String,
+    },
+}
+
+impl ClientError {
+    /// The agent's error code, where it was the agent that said no.
+    #[must_use]
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            ClientError::Refused(error) => Some(error.code),
+            _ => None,
+        }
+    }
+}
+
+fn hint(endpoint: &Endpoint) -> &'static str {
+    match endpoint {
+        Endpoint::Unix(_) => {
+            " (is it running, and are you root? start it with `godwit host run --config FILE`)"
+        }
+        Endpoint::Tcp(_) => {
+            " (is it running and the network up? start it with `godwit host run --config FILE`)"
+        }
+    }
+}
+
+/// A client of one agent. Cheap to clone; keeps no connection.
+#[derive(Clone, Debug)]
+pub struct Client {
+    endpoint: Endpoint,
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+impl Client {
+    /// A client of the agent at `endpoint`.
+    #[must_use]
+    pub fn new(endpoint: Endpoint) -> Self {
+        Client { endpoint }
+    }
+
+    /// Where its agent is.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// What the host is and has.
+    pub async fn host(&self) -> Result<HostInfo, ClientError> {
+        self.get("/v1/host").await
+    }
+
+    /// Every VM of the host.
+    pub async fn vms(&self) -> Result<Vec<VmInfo>, ClientError> {
+        self.get("/v1/vms").await
+    }
+
+    /// One VM.
+    pub async fn vm(&self, name: &str) -> Result<VmInfo, ClientError> {
+        self.get(&format!("/v1/vms/{}", segment(name))).await
+    }
+
+    /// Defines a VM, and starts it if the request says so.
+    pub async fn create_vm(&self, request: &CreateVm) -> Result<VmInfo, ClientError> {
+        self.post("/v1/vms", request).await
+    }
+
+    /// Starts a stopped VM, or lets a paused one go on.
+    pub async fn start_vm(&self, name: &str, request: StartVm) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/start", segment(name)), &request).await
+    }
+
+    /// Stops a VM; the answer comes when it is stopped.
+    pub async fn stop_vm(&self, name: &str, request: StopVm) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/stop", segment(name)), &request).await
+    }
+
+    /// Deletes a stopped VM's definition and everything kept for it.
+    pub async fn delete_vm(&self, name: &str) -> Result<(), ClientError> {
+        self.delete(&format!("/v1/vms/{}", segment(name))).await
+    }
+
+    /// A VM's log from its beginning; with `follow` it goes on as the log grows.
+    pub async fn log(&self, name: &str, source: LogSource, follow: bool) -> Result<LogStream, ClientError> {
+        let path = format!("/v1/vms/{}/log?source={}&follow={follow}", segment(name), source.name());
+        let response = self.send(Method::GET, &path, Bytes::new()).await?;
+        Ok(LogStream { endpoint: self.endpoint.clone(), body: response.into_body() })
+    }
+
+    /// The guest's serial console, both ways, until either side closes it.
+    pub async fn console(&self, name: &str) -> Result<ConsoleStream, ClientError> {
+        let request = Request::builder()
+            .method(Method::GET)
+            .uri(format!("/v1/vms/{}/console", segment(name)))
+            .header(HOST, self.authority())
+            .header(CONNECTION, "upgrade")
+            .header(UPGRADE, "godwit-console")
+            .body(Full::new(Bytes::new()))
+            .map_err(|error| self.protocol(error))?;
+        let response = self.exchange(request).await?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(self.refusal(response).await);
+        }
+        hyper::upgrade::on(response).await.map(TokioIo::new).map_err(|error| self.protocol(error))
+    }
+
+    /// Begins a migration; the VM must run on this client's host.
+    pub async fn migrate(
+        &self,
+        vm: &str,
+        request: &MigrationRequest,
+    ) -> Result<MigrationAccepted, ClientError> {
+        self.post(&format!("/v1/vms/{}/migrations", segment(vm)), request).await
+    }
+
+    /// Migrations that run or ran from this host, the newest first.
+    pub async fn migrations(&self) -> Result<Vec<MigrationStatus>, ClientError> {
+        self.get("/v1/migrations").await
+    }
+
+    /// One migration.
+    pub async fn migration(&self, id: &str) -> Result<MigrationStatus, ClientError> {
+        self.get(&format!("/v1/migrations/{}", segment(id))).await
+    }
+
+    /// Asks a migration to roll back. Its report says whether it did: past the commit it completes.
+    pub async fn cancel_migration(&self, id: &str) -> Result<(), ClientError> {
+        self.delete(&format!("/v1/migrations/{}", segment(id))).await
+    }
+
+    /// Follows a migration to its report; begins with where it is now.
+    pub async fn migration_events(&self, id: &str) -> Result<MigrationEvents, ClientError> {
+        let path = format!("/v1/migrations/{}/events", segment(id));
+        let response = self.send(Method::GET, &path, Bytes::new()).await?;
+        Ok(MigrationEvents {
+            endpoint: self.endpoint.clone(),
+            body: response.into_body(),
+            parser: EventParser::default(),
+            ready: VecDeque::new(),
+        })
+    }
+
+    /// `GET path`, the answer as JSON.
+    pub async fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
+        self.json(response).await
+    }
+
+    /// `POST path` with a JSON body, the answer as JSON.
+    pub async fn post<R: Serialize + Sync, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &R,
+    ) -> Result<A, ClientError> {
+        let body = serde_json::to_vec(request).map_err(|error| self.protocol(error))?;
+        let response = self.send(Method::POST, path, body.into()).await?;
+        self.json(response).await
+    }
+
+    /// `DELETE path`.
+    pub async fn delete(&self, path: &str) -> Result<(), ClientError> {
+        self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, ClientError> {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, self.authority())
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| self.protocol(error))?;
+        let response = self.exchange(request).await?;
+        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError> {
+        let stream = tokio::time::timeout(CONNECT_LIMIT, self.connect())
+            .await
+            .map_err(|_| self.unreachable(format!("no connection within {} s", CONNECT_LIMIT.as_secs())))?
+            .map_err(|error| self.unreachable(error))?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error))?;
+        // Ends by itself when the answer's body is read or dropped, or when the upgraded stream closes.
+        tokio::spawn(connection.with_upgrades());
+        tokio::time::timeout(ANSWER_LIMIT, sender.send_request(request))
+            .await
+            .map_err(|_| self.unreachable(format!("no answer within {} s", ANSWER_LIMIT.as_secs())))?
+            .map_err(|error| self.unreachable(error))
+    }
+
+    async fn connect(&self) -> std::io::Result<Box<dyn Stream>> {
+        Ok(match &self.endpoint {
+            Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await?),
+            Endpoint::Tcp(authority) => {
+                let stream = TcpStream::connect(authority).await?;
+                stream.set_nodelay(true)?;
+                Box::new(stream)
+            }
+        })
+    }
+
+    async fn json<A: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<A, ClientError> {
+        let body = self.whole(response.into_body()).await?;
+        serde_json::from_slice(&body).map_err(|error| self.protocol(error))
+    }
+
+    async fn whole(&self, body: Incoming) -> Result<Bytes, ClientError> {
+        let body = Limited::new(body, MAX_ANSWER_BYTES).collect();
+        let body = tokio::time::timeout(ANSWER_LIMIT, body)
+            .await
+            .map_err(|_| self.unreachable(format!("the answer stopped for {} s", ANSWER_LIMIT.as_secs())))?;
+        Ok(body.map_err(|error| self.protocol(error))?.to_bytes())
+    }
+
+    async fn refusal(&self, response: Response<Incoming>) -> ClientError {
+        let status = response.status();
+        let body = match self.whole(response.into_body()).await {
+            Ok(body) => body,
+            Err(error) => return error,
+        };
+        match serde_json::from_slice::<ApiError>(&body) {
+            Ok(error) => ClientError::Refused(error),
+            Err(_) => self.protocol(format!("HTTP status {status} without an error of ours")),
+        }
+    }
+
+    fn authority(&self) -> &str {
+        match &self.endpoint {
+            Endpoint::Unix(_) => "localhost",
+            Endpoint::Tcp(authority) => authority,
+        }
+    }
+
+    fn unreachable(&self, why: impl fmt::Display) -> ClientError {
+        ClientError::Unreachable { endpoint: self.endpoint.clone(), why: why.to_string() }
+    }
+
+    fn protocol(&self, why: impl fmt::Display) -> ClientError {
+        ClientError::Protocol { endpoint: self.endpoint.clone(), why: why.to_string() }
+    }
+}
+
+/// A name as one path segment: everything that could end the segment or the path is percent-encoded.
+fn segment(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+/// The guest's serial console.
+pub type ConsoleStream = TokioIo<Upgraded>;
+
+/// A log as it comes.
+#[derive(Debug)]
+pub struct LogStream {
+    endpoint: Endpoint,
+    body: Incoming,
+}
+
+impl LogStream {
+    /// The next bytes; none at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        next_bytes(&self.endpoint, &mut self.body).await
+    }
+}
+
+/// A migration's events as they come.
+#[derive(Debug)]
+pub struct MigrationEvents {
+    endpoint: Endpoint,
+    body: Incoming,
+    parser: EventParser,
+    ready: VecDeque<MigrationEvent>,
+}
+
+impl MigrationEvents {
+    /// The next event. None when the agent closed the stream, which it does after the report; before it, the
+    /// agent went away and the migration's fate is to be asked for again.
+    pub async fn next(&mut self) -> Result<Option<MigrationEvent>, ClientError> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(Some(event));
+            }
+            let Some(bytes) = next_bytes(&self.endpoint, &mut self.body).await? else {
+                return Ok(None);
+            };
+            let protocol = |why: String| ClientError::Protocol { endpoint: self.endpoint.clone(), why };
+            for event in self.parser.push(&bytes).map_err(|error| protocol(error.to_string()))? {
+                let parsed = match event.name.as_str() {
+                    "progress" => serde_json::from_str(&event.data).map(MigrationEvent::Progress),
+                    "report" => serde_json::from_str(&event.data).map(MigrationEvent::Report),
+                    // Events of a later version.
+                    _ => continue,
+                };
+                self.ready.push_back(parsed.map_err(|error| protocol(error.to_string()))?);
+            }
+        }
+    }
+}
+
+async fn next_bytes(endpoint: &Endpoint, body: &mut Incoming) -> Result<Option<Bytes>, ClientError> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| ClientError::Unreachable {
+            endpoint: endpoint.clone(),
+            why: format!("the connection broke: {error}"),
+        })?;
+        if let Ok(bytes) = frame.into_data() {
+            return Ok(Some(bytes));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_and_written() {
+        for text in ["unix:/run/godwit/agent.sock", "http://10.77.0.11:7700", "http://[fd77::11]:7700"] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+        for (text, word) in [
+            ("10.77.0.11:7700", "http://"),
+            ("http://host-a", "port"),
+            ("unix:agent.sock", "absolute"),
+            ("https://a:1", "TLS"),
+        ] {
+            let error = text.parse::<Endpoint>().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_name_stays_one_path_segment() {
+        assert_eq!(segment("web-1"), "web-1");
+        assert_eq!(segment("../a b?"), "..%2Fa%20b%3F");
+    }
+
+    #[tokio::test]
+    async fn nobody_there_and_no_agent_there_are_different_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let client = Client::new(Endpoint::Unix(path.clone()));
+        assert!(matches!(client.host().await, Err(ClientError::Unreachable { .. })));
+
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        tokio::spawn(async move {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request).await.unwrap();
+            stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
+        });
+        assert!(matches!(client.host().await, Err(ClientError::Protocol { .. })));
+    }
+}

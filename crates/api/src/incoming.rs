@@ -1,0 +1,66 @@
+//! What two agents say to each other before and beside a lane: `/v1/incoming` at the destination.
+
+use std::net::SocketAddr;
+
+use godwit_migration::{EngineKind, FailureReport};
+use godwit_qemu::ResolvedSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::QemuEngineOptions;
+
+/// `POST /v1/incoming`: a source asks for a shadow VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IncomingRequest {
+    /// The VM, nothing left to defaults.
+    pub spec: ResolvedSpec,
+    /// The generation of ownership that the destination gets.
+    pub epoch: u64,
+    /// The source host's name.
+    pub from: String,
+    /// The version of the source's QEMU, `MAJOR.MINOR.MICRO`.
+    pub qemu_version: String,
+    /// Who moves the memory.
+    pub engine: EngineKind,
+    /// Settings of QEMU's own migration: both sides must have the same.
+    #[serde(default)]
+    pub qemu: QemuEngineOptions,
+}
+
+/// The shadow VM is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IncomingAccepted {
+    /// Names the migration at the destination; the lane's hello carries it.
+    pub id: String,
+    /// Where the lane, or QEMU's own connection, is expected. Any of them will do.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// Where a migration is, by the destination's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IncomingState {
+    /// Waiting for the source, or receiving.
+    Receiving,
+    /// The guest runs here.
+    Runs,
+    /// It does not and will not run here.
+    Refused,
+}
+
+/// `GET /v1/incoming/{id}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IncomingStatus {
+    /// Its name.
+    pub id: String,
+    /// The VM.
+    pub vm: String,
+    /// Where it is.
+    pub state: IncomingState,
+    /// Why it was refused.
+    pub failure: Option<FailureReport>,
+    /// When the vCPUs ran here, ns of the destination's clock `now_ns`; QEMU's own engine only.
+    pub running_ns: Option<u64>,
+    /// The destination's clock at the time of the answer, ns from a point of its own.
+    pub now_ns: u64,
+}

@@ -1,0 +1,25 @@
+//! The types of the agent's HTTP API and the client that the CLI, the agents among themselves and, later, the
+//! manager share.
+//!
+//! What crosses the API is defined here and nowhere else; how an agent carries it out is not known here.
+
+mod client;
+mod error;
+mod incoming;
+mod sse;
+mod types;
+
+pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream, MigrationEvents};
+pub use error::{ApiError, ErrorCode};
+pub use incoming::{IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
+pub use sse::{Event, EventParser};
+pub use types::{
+    CreateVm, HostInfo, LogSource, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus,
+    NetworkInfo, QemuEngineOptions, StartVm, StopVm, VmInfo, VmState,
+};
+
+/// Where an agent listens for the local command line when nothing else is configured.
+pub const DEFAULT_SOCKET: &str = "/run/godwit/agent.sock";
+
+/// The budget for the vCPUs' pause when a request names none, in milliseconds.
+pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;

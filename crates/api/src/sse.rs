@@ -1,0 +1,113 @@
+//! Reads server-sent events: bytes in, events out, no I/O. Format: the WHATWG HTML standard, section 9.2.
+
+/// A buffered line may not grow past this; a longer one comes from something that is no agent.
+const MAX_LINE_BYTES: usize = 16 << 20;
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The `event:` field; `message` where it is absent.
+    pub name: String,
+    /// The `data:` fields, joined by newlines.
+    pub data: String,
+}
+
+/// Puts events together from pieces of any size.
+#[derive(Debug, Default)]
+pub struct EventParser {
+    line: Vec<u8>,
+    name: String,
+    data: String,
+    has_data: bool,
+}
+
+impl EventParser {
+    /// Takes the next bytes and returns the events they complete; `Err` when a line has no end.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, LineTooLong> {
+        let mut events = Vec::new();
+        for &byte in bytes {
+            if byte != b'\n' {
+                if self.line.len() >= MAX_LINE_BYTES {
+                    return Err(LineTooLong);
+                }
+                self.line.push(byte);
+                continue;
+            }
+            let line = std::mem::take(&mut self.line);
+            let line = String::from_utf8_lossy(&line);
+            if let Some(event) = self.line(line.trim_end_matches('\r')) {
+                events.push(event);
+            }
+        }
+        Ok(events)
+    }
+
+    fn line(&mut self, line: &str) -> Option<Event> {
+        if line.is_empty() {
+            let data = std::mem::take(&mut self.data);
+            let name = std::mem::take(&mut self.name);
+            return std::mem::take(&mut self.has_data)
+                .then(|| Event { name: if name.is_empty() { "message".into() } else { name }, data });
+        }
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "event" => self.name = value.to_owned(),
+            "data" => {
+                if self.has_data {
+                    self.data.push('\n');
+                }
+                self.has_data = true;
+                self.data.push_str(value);
+            }
+            // Comments (an empty field), ids and retry times mean nothing here.
+            _ => {}
+        }
+        None
+    }
+}
+
+/// The stream sent a line past the bound.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a line of the event stream is longer than {MAX_LINE_BYTES} bytes")]
+pub struct LineTooLong;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_out_whole_whatever_the_pieces() {
+        let stream =
+            ": hello\n\nevent: progress\ndata: {\"a\":1}\n\nevent: report\r\ndata: x\r\ndata: y\r\n\r\n";
+        let expected = vec![
+            Event { name: "progress".into(), data: "{\"a\":1}".into() },
+            Event { name: "report".into(), data: "x\ny".into() },
+        ];
+        for size in 1..stream.len() {
+            let mut parser = EventParser::default();
+            let mut events = Vec::new();
+            for piece in stream.as_bytes().chunks(size) {
+                events.extend(parser.push(piece).unwrap());
+            }
+            assert_eq!(events, expected, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn an_event_without_data_is_none() {
+        let mut parser = EventParser::default();
+        assert_eq!(parser.push(b"event: progress\n\ndata\n\n").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut parser = EventParser::default();
+        let piece = vec![b'x'; 1 << 20];
+        let mut last = Ok(Vec::new());
+        for _ in 0..17 {
+            last = parser.push(&piece);
+        }
+        assert_eq!(last, Err(LineTooLong));
+    }
+}

@@ -1,0 +1,274 @@
+//! Requests and answers. Times in milliseconds, sizes in bytes, as the field names say.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use godwit_migration::{EngineKind, Progress, Report};
+use godwit_qemu::VmSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::DEFAULT_SWITCHOVER_BUDGET_MS;
+
+/// What a VM does on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VmState {
+    /// Defined, no process.
+    Stopped,
+    /// Its resources and its hypervisor are being made.
+    Starting,
+    /// The guest runs here.
+    Running,
+    /// The hypervisor is here, the vCPUs stand still.
+    Paused,
+    /// It is being shut down.
+    Stopping,
+    /// The guest runs here and its memory is on the way to another host.
+    MigratingOut,
+    /// A shadow: memory arrives from another host, where the guest runs.
+    MigratingIn,
+    /// The hypervisor is gone and nobody asked for that; `reason` says what is known.
+    Failed,
+}
+
+impl VmState {
+    /// The name that logs and the API use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            VmState::Stopped => "stopped",
+            VmState::Starting => "starting",
+            VmState::Running => "running",
+            VmState::Paused => "paused",
+            VmState::Stopping => "stopping",
+            VmState::MigratingOut => "migrating-out",
+            VmState::MigratingIn => "migrating-in",
+            VmState::Failed => "failed",
+        }
+    }
+}
+
+impl fmt::Display for VmState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// `GET /v1/host`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostInfo {
+    /// The host's name, as in its configuration.
+    pub name: String,
+    /// The agent's version.
+    pub version: String,
+    /// The running kernel.
+    pub kernel: String,
+    /// The QEMU that VMs get that name none; none where it can't be used (`qemu_problem` says why).
+    pub qemu: Option<PathBuf>,
+    /// Its version.
+    pub qemu_version: Option<String>,
+    /// Why it can't be used.
+    pub qemu_problem: Option<String>,
+    /// Whether a 64-bit guest really runs under KVM here; none while nobody has asked QEMU yet.
+    pub kvm: Option<bool>,
+    /// Why not, or how that is known.
+    pub kvm_reason: Option<String>,
+    /// Why the external engine can't track memory here; none where it can.
+    pub tracking_problem: Option<String>,
+    /// Guest memory that a new VM can get.
+    pub memory_available_bytes: u64,
+    /// Guest memory promised to the VMs that are active here.
+    pub memory_committed_bytes: u64,
+    /// Whether the kernel backs guest memory with huge pages.
+    pub huge_pages: bool,
+    /// Addresses at which migrations arrive.
+    pub migration_addresses: Vec<IpAddr>,
+    /// The networks that a NIC can join.
+    pub networks: BTreeMap<String, NetworkInfo>,
+    /// The hosts that VMs can be moved to.
+    pub peers: BTreeMap<String, String>,
+    /// VMs defined here, shadows included.
+    pub vms: usize,
+}
+
+/// A network of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkInfo {
+    /// The bridge that taps join.
+    pub bridge: String,
+}
+
+/// A VM as one host sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmInfo {
+    /// Its name, unique on a host.
+    pub name: String,
+    /// The host's name.
+    pub host: String,
+    /// What it does.
+    pub state: VmState,
+    /// What is known about how it came into that state (why it failed, what it waits for).
+    pub reason: Option<String>,
+    /// The generation of its ownership: grows with each move.
+    pub epoch: u64,
+    /// The hypervisor's process, where there is one.
+    pub pid: Option<i32>,
+    /// All memory blocks together.
+    pub memory_bytes: u64,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// `kvm` or `tcg`.
+    pub accel: String,
+    /// The versioned machine type.
+    pub machine: String,
+    /// The migration that holds it.
+    pub migration: Option<String>,
+    /// Addresses of its NICs, as the specification names them.
+    pub addresses: Vec<IpAddr>,
+    /// The specification it was made from, with everything filled in.
+    pub spec: VmSpec,
+}
+
+/// `POST /v1/vms`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVm {
+    /// What to make.
+    pub spec: VmSpec,
+    /// Start it at once; if that fails, nothing is left, not even the definition.
+    #[serde(default)]
+    pub start: bool,
+}
+
+/// `POST /v1/vms/{name}/start`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartVm {
+    /// Run it although another host may run it: the operator has made sure that none does.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// `POST /v1/vms/{name}/stop`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopVm {
+    /// Do not ask the guest, end the hypervisor at once.
+    #[serde(default)]
+    pub force: bool,
+    /// How long the guest may take after the power button, in milliseconds; none: the agent's default.
+    #[serde(default)]
+    pub grace_ms: Option<u64>,
+}
+
+/// Which log of a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogSource {
+    /// What the guest wrote to its serial console.
+    #[default]
+    Console,
+    /// What the hypervisor wrote.
+    Qemu,
+}
+
+impl LogSource {
+    /// The value of the `source` query parameter.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            LogSource::Console => "console",
+            LogSource::Qemu => "qemu",
+        }
+    }
+}
+
+/// Settings of QEMU's own migration, for `engine: qemu`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QemuEngineOptions {
+    /// Parallel channels; none: one plain stream.
+    #[serde(default)]
+    pub multifd_channels: Option<u32>,
+    /// `zstd`, `zlib` or `none`, with multifd.
+    #[serde(default)]
+    pub compression: Option<String>,
+    /// Throttle the vCPUs where the migration does not converge.
+    #[serde(default)]
+    pub auto_converge: bool,
+    /// Switch to post-copy when the first round is over.
+    #[serde(default)]
+    pub postcopy: bool,
+}
+
+/// `POST /v1/vms/{name}/migrations`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigrationRequest {
+    /// The destination, one of the source's peers.
+    pub to: String,
+    /// Who moves the memory.
+    #[serde(default)]
+    pub engine: EngineKind,
+    /// How long the vCPUs may stand still.
+    #[serde(default = "default_budget_ms")]
+    pub switchover_budget_ms: f64,
+    /// Settings for `engine: qemu`.
+    #[serde(default)]
+    pub qemu: QemuEngineOptions,
+}
+
+fn default_budget_ms() -> f64 {
+    DEFAULT_SWITCHOVER_BUDGET_MS
+}
+
+impl MigrationRequest {
+    /// A migration with the defaults.
+    pub fn to(host: impl Into<String>) -> Self {
+        MigrationRequest {
+            to: host.into(),
+            engine: EngineKind::default(),
+            switchover_budget_ms: DEFAULT_SWITCHOVER_BUDGET_MS,
+            qemu: QemuEngineOptions::default(),
+        }
+    }
+}
+
+/// The answer to a [`MigrationRequest`]: it has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationAccepted {
+    /// Names it from here on.
+    pub id: String,
+}
+
+/// `GET /v1/migrations/{id}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MigrationStatus {
+    /// Its name.
+    pub id: String,
+    /// The VM.
+    pub vm: String,
+    /// The source host.
+    pub from: String,
+    /// The destination host.
+    pub to: String,
+    /// Who moves the memory.
+    pub engine: EngineKind,
+    /// When it began, milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// Where it is.
+    pub progress: Progress,
+    /// How it ended; none while it runs.
+    pub report: Option<Report>,
+}
+
+/// What `GET /v1/migrations/{id}/events` sends: progress, then one report.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MigrationEvent {
+    /// Where it is.
+    Progress(Progress),
+    /// How it ended; the last event.
+    Report(Box<Report>),
+}

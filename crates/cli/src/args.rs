@@ -1,0 +1,554 @@
+//! The command line. Every command has an example; `--help` and docs/cli.md say the same.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use godwit_lab::{BitRate, Loss, Rtt};
+use godwit_migration::EngineKind;
+use godwit_qemu::ByteSize;
+
+use crate::exit::EXIT_CODES;
+use crate::units::parse_duration;
+
+/// Godwit moves running virtual machines between hosts without stopping them.
+#[derive(Debug, Parser)]
+#[command(name = "godwit", version, about, after_help = EXIT_CODES, max_term_width = 110)]
+pub(crate) struct Cli {
+    /// Write results as JSON, and failures as one JSON line on standard error
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// The file that names the hosts [default: /etc/godwit/hosts.toml, else the lab's, else this machine's agent]
+    #[arg(long, value_name = "FILE", env = "GODWIT_HOSTS", hide_env_values = true)]
+    hosts: Option<PathBuf>,
+    /// Ask this host only
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) host: Option<String>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+impl Cli {
+    /// The hosts file named, before or behind the command.
+    pub(crate) fn hosts_file(&self) -> Option<PathBuf> {
+        let behind = match &self.command {
+            Command::Host { hosts, .. } | Command::Vm { hosts, .. } | Command::Migration { hosts, .. } => {
+                hosts
+            }
+            Command::Migrate(options) => &options.hosts,
+            Command::Lab { command: LabCommand::Guest { hosts, .. } } => hosts,
+            Command::Lab { .. } | Command::Watch(_) | Command::Completions { .. } => {
+                return self.hosts.clone();
+            }
+        };
+        behind.file.clone().or_else(|| self.hosts.clone())
+    }
+}
+
+/// `--hosts` behind the command. Not global: `lab up --hosts N` is another thing.
+#[derive(Debug, Args)]
+pub(crate) struct HostsFile {
+    /// The file that names the hosts [env: GODWIT_HOSTS]
+    #[arg(id = "hosts_file", long = "hosts", global = true, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The hosts: run an agent, ask what a host has
+    Host {
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(subcommand)]
+        command: HostCommand,
+    },
+    /// Virtual machines
+    Vm {
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(subcommand)]
+        command: VmCommand,
+    },
+    /// Move a running VM to another host
+    #[command(after_help = "Examples:
+  godwit migrate web --to b
+  godwit migrate web --to b --switchover-budget 10ms --json >report.json
+  godwit migrate web --to b --engine qemu --multifd-channels 4 --compression zstd
+  godwit migrate web --to b --detach
+
+Ctrl-C cancels and waits until the guest runs on at the source; a second Ctrl-C leaves it to itself.")]
+    Migrate(MigrateArgs),
+    /// Migrations that run or ran
+    Migration {
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(subcommand)]
+        command: MigrationCommand,
+    },
+    /// Hosts, networks and clients on this machine, to try Godwit with
+    Lab {
+        #[command(subcommand)]
+        command: LabCommand,
+    },
+    /// Probe a guest a thousand times a second and tell each gap in its answers
+    #[command(after_help = "Examples:
+  godwit watch 10.88.0.21
+  godwit watch 10.88.0.21 --min-gap 5ms --for 1min --json")]
+    Watch(WatchArgs),
+    /// Print a shell's completions
+    #[command(after_help = "Example:
+  godwit completions bash >/usr/share/bash-completion/completions/godwit")]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum HostCommand {
+    /// Run this host's agent until SIGTERM; its VMs run on without it
+    #[command(after_help = "Example:
+  godwit host run --config /etc/godwit/agent.toml")]
+    Run {
+        /// The agent's configuration
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Show what a host is and has
+    #[command(after_help = "Example:
+  godwit host show a")]
+    Show {
+        /// The host [default: all]
+        name: Option<String>,
+    },
+    /// List the hosts and whether they answer
+    List,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VmCommand {
+    /// Define a VM
+    #[command(after_help = "Examples:
+  godwit vm create web --host a --memory 1GiB --vcpus 2 --kernel vmlinuz --initrd initrd.img \\
+      --append 'console=ttyS0' --nic network=lan,address=10.88.0.21 --start
+  godwit vm create db --host a --memory 4GiB --disk path=/srv/db.qcow2,format=qcow2
+  godwit vm create -f web.toml --host a --start")]
+    Create(Box<CreateArgs>),
+    /// List VMs of all hosts
+    List,
+    /// Show a VM
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Start a stopped VM, or let a paused one go on
+    Start {
+        /// Its name
+        name: String,
+        /// Also where another host may run it: you have made sure that none does
+        #[arg(long)]
+        force: bool,
+    },
+    /// Stop a VM: press its power button, and end it if it has not gone within the grace
+    Stop {
+        /// Its name
+        name: String,
+        /// End it at once
+        #[arg(long)]
+        force: bool,
+        /// How long the guest may take
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
+        grace: Duration,
+    },
+    /// Delete a stopped VM; disks are left alone
+    Delete {
+        /// Its name
+        name: String,
+        /// Stop it first, at once
+        #[arg(long)]
+        force: bool,
+    },
+    /// Open a VM's serial console; Ctrl-] leaves it
+    Console {
+        /// Its name
+        name: String,
+    },
+    /// Print what a VM wrote to its console
+    #[command(after_help = "Examples:
+  godwit vm logs web -f
+  godwit vm logs web --qemu")]
+    Logs {
+        /// Its name
+        name: String,
+        /// Go on as it grows
+        #[arg(short, long)]
+        follow: bool,
+        /// What QEMU wrote instead
+        #[arg(long)]
+        qemu: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// Its name
+    #[arg(required_unless_present = "file")]
+    pub(crate) name: Option<String>,
+    /// Read the specification from a TOML or JSON file, the form that `vm show --json` prints as `spec`
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = [
+        "memory", "vcpus", "cpu", "machine", "accel", "kernel", "initrd", "append", "disk", "nic", "qemu",
+        "private_memory", "device",
+    ])]
+    pub(crate) file: Option<PathBuf>,
+    /// Memory; repeated, each becomes a block and NUMA node of its own [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Vec<ByteSize>,
+    /// Virtual CPUs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) vcpus: u32,
+    /// CPU model, as QEMU names it [default: one that every host has]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) cpu: Option<String>,
+    /// Machine type, as QEMU names it [default: q35 of this QEMU's version]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) machine: Option<String>,
+    /// What runs the guest's code
+    #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
+    pub(crate) accel: AccelArg,
+    /// A kernel to boot directly
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// Its initial RAM disk
+    #[arg(long, value_name = "FILE")]
+    pub(crate) initrd: Option<PathBuf>,
+    /// Its command line
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) append: Option<String>,
+    /// A disk: path=FILE,format=raw|qcow2[,readonly]
+    #[arg(long, value_name = "DISK")]
+    pub(crate) disk: Vec<String>,
+    /// A network interface: network=NAME[,mac=MAC][,address=IP]; the address is for those who watch it
+    #[arg(long, value_name = "NIC")]
+    pub(crate) nic: Vec<String>,
+    /// Another QEMU than the host's own
+    #[arg(long, value_name = "PATH")]
+    pub(crate) qemu: Option<PathBuf>,
+    /// Memory that QEMU alone sees: only its own engine can move it
+    #[arg(long)]
+    pub(crate) private_memory: bool,
+    /// A further -device argument for QEMU
+    #[arg(long, value_name = "ARG")]
+    pub(crate) device: Vec<String>,
+    /// Start it at once; if that fails, nothing is left of it
+    #[arg(long)]
+    pub(crate) start: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum AccelArg {
+    /// KVM where a 64-bit guest really runs on it, else TCG
+    Auto,
+    /// The kernel's hypervisor
+    Kvm,
+    /// QEMU's own translator
+    Tcg,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum EngineArg {
+    /// This project's, beside QEMU
+    Godwit,
+    /// QEMU's own
+    Qemu,
+}
+
+impl From<EngineArg> for EngineKind {
+    fn from(engine: EngineArg) -> EngineKind {
+        match engine {
+            EngineArg::Godwit => EngineKind::Godwit,
+            EngineArg::Qemu => EngineKind::Qemu,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompressionArg {
+    /// Slow, small
+    Zlib,
+    /// Fast, small
+    Zstd,
+    /// None
+    None,
+}
+
+impl CompressionArg {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            CompressionArg::Zlib => "zlib",
+            CompressionArg::Zstd => "zstd",
+            CompressionArg::None => "none",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MigrateArgs {
+    #[command(flatten)]
+    hosts: HostsFile,
+    /// The VM
+    pub(crate) vm: String,
+    /// The destination
+    #[arg(long, value_name = "HOST")]
+    pub(crate) to: String,
+    /// Who moves the memory
+    #[arg(long, value_enum, default_value_t = EngineArg::Godwit)]
+    pub(crate) engine: EngineArg,
+    /// How long the vCPUs may stand still
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
+    pub(crate) switchover_budget: Duration,
+    /// QEMU's engine: channels in parallel
+    #[arg(long, value_name = "N", help_heading = "With --engine qemu")]
+    pub(crate) multifd_channels: Option<u32>,
+    /// Compression of its channels
+    #[arg(long, value_enum, requires = "multifd_channels", help_heading = "With --engine qemu")]
+    pub(crate) compression: Option<CompressionArg>,
+    /// Throttle the vCPUs until it converges
+    #[arg(long, help_heading = "With --engine qemu")]
+    pub(crate) auto_converge: bool,
+    /// Switch over after the first round and let pages follow
+    #[arg(long, help_heading = "With --engine qemu")]
+    pub(crate) postcopy: bool,
+    /// Begin, print the migration's name and return
+    #[arg(long)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MigrationCommand {
+    /// List migrations of all hosts
+    List,
+    /// Show a migration; its report, when it is over
+    Show {
+        /// The migration's name
+        id: String,
+    },
+    /// Follow a migration to its report
+    Follow {
+        /// The migration's name
+        id: String,
+    },
+    /// Cancel a migration; the guest runs on at the source
+    Cancel {
+        /// The migration's name
+        id: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// Bring the lab up
+    #[command(after_help = "Examples:
+  godwit lab up
+  godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%")]
+    Up(LabUpArgs),
+    /// Take the lab down; nothing of it is left
+    Down(LabPlace),
+    /// Show the lab
+    Status(LabPlace),
+    /// Ask the lab's guest, from the client's namespace
+    #[command(after_help = "Examples:
+  godwit lab guest web status
+  godwit lab guest web workload dirty:rate=5000,ws=256M,order=random
+  godwit lab guest web verify")]
+    Guest {
+        /// The VM
+        vm: String,
+        /// The guest's address [default: that of its first NIC that has one]
+        #[arg(long, value_name = "IP")]
+        address: Option<IpAddr>,
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(subcommand)]
+        command: GuestCommand,
+    },
+    /// A process of the lab
+    #[command(hide = true)]
+    Daemon {
+        kind: String,
+        #[arg(long)]
+        config: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GuestCommand {
+    /// What it does and how fast
+    Status,
+    /// Check every page of its memory
+    Verify,
+    /// Give it other work: idle, compute, dirty:rate=…,ws=…,order=…
+    Workload {
+        /// The work
+        spec: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LabPlace {
+    /// What the names of the lab's namespaces begin with
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prefix: Option<String>,
+    /// Where its files are
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LabUpArgs {
+    /// How many hosts
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) hosts: u32,
+    /// Rate of each host's link on the migration network [default: as fast as the machine]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) link: Option<BitRate>,
+    /// Round-trip time between two hosts
+    #[arg(long, value_name = "TIME", default_value = "0ms")]
+    pub(crate) rtt: Rtt,
+    /// Packet loss in each direction
+    #[arg(long, value_name = "SHARE", default_value = "0%")]
+    pub(crate) loss: Loss,
+    /// Use the project's own link emulator also where the kernel could do it
+    #[arg(long)]
+    pub(crate) emulator: bool,
+    /// Networks only, no agents
+    #[arg(long)]
+    pub(crate) no_agents: bool,
+    /// The agents' QEMU
+    #[arg(long, value_name = "PATH")]
+    pub(crate) qemu: Option<PathBuf>,
+    /// The user that QEMU runs as
+    #[arg(long, value_name = "USER")]
+    pub(crate) qemu_user: Option<String>,
+    /// The tracker library
+    #[arg(long, value_name = "PATH")]
+    pub(crate) tracker: Option<PathBuf>,
+    /// Take a lab with other options down first
+    #[arg(long)]
+    pub(crate) replace: bool,
+    #[command(flatten)]
+    pub(crate) place: LabPlace,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// The guest's address
+    pub(crate) address: IpAddr,
+    /// Tell gaps from this length on
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10ms")]
+    pub(crate) min_gap: Duration,
+    /// How long to watch [default: until Ctrl-C]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) duration: Option<Duration>,
+    /// The echo port
+    #[arg(long, default_value_t = 7)]
+    pub(crate) port: u16,
+    /// The network namespace to watch from [default: the lab's client, where there is a lab]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_of_the_manual_is_understood() {
+        for line in [
+            "godwit host run --config /etc/godwit/agent.toml",
+            "godwit host show",
+            "godwit host list --json",
+            "godwit vm create web --memory 1GiB --memory 512MiB --vcpus 2 --cpu Nehalem --machine q35 --accel tcg --kernel /k --initrd /i --append console=ttyS0 --disk path=/d,format=raw --nic network=lan --qemu /q --private-memory --device virtio-rng-pci --start",
+            "godwit vm create -f web.toml --start --host a",
+            "godwit vm stop web --grace 10s",
+            "godwit vm logs web -f --qemu",
+            "godwit migrate web --to b --engine qemu --multifd-channels 4 --compression zstd --auto-converge --postcopy",
+            "godwit migrate web --to b --switchover-budget 500us --detach",
+            "godwit migration cancel m1",
+            "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
+            "godwit lab down --state-dir /run/l",
+            "godwit lab guest web workload dirty:rate=5000,ws=256M",
+            "godwit lab daemon client --config /c",
+            "godwit watch 10.88.0.21 --min-gap 5ms --for 1min",
+            "godwit completions zsh",
+        ] {
+            if let Err(error) = parse(line) {
+                panic!("{line}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "godwit vm create",
+            "godwit vm create -f web.toml --memory 1G",
+            "godwit vm create web --memory 1GB",
+            "godwit migrate web",
+            "godwit migrate web --to b --switchover-budget 20",
+            "godwit migrate web --to b --compression zstd",
+            "godwit watch web",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_file_may_stand_on_either_side() {
+        for line in [
+            "godwit --hosts /h vm list",
+            "godwit vm --hosts /h list",
+            "godwit vm list --hosts /h",
+            "godwit migrate web --to b --hosts /h",
+            "godwit lab guest web status --hosts /h",
+        ] {
+            assert_eq!(parse(line).unwrap().hosts_file(), Some("/h".into()), "{line}");
+        }
+    }
+
+    /// The whole help as one text: a change of the interface shows in review.
+    #[test]
+    fn the_help_is_as_recorded() {
+        let mut root = Cli::command().term_width(100);
+        // Gives each command its full name.
+        root.build();
+        let mut text = String::new();
+        let mut waiting = vec![root];
+        while let Some(mut command) = waiting.pop() {
+            text.push_str(&format!("{}\n\n", command.render_long_help()));
+            let subs = command.get_subcommands().filter(|sub| sub.get_name() != "help");
+            waiting.extend(subs.map(|sub| sub.clone().term_width(100)));
+        }
+        let recorded = include_str!("../tests/help.txt");
+        if std::env::var_os("GODWIT_RECORD").is_some() {
+            std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/help.txt"), &text).unwrap();
+            return;
+        }
+        assert!(
+            text == recorded,
+            "the help has changed: record it with GODWIT_RECORD=1 cargo test -p godwit-cli"
+        );
+    }
+}

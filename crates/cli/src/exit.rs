@@ -1,0 +1,222 @@
+//! Exit codes, and failures that carry theirs. docs/cli.md and `godwit --help` list them.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use godwit_api::{ApiError, ClientError, ErrorCode};
+use godwit_migration::{Outcome, Report};
+use serde::Serialize;
+
+/// How the command ended. Stable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    Ok = 0,
+    Failure = 1,
+    Usage = 2,
+    NotFound = 3,
+    Conflict = 4,
+    Preflight = 5,
+    Unreachable = 6,
+    MigrationFailed = 7,
+    Cancelled = 8,
+    InDoubt = 9,
+    Interrupted = 130,
+}
+
+/// What each code means, for the help.
+pub(crate) const EXIT_CODES: &str = "Exit codes:
+  0    done
+  1    failure of the host, of QEMU or of this command
+  2    wrong usage, or a request that makes no sense
+  3    no such VM, host, migration or file
+  4    conflict: it exists already, is in the wrong state, or something else is under way
+  5    refused by a check before anything was changed (preflight, memory)
+  6    an agent can't be reached
+  7    the migration failed; the guest runs on at the source
+  8    the migration was cancelled; the guest runs on at the source
+  9    in doubt: it is not known on which host the guest may run
+  130  interrupted; what was begun goes on";
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit as u8)
+    }
+}
+
+impl Exit {
+    pub(crate) fn of_code(code: ErrorCode) -> Exit {
+        match code {
+            ErrorCode::InvalidRequest => Exit::Usage,
+            ErrorCode::NotFound => Exit::NotFound,
+            ErrorCode::AlreadyExists | ErrorCode::WrongState | ErrorCode::Busy => Exit::Conflict,
+            ErrorCode::Preflight | ErrorCode::InsufficientMemory => Exit::Preflight,
+            ErrorCode::PeerUnreachable => Exit::Unreachable,
+            ErrorCode::MigrationFailed => Exit::MigrationFailed,
+            ErrorCode::Cancelled => Exit::Cancelled,
+            ErrorCode::InDoubt => Exit::InDoubt,
+            ErrorCode::HypervisorFailed
+            | ErrorCode::PeerVersion
+            | ErrorCode::HostFailed
+            | ErrorCode::Unknown => Exit::Failure,
+        }
+    }
+
+    pub(crate) fn of_report(report: &Report) -> Exit {
+        match report.outcome {
+            Outcome::Completed => Exit::Ok,
+            Outcome::Cancelled => Exit::Cancelled,
+            Outcome::InDoubt => Exit::InDoubt,
+            Outcome::Failed => Exit::of_failure(report),
+        }
+    }
+
+    fn of_failure(report: &Report) -> Exit {
+        let code = report.error.as_ref().map_or("", |error| error.code.as_str());
+        let began = !report.phases.is_empty() || report.wire_bytes > 0;
+        match ErrorCode::from_name(code) {
+            ErrorCode::Preflight => Exit::Preflight,
+            ErrorCode::PeerUnreachable if !began => Exit::Unreachable,
+            ErrorCode::InvalidRequest
+            | ErrorCode::NotFound
+            | ErrorCode::AlreadyExists
+            | ErrorCode::WrongState
+            | ErrorCode::Busy
+            | ErrorCode::InsufficientMemory
+                if !began =>
+            {
+                Exit::Preflight
+            }
+            // The hypervisor's own obstacles have codes of their own; the engine's failures are not obstacles.
+            ErrorCode::Unknown if !began && !ENGINE_FAILURES.contains(&code) => Exit::Preflight,
+            _ => Exit::MigrationFailed,
+        }
+    }
+}
+
+/// Codes of the engine for what may happen before its first phase is over (`FailureCode`).
+const ENGINE_FAILURES: [&str; 6] =
+    ["lane-lost", "internal", "version-mismatch", "protocol-broken", "memory-failed", "unknown-migration"];
+
+/// Why the command did not do what it was asked.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Failure {
+    #[serde(skip)]
+    pub(crate) exit: Exit,
+    /// For programs.
+    pub(crate) code: String,
+    pub(crate) message: String,
+    pub(crate) mend: String,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>, mend: impl Into<String>) -> Failure {
+        let code = match exit {
+            Exit::Ok | Exit::Failure => "failure",
+            Exit::Usage => "invalid-request",
+            Exit::NotFound => "not-found",
+            Exit::Conflict => "conflict",
+            Exit::Preflight => "preflight",
+            Exit::Unreachable => "unreachable",
+            Exit::MigrationFailed => "migration-failed",
+            Exit::Cancelled => "cancelled",
+            Exit::InDoubt => "in-doubt",
+            Exit::Interrupted => "interrupted",
+        };
+        Failure { exit, code: code.to_owned(), message: message.into(), mend: mend.into() }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>, mend: impl Into<String>) -> Failure {
+        Failure::new(Exit::Usage, message, mend)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if self.mend.is_empty() { Ok(()) } else { write!(f, "\n  {}", self.mend) }
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Failure {
+        let exit = Exit::of_code(error.code);
+        Failure { exit, code: error.code.to_string(), message: error.message, mend: error.mend }
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Failure {
+        match error {
+            ClientError::Refused(error) => error.into(),
+            ClientError::Unreachable { .. } => Failure::new(Exit::Unreachable, error.to_string(), ""),
+            ClientError::Protocol { .. } => Failure::new(Exit::Failure, error.to_string(), ""),
+        }
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Failure {
+        Failure::new(Exit::Failure, format!("{error:#}"), "")
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Failure {
+        Failure::new(Exit::Failure, format!("reading or writing failed: {error}"), "")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_migration::{EngineKind, FailureReport, Phase, PhaseReport};
+
+    use super::*;
+
+    fn failed(code: &str, phases: Vec<PhaseReport>) -> Report {
+        Report {
+            outcome: Outcome::Failed,
+            engine: EngineKind::Godwit,
+            vm: "web".into(),
+            from: "a".into(),
+            to: "b".into(),
+            migration_time_ms: 1.0,
+            switchover_ms: None,
+            blackout_ms: None,
+            wire_bytes: 0,
+            guest_bytes: 0,
+            round_trip_ms: None,
+            rounds: Vec::new(),
+            phases,
+            switchover: None,
+            error: Some(FailureReport { code: code.into(), message: String::new(), mend: String::new() }),
+        }
+    }
+
+    #[test]
+    fn a_refusal_before_anything_moved_is_told_from_a_failure() {
+        let moving = vec![PhaseReport { phase: Phase::PreCopy, duration_ms: 1.0 }];
+        for (code, phases, exit) in [
+            ("preflight", vec![], Exit::Preflight),
+            ("memory-private", vec![], Exit::Preflight),
+            ("insufficient-memory", vec![], Exit::Preflight),
+            ("peer-unreachable", vec![], Exit::Unreachable),
+            ("hypervisor-failed", vec![], Exit::MigrationFailed),
+            ("lane-lost", vec![], Exit::MigrationFailed),
+            ("not-converging", moving.clone(), Exit::MigrationFailed),
+            ("hypervisor-failed", moving, Exit::MigrationFailed),
+        ] {
+            assert_eq!(Exit::of_report(&failed(code, phases)), exit, "{code}");
+        }
+    }
+
+    #[test]
+    fn the_manual_lists_the_same_codes() {
+        let manual = include_str!("../../../docs/cli.md");
+        for line in EXIT_CODES.lines().skip(1) {
+            let (code, meaning) = line.trim().split_once(' ').unwrap();
+            let row = format!("| {code} | {} |", meaning.trim());
+            assert!(manual.contains(&row), "docs/cli.md lacks {row}");
+        }
+    }
+}

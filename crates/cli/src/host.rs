@@ -1,0 +1,131 @@
+//! `godwit host`: runs the agent, asks hosts what they have.
+
+use std::path::Path;
+
+use futures::future::join_all;
+use godwit_api::{Client, ClientError, HostInfo};
+use godwit_host::{Config, RunError};
+use serde::Serialize;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::HostCommand;
+use crate::exit::{Exit, Failure};
+use crate::hosts::Hosts;
+use crate::output::{Output, Tone, fields, table};
+use crate::units::byte_count;
+
+/// Runs the agent in the foreground. It logs to standard error; RUST_LOG sets how much.
+pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let config = Config::load(config).map_err(|error| Failure::usage(error.to_string(), ""))?;
+    match godwit_host::run(config).await {
+        Ok(()) => Ok(Exit::Ok),
+        Err(RunError::State(error)) => Err(error.into()),
+        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::new(Exit::Conflict, error.to_string(), "")),
+        Err(error) => Err(Failure::new(Exit::Failure, error.to_string(), "")),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct HostLine {
+    name: String,
+    api: String,
+    reachable: bool,
+    why: Option<String>,
+    info: Option<HostInfo>,
+}
+
+pub(crate) async fn ask(
+    command: HostCommand,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    match command {
+        HostCommand::List => list(hosts, only, output).await,
+        HostCommand::Show { name } => show(hosts, name.as_deref().or(only), output).await,
+        // Does not ask: main has run it.
+        HostCommand::Run { .. } => Ok(Exit::Ok),
+    }
+}
+
+async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
+    let chosen = hosts.chosen(only)?;
+    let answers = join_all(chosen.iter().map(|(_, client)| client.host())).await;
+    let lines: Vec<HostLine> = chosen
+        .iter()
+        .zip(answers)
+        .map(|(&(name, client), answer)| line(name, client.endpoint().to_string(), answer))
+        .collect();
+    let exit = if lines.iter().all(|line| line.reachable) { Exit::Ok } else { Exit::Unreachable };
+    output.result(&lines, || {
+        let rows: Vec<Vec<String>> = lines.iter().map(|line| row(line, output)).collect();
+        table(&["host", "state", "vms", "memory left", "api"], &rows)
+    })?;
+    Ok(exit)
+}
+
+fn line(name: &str, api: String, answer: Result<HostInfo, ClientError>) -> HostLine {
+    let (info, why) = match answer {
+        Ok(info) => (Some(info), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    HostLine { name: name.to_owned(), api, reachable: info.is_some(), why, info }
+}
+
+fn row(line: &HostLine, output: Output) -> Vec<String> {
+    let (vms, memory) = match &line.info {
+        Some(info) => (info.vms.to_string(), byte_count(info.memory_available_bytes)),
+        None => ("-".to_owned(), "-".to_owned()),
+    };
+    let state = match &line.info {
+        Some(info) if info.qemu_problem.is_some() || info.tracking_problem.is_some() => "limited".to_owned(),
+        Some(_) => "up".to_owned(),
+        None => "no answer".to_owned(),
+    };
+    // Painted text would count its colour codes as width: this is the only coloured column, padded here.
+    let tone = if state == "up" { Tone::Good } else { Tone::Bad };
+    let state = output.paint(tone, &format!("{state:<9}"));
+    vec![line.name.clone(), state, vms, memory, line.api.clone()]
+}
+
+async fn show(hosts: &Hosts, name: Option<&str>, output: Output) -> Result<Exit, Failure> {
+    let (answers, silent) = hosts.ask_all(name, output, Client::host).await?;
+    let infos: Vec<HostInfo> = answers.into_iter().map(|(_, info)| info).collect();
+    output.result(&infos, || infos.iter().map(describe).collect::<Vec<_>>().join("\n"))?;
+    Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
+}
+
+fn describe(info: &HostInfo) -> String {
+    let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
+    let qemu = match (&info.qemu, &info.qemu_version) {
+        (Some(path), Some(version)) => format!("{version}, {}", path.display()),
+        _ => info.qemu_problem.clone().unwrap_or_else(|| "unknown".to_owned()),
+    };
+    let kvm = match (info.kvm, &info.kvm_reason) {
+        (Some(true), _) => "yes".to_owned(),
+        (Some(false), Some(reason)) => format!("no: {reason}"),
+        _ => "not probed yet".to_owned(),
+    };
+    fields(&[
+        ("host", info.name.clone()),
+        ("agent", info.version.clone()),
+        ("kernel", info.kernel.clone()),
+        ("qemu", qemu),
+        ("kvm", kvm),
+        ("tracking", info.tracking_problem.clone().unwrap_or_else(|| "yes".to_owned())),
+        ("memory left", byte_count(info.memory_available_bytes)),
+        ("memory promised", byte_count(info.memory_committed_bytes)),
+        ("huge pages", if info.huge_pages { "yes" } else { "no" }.to_owned()),
+        ("migrations at", list(info.migration_addresses.iter().map(ToString::to_string).collect())),
+        (
+            "networks",
+            list(
+                info.networks.iter().map(|(name, network)| format!("{name} ({})", network.bridge)).collect(),
+            ),
+        ),
+        ("peers", list(info.peers.keys().cloned().collect())),
+        ("vms", info.vms.to_string()),
+    ])
+}

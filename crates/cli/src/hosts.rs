@@ -1,0 +1,261 @@
+//! Which hosts there are, and where a VM is.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use futures::future::join_all;
+use godwit_api::{Client, ClientError, DEFAULT_SOCKET, Endpoint, ErrorCode, VmInfo, VmState};
+use serde::Deserialize;
+
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+
+/// Looked for in this order where neither --hosts nor GODWIT_HOSTS names one.
+const HOSTS_FILES: [&str; 2] = ["/etc/godwit/hosts.toml", "/run/godwit-lab/hosts.toml"];
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostsFile {
+    #[serde(default)]
+    hosts: BTreeMap<String, HostEntry>,
+    watch: Option<WatchEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostEntry {
+    api: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WatchEntry {
+    socket: PathBuf,
+}
+
+/// The hosts that this command knows.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    clients: BTreeMap<String, Client>,
+    /// The lab's prober, where there is one.
+    pub(crate) prober: Option<PathBuf>,
+    /// None: the agent of this machine, without a hosts file.
+    file: Option<PathBuf>,
+}
+
+/// A VM and the host that it is on.
+#[derive(Debug)]
+pub(crate) struct Found<'a> {
+    pub(crate) host: &'a str,
+    pub(crate) client: &'a Client,
+    pub(crate) vm: VmInfo,
+}
+
+impl Hosts {
+    /// Reads the hosts file that `named` or the defaults give; without one there is this machine's agent alone.
+    pub(crate) fn load(named: Option<&Path>) -> Result<Hosts, Failure> {
+        let default = || HOSTS_FILES.iter().map(PathBuf::from).find(|path| path.exists());
+        let Some(path) = named.map(Path::to_owned).or_else(default) else {
+            let client = Client::new(Endpoint::Unix(DEFAULT_SOCKET.into()));
+            return Ok(Hosts {
+                clients: BTreeMap::from([("local".to_owned(), client)]),
+                prober: None,
+                file: None,
+            });
+        };
+        let text = std::fs::read_to_string(&path).map_err(|error| {
+            let mend = "name an existing file with --hosts or GODWIT_HOSTS";
+            Failure::new(
+                Exit::NotFound,
+                format!("the hosts file {} can't be read: {error}", path.display()),
+                mend,
+            )
+        })?;
+        Hosts::parse(&text, path)
+    }
+
+    fn parse(text: &str, path: PathBuf) -> Result<Hosts, Failure> {
+        let wrong = |why: String| {
+            let mend =
+                "write [hosts.NAME] with api = \"unix:/path\" or \"http://address:port\", see docs/cli.md";
+            Failure::usage(format!("{}: {why}", path.display()), mend)
+        };
+        let file: HostsFile = toml::from_str(text).map_err(|error| {
+            let line =
+                error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+            wrong(format!("line {line}: {}", error.message().trim()))
+        })?;
+        let mut clients = BTreeMap::new();
+        for (name, entry) in file.hosts {
+            let endpoint: Endpoint =
+                entry.api.parse().map_err(|error| wrong(format!("hosts.{name}.api: {error}")))?;
+            clients.insert(name, Client::new(endpoint));
+        }
+        if clients.is_empty() {
+            return Err(wrong("it names no host".to_owned()));
+        }
+        Ok(Hosts { clients, prober: file.watch.map(|watch| watch.socket), file: Some(path) })
+    }
+
+    /// The hosts to ask: all, or the one named.
+    pub(crate) fn chosen(&self, only: Option<&str>) -> Result<Vec<(&str, &Client)>, Failure> {
+        match only {
+            None => Ok(self.clients.iter().map(|(name, client)| (name.as_str(), client)).collect()),
+            Some(name) => {
+                let (name, client) = self.clients.get_key_value(name).ok_or_else(|| self.unknown(name))?;
+                Ok(vec![(name, client)])
+            }
+        }
+    }
+
+    /// The one host meant: the one named, or the only one there is.
+    pub(crate) fn one(&self, only: Option<&str>) -> Result<(&str, &Client), Failure> {
+        let chosen = self.chosen(only)?;
+        match chosen[..] {
+            [one] => Ok(one),
+            _ => Err(Failure::usage(
+                "several hosts are known and none is named",
+                format!("add --host: {}", self.names()),
+            )),
+        }
+    }
+
+    /// An error where no such host is known.
+    pub(crate) fn check(&self, name: &str) -> Result<(), Failure> {
+        // Without a hosts file the agent alone knows its peers.
+        if self.file.is_none() || self.clients.contains_key(name) { Ok(()) } else { Err(self.unknown(name)) }
+    }
+
+    fn unknown(&self, name: &str) -> Failure {
+        let place = self
+            .file
+            .as_ref()
+            .map_or("without a hosts file".to_owned(), |path| format!("in {}", path.display()));
+        Failure::new(
+            Exit::NotFound,
+            format!("there is no host \"{name}\" {place}"),
+            format!("known hosts: {}", self.names()),
+        )
+    }
+
+    fn names(&self) -> String {
+        self.clients.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Asks hosts at the same time. Those that do not answer are told as notes; an error only if none answers.
+    pub(crate) async fn ask_all<'a, T, F>(
+        &'a self,
+        only: Option<&str>,
+        output: Output,
+        ask: impl Fn(&'a Client) -> F,
+    ) -> Result<(Vec<(&'a str, T)>, Vec<&'a str>), Failure>
+    where
+        F: Future<Output = Result<T, ClientError>>,
+    {
+        let chosen = self.chosen(only)?;
+        let answers = join_all(chosen.iter().map(|(_, client)| ask(client))).await;
+        let (mut answered, mut silent, mut last) = (Vec::new(), Vec::new(), None);
+        for ((name, _), answer) in chosen.into_iter().zip(answers) {
+            match answer {
+                Ok(answer) => answered.push((name, answer)),
+                Err(ClientError::Refused(error)) => return Err(error.into()),
+                Err(error) => {
+                    silent.push(name);
+                    last = Some((name, error));
+                }
+            }
+        }
+        match last {
+            Some((_, error)) if answered.is_empty() => return Err(error.into()),
+            Some(_) => output.note(&format!("note: no answer from host {}", silent.join(", "))),
+            None => {}
+        }
+        Ok((answered, silent))
+    }
+
+    /// Where a VM is. One that comes or goes counts only where nothing else is found.
+    pub(crate) async fn find<'a>(
+        &'a self,
+        vm: &str,
+        only: Option<&str>,
+        output: Output,
+    ) -> Result<Found<'a>, Failure> {
+        let ask = |client: &'a Client| {
+            let (client, vm) = (client.clone(), vm.to_owned());
+            async move {
+                match client.vm(&vm).await {
+                    Ok(vm) => Ok(Some(vm)),
+                    Err(error) if error.code() == Some(ErrorCode::NotFound) => Ok(None),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        let (answers, silent) = self.ask_all(only, output, ask).await?;
+        let mut found: Vec<(&str, VmInfo)> =
+            answers.into_iter().filter_map(|(host, vm)| vm.map(|vm| (host, vm))).collect();
+        // While a VM moves it is on two hosts for a moment: a shadow comes or goes, or the source lets go.
+        let passing = |vm: &VmInfo| matches!(vm.state, VmState::MigratingIn | VmState::Stopping);
+        if found.iter().any(|(_, vm)| !passing(vm)) {
+            found.retain(|(_, vm)| !passing(vm));
+        }
+        if found.len() > 1 {
+            let places: Vec<String> =
+                found.iter().map(|(host, vm)| format!("{host} ({})", vm.state)).collect();
+            let message = format!("VM \"{vm}\" is on several hosts: {}", places.join(", "));
+            return Err(Failure::new(Exit::Conflict, message, "say which with --host"));
+        }
+        match found.pop() {
+            Some((host, vm)) => Ok(Found { host, client: &self.clients[host], vm }),
+            None if silent.is_empty() => {
+                let asked = only.map_or_else(|| self.names(), str::to_owned);
+                Err(Failure::new(
+                    Exit::NotFound,
+                    format!("there is no VM \"{vm}\" (asked: {asked})"),
+                    "see `godwit vm list`",
+                ))
+            }
+            None => Err(Failure::new(
+                Exit::Unreachable,
+                format!("VM \"{vm}\" is on no host that answers"),
+                format!("no answer from: {}", silent.join(", ")),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Hosts, Failure> {
+        Hosts::parse(text, "/etc/godwit/hosts.toml".into())
+    }
+
+    #[test]
+    fn a_hosts_file_is_read() {
+        let hosts = parse(
+            "[hosts.a]\napi = \"unix:/run/a.sock\"\n[hosts.b]\napi = \"http://10.0.0.2:7700\"\n[watch]\nsocket = \"/run/c.sock\"",
+        )
+        .unwrap();
+        assert_eq!(hosts.chosen(None).unwrap().len(), 2);
+        assert_eq!(hosts.chosen(Some("b")).unwrap()[0].0, "b");
+        assert_eq!(hosts.prober.as_deref(), Some(Path::new("/run/c.sock")));
+        assert_eq!(hosts.one(None).unwrap_err().exit, Exit::Usage);
+        let unknown = hosts.chosen(Some("c")).unwrap_err();
+        assert_eq!(unknown.exit, Exit::NotFound);
+        assert!(unknown.mend.contains("a, b"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_it_is_told_with_its_place() {
+        for (text, word) in [
+            ("[hosts.a]\nurl = \"x\"", "line 2"),
+            ("[hosts.a]\napi = \"10.0.0.1:7700\"", "hosts.a.api"),
+            ("", "no host"),
+        ] {
+            let failure = parse(text).unwrap_err();
+            assert!(failure.message.contains(word), "{failure}");
+            assert_eq!(failure.exit, Exit::Usage);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The `godwit` command: the agent, its client and the lab behind one name.
+
+mod args;
+mod exit;
+mod guest;
+mod host;
+mod hosts;
+mod lab;
+mod migrate;
+mod output;
+mod report;
+mod units;
+mod vm;
+mod watch;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::args::{Cli, Command, HostCommand};
+use crate::exit::{Exit, Failure};
+use crate::hosts::Hosts;
+use crate::output::Output;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
+        }
+    };
+    let output = Output::new(cli.json);
+    match run(cli, output) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            output.failure(&failure);
+            failure.exit.into()
+        }
+    }
+}
+
+fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
+    if let Command::Completions { shell } = cli.command {
+        clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
+        return Ok(Exit::Ok);
+    }
+    let hosts_file = cli.hosts_file();
+    // The lab's own work blocks; it needs no runtime.
+    if let Command::Lab { command } = cli.command {
+        return lab::run(command, hosts_file.as_deref(), cli.host.as_deref(), output);
+    }
+    let runtime = tokio::runtime::Runtime::new()
+        .map_err(|error| Failure::new(Exit::Failure, format!("no threads can be had: {error}"), ""))?;
+    let outcome = runtime.block_on(dispatch(cli, hosts_file.as_deref(), output));
+    // A console may leave a thread behind that waits for the keyboard.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result<Exit, Failure> {
+    if let Command::Host { command: HostCommand::Run { config }, .. } = &cli.command {
+        return host::run(config).await;
+    }
+    if let Command::Watch(options) = cli.command {
+        return watch::run(options, hosts_file, output).await;
+    }
+    let hosts = Hosts::load(hosts_file)?;
+    let only = cli.host.as_deref();
+    match cli.command {
+        Command::Host { command, .. } => host::ask(command, &hosts, only, output).await,
+        Command::Vm { command, .. } => vm::run(command, &hosts, only, output).await,
+        Command::Migrate(options) => migrate::run(options, &hosts, only, output).await,
+        Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
+        Command::Lab { .. } | Command::Watch(_) | Command::Completions { .. } => Ok(Exit::Ok),
+    }
+}

@@ -1,0 +1,305 @@
+//! `godwit migrate` and `godwit migration`: begins migrations, follows them, cancels them.
+
+mod blackout;
+mod eta;
+mod line;
+
+use godwit_api::{
+    Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions, VmInfo,
+};
+use godwit_migration::{EngineKind, Report};
+use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::args::{CompressionArg, EngineArg, MigrateArgs, MigrationCommand};
+use crate::exit::{Exit, Failure};
+use crate::hosts::Hosts;
+use crate::migrate::blackout::BlackoutWatch;
+use crate::migrate::line::ProgressLine;
+use crate::output::{Output, table};
+use crate::report;
+use crate::units::millis;
+
+pub(crate) async fn run(
+    options: MigrateArgs,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let request = request(&options)?;
+    hosts.check(&options.to)?;
+    let found = hosts.find(&options.vm, only, output).await?;
+    if found.vm.host == options.to {
+        let message = format!("VM \"{}\" is on host {} already", options.vm, options.to);
+        return Err(Failure::new(Exit::Conflict, message, "name another host with --to"));
+    }
+    if options.detach {
+        let accepted = found.client.migrate(&options.vm, &request).await?;
+        output.result(&accepted, || accepted.id.clone())?;
+        return Ok(Exit::Ok);
+    }
+    // Caught before the migration begins: from then on an interrupt has a meaning.
+    let interrupts = interrupts()?;
+    let watch = begin_watch(hosts, &found.vm, output).await;
+    let accepted = found.client.migrate(&options.vm, &request).await?;
+    let Some(mut report) = follow(found.client, &accepted.id, interrupts, output).await? else {
+        return Ok(detached(&accepted.id, output));
+    };
+    if let Some(watch) = watch {
+        report.blackout_ms = watch.end(output).await;
+    }
+    output.result(&report, || report::render(&report, output))?;
+    Ok(Exit::of_report(&report))
+}
+
+fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
+    let qemu = QemuEngineOptions {
+        multifd_channels: options.multifd_channels,
+        compression: options
+            .compression
+            .filter(|kind| *kind != CompressionArg::None)
+            .map(|kind| kind.name().to_owned()),
+        auto_converge: options.auto_converge,
+        postcopy: options.postcopy,
+    };
+    if matches!(options.engine, EngineArg::Godwit) && qemu != QemuEngineOptions::default() {
+        return Err(Failure::usage(
+            "--multifd-channels, --compression, --auto-converge and --postcopy belong to QEMU's own engine",
+            "add --engine qemu, or leave them out",
+        ));
+    }
+    Ok(MigrationRequest {
+        to: options.to.clone(),
+        engine: EngineKind::from(options.engine),
+        switchover_budget_ms: options.switchover_budget.as_secs_f64() * 1e3,
+        qemu,
+    })
+}
+
+async fn begin_watch(hosts: &Hosts, vm: &VmInfo, output: Output) -> Option<BlackoutWatch> {
+    let (socket, address) = (hosts.prober.clone()?, *vm.addresses.first()?);
+    match BlackoutWatch::begin(socket, address).await {
+        Ok(watch) => Some(watch),
+        Err(why) => {
+            output.note(&format!("note: the blackout is not measured: {why}"));
+            None
+        }
+    }
+}
+
+fn interrupts() -> Result<Signal, Failure> {
+    Ok(signal(SignalKind::interrupt())?)
+}
+
+fn detached(id: &str, output: Output) -> Exit {
+    output.note(&format!("left to itself; `godwit migration show {id}` tells how it ends"));
+    Exit::Interrupted
+}
+
+/// Shows a migration until its report. None: interrupted twice.
+async fn follow(
+    client: &Client,
+    id: &str,
+    mut interrupts: Signal,
+    output: Output,
+) -> Result<Option<Report>, Failure> {
+    let mut events = client.migration_events(id).await?;
+    let mut line = ProgressLine::new(output);
+    let mut cancelled = false;
+    loop {
+        tokio::select! {
+            event = events.next() => match event {
+                Ok(Some(MigrationEvent::Progress(progress))) => line.show(&progress),
+                Ok(Some(MigrationEvent::Report(report))) => {
+                    line.end();
+                    return Ok(Some(*report));
+                }
+                Ok(None) | Err(_) => {
+                    line.end();
+                    return broken_off(client, id).await.map(Some);
+                }
+            },
+            _ = interrupts.recv() => {
+                if cancelled {
+                    line.end();
+                    return Ok(None);
+                }
+                cancelled = true;
+                line.remark("cancelling: waiting until the guest runs on at the source (Ctrl-C again leaves it to itself)");
+                match client.cancel_migration(id).await {
+                    // Over in the same moment: the report follows.
+                    Err(error) if error.code() == Some(ErrorCode::WrongState) => {}
+                    other => other?,
+                }
+            }
+        }
+    }
+}
+
+/// The stream ended without a report: the agent knows how it went, if it can still be asked.
+async fn broken_off(client: &Client, id: &str) -> Result<Report, Failure> {
+    let lost = |why: String| {
+        let mend = format!(
+            "the guest runs on at one of the two hosts: see `godwit vm list` and `godwit migration show {id}`"
+        );
+        Failure::new(Exit::Unreachable, format!("the agent was lost during migration {id}: {why}"), mend)
+    };
+    let status = client.migration(id).await.map_err(|error| lost(error.to_string()))?;
+    status.report.ok_or_else(|| lost("it answers again, and the migration is not over".to_owned()))
+}
+
+pub(crate) async fn manage(
+    command: MigrationCommand,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    match command {
+        MigrationCommand::List => list(hosts, only, output).await,
+        MigrationCommand::Show { id } => {
+            let (_, status) = find(&id, hosts, only, output).await?;
+            output.result(&status, || describe(&status, output))?;
+            Ok(Exit::Ok)
+        }
+        MigrationCommand::Follow { id } => {
+            let (client, _) = find(&id, hosts, only, output).await?;
+            let mut interrupted = interrupts()?;
+            let mut events = client.migration_events(&id).await?;
+            let mut line = ProgressLine::new(output);
+            loop {
+                let event = tokio::select! {
+                    event = events.next() => event?,
+                    _ = interrupted.recv() => return Ok(detached(&id, output)),
+                };
+                match event {
+                    Some(MigrationEvent::Progress(progress)) => line.show(&progress),
+                    Some(MigrationEvent::Report(report)) => {
+                        line.end();
+                        output.result(&report, || report::render(&report, output))?;
+                        return Ok(Exit::of_report(&report));
+                    }
+                    None => return broken_off(client, &id).await.map(|report| Exit::of_report(&report)),
+                }
+            }
+        }
+        MigrationCommand::Cancel { id } => {
+            let (client, _) = find(&id, hosts, only, output).await?;
+            client.cancel_migration(&id).await?;
+            output.result(&json!({ "cancelling": id }), || format!("migration {id} is being cancelled"))?;
+            Ok(Exit::Ok)
+        }
+    }
+}
+
+async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
+    let (answers, silent) = hosts.ask_all(only, output, Client::migrations).await?;
+    let mut all: Vec<MigrationStatus> = answers.into_iter().flat_map(|(_, migrations)| migrations).collect();
+    all.sort_by_key(|migration| std::cmp::Reverse(migration.started_unix_ms));
+    output.result(&all, || {
+        let rows: Vec<Vec<String>> = all.iter().map(row).collect();
+        table(&["migration", "vm", "from", "to", "engine", "state", "time", "switchover"], &rows)
+    })?;
+    Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
+}
+
+fn row(status: &MigrationStatus) -> Vec<String> {
+    let (state, time, switchover) = match &status.report {
+        Some(report) => (
+            serde_json::to_value(report.outcome)
+                .ok()
+                .and_then(|name| name.as_str().map(str::to_owned))
+                .unwrap_or_default(),
+            millis(report.migration_time_ms),
+            report.switchover_ms.map_or_else(|| "-".to_owned(), millis),
+        ),
+        None => (status.progress.phase.to_string(), millis(status.progress.elapsed_ms), "-".to_owned()),
+    };
+    let engine = format!("{:?}", status.engine).to_lowercase();
+    vec![
+        status.id.clone(),
+        status.vm.clone(),
+        status.from.clone(),
+        status.to.clone(),
+        engine,
+        state,
+        time,
+        switchover,
+    ]
+}
+
+async fn find<'a>(
+    id: &str,
+    hosts: &'a Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<(&'a Client, MigrationStatus), Failure> {
+    let ask = |client: &'a Client| {
+        let (client, id) = (client.clone(), id.to_owned());
+        async move {
+            match client.migration(&id).await {
+                Ok(status) => Ok(Some((client, status))),
+                Err(error) if error.code() == Some(ErrorCode::NotFound) => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+    };
+    let (answers, _) = hosts.ask_all(only, output, ask).await?;
+    let found = answers.into_iter().find_map(|(host, found)| Some((host, found?.1)));
+    let Some((host, status)) = found else {
+        let message = format!("there is no migration {id} on any host that answers");
+        return Err(Failure::new(Exit::NotFound, message, "see `godwit migration list`"));
+    };
+    let (_, client) = hosts.one(Some(host))?;
+    Ok((client, status))
+}
+
+fn describe(status: &MigrationStatus, output: Output) -> String {
+    match &status.report {
+        Some(report) => report::render(report, output),
+        None => format!(
+            "migration {} of VM {} from {} to {}: {}\n",
+            status.id,
+            status.vm,
+            status.from,
+            status.to,
+            line::describe(&status.progress, None)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn parse(line: &str) -> Result<MigrationRequest, Failure> {
+        match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Migrate(options) => request(&options),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_request_says_what_the_flags_say() {
+        let request = parse(
+            "godwit migrate web --to b --engine qemu --multifd-channels 4 --compression zstd --postcopy",
+        )
+        .unwrap();
+        assert_eq!(request.engine, EngineKind::Qemu);
+        assert_eq!(request.qemu.multifd_channels, Some(4));
+        assert_eq!(request.qemu.compression.as_deref(), Some("zstd"));
+        assert!(request.qemu.postcopy && !request.qemu.auto_converge);
+        let budget =
+            parse("godwit migrate web --to b --switchover-budget 500us").unwrap().switchover_budget_ms;
+        assert!((budget - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn settings_of_the_other_engine_are_refused() {
+        let failure = parse("godwit migrate web --to b --auto-converge").unwrap_err();
+        assert_eq!(failure.exit, Exit::Usage);
+        assert!(failure.mend.contains("--engine qemu"));
+    }
+}

@@ -1,0 +1,127 @@
+//! Where a migration is, in one line: a moving one on a terminal, elsewhere a plain one a round or every two seconds.
+
+use std::io::IsTerminal;
+
+use godwit_migration::{Phase, Progress};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::migrate::eta::next_eta_ms;
+use crate::output::Output;
+use crate::units::{byte_count, bytes, millis};
+
+const PLAIN_EVERY_MS: f64 = 2000.0;
+
+/// Shows progress on standard error.
+pub(super) struct ProgressLine {
+    output: Output,
+    bar: Option<ProgressBar>,
+    eta_ms: Option<f64>,
+    printed: Option<(Phase, u32, f64)>,
+}
+
+impl ProgressLine {
+    pub(super) fn new(output: Output) -> ProgressLine {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            bar.set_style(
+                ProgressStyle::with_template("{spinner} {msg}")
+                    .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+            );
+            bar
+        });
+        ProgressLine { output, bar, eta_ms: None, printed: None }
+    }
+
+    pub(super) fn show(&mut self, progress: &Progress) {
+        self.eta_ms = next_eta_ms(self.eta_ms, progress.eta_ms, progress.elapsed_ms);
+        let text = describe(progress, self.eta_ms);
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(text);
+                bar.tick();
+            }
+            None if is_due(self.printed, progress) => {
+                self.printed = Some((progress.phase, progress.round, progress.elapsed_ms));
+                self.output.note(&text);
+            }
+            None => {}
+        }
+    }
+
+    /// A remark that stays above the line.
+    pub(super) fn remark(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => self.output.note(text),
+        }
+    }
+
+    pub(super) fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Whether a plain line is worth printing after the last one (phase, round, elapsed).
+fn is_due(printed: Option<(Phase, u32, f64)>, progress: &Progress) -> bool {
+    // Pre-copy and convergence take turns: the round tells it already.
+    let stage = |phase| if phase == Phase::Convergence { Phase::PreCopy } else { phase };
+    printed.is_none_or(|(phase, round, elapsed_ms)| {
+        stage(phase) != stage(progress.phase)
+            || round != progress.round
+            || progress.elapsed_ms - elapsed_ms >= PLAIN_EVERY_MS
+    })
+}
+
+/// `pre-copy  round 2  remaining 120 MiB of 1.0 GiB  dirty 19 MiB/s  bandwidth 900 MiB/s  ETA 3.00 s`
+pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
+    let mut text = progress.phase.to_string();
+    if progress.phase >= Phase::PreCopy {
+        text.push_str(&format!(
+            "  round {}  remaining {} of {}  dirty {}/s  bandwidth {}/s",
+            progress.round,
+            byte_count(progress.remaining_bytes),
+            byte_count(progress.total_bytes),
+            bytes(progress.dirty_bytes_per_s),
+            bytes(progress.bandwidth_bytes_per_s),
+        ));
+    }
+    match eta_ms {
+        Some(eta_ms) => text.push_str(&format!("  ETA {}", millis(eta_ms))),
+        None => text.push_str(&format!("  {} so far", millis(progress.elapsed_ms))),
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_lines_come_by_round_or_by_time() {
+        let at = |phase, round, elapsed_ms| Progress { phase, round, elapsed_ms, ..Progress::begin(1 << 30) };
+        let first = at(Phase::PreCopy, 0, 0.0);
+        assert!(is_due(None, &first));
+        let printed = Some((Phase::PreCopy, 0, 0.0));
+        assert!(!is_due(printed, &at(Phase::PreCopy, 0, 1999.0)));
+        assert!(!is_due(printed, &at(Phase::Convergence, 0, 100.0)));
+        assert!(is_due(printed, &at(Phase::PreCopy, 1, 100.0)));
+        assert!(is_due(printed, &at(Phase::Switchover, 0, 100.0)));
+        assert!(is_due(printed, &at(Phase::PreCopy, 0, 2000.0)));
+    }
+
+    #[test]
+    fn the_line_names_what_there_is() {
+        let progress = Progress {
+            phase: Phase::PreCopy,
+            round: 2,
+            remaining_bytes: 120 << 20,
+            ..Progress::begin(1 << 30)
+        };
+        let text = describe(&progress, Some(3000.0));
+        for part in ["pre-copy", "round 2", "120 MiB of 1.0 GiB", "ETA 3.00 s"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A migration's report for people. The JSON form is the type itself.
+
+use godwit_migration::{Outcome, Report, SwitchoverReport};
+
+use crate::output::{Output, Tone, fields, table};
+use crate::units::{byte_count, bytes, millis};
+
+/// The whole report as text.
+pub(crate) fn render(report: &Report, output: Output) -> String {
+    let mut text = headline(report, output);
+    if let Some(error) = &report.error {
+        text.push_str(&format!("  reason: {} [{}]\n", error.message, error.code));
+        if !error.mend.is_empty() {
+            text.push_str(&format!("  mend:   {}\n", error.mend));
+        }
+    }
+    text.push('\n');
+    text.push_str(&fields(&figures(report)));
+    if !report.rounds.is_empty() {
+        text.push('\n');
+        text.push_str(&rounds(report));
+    }
+    if !report.phases.is_empty() {
+        let rows: Vec<Vec<String>> = report
+            .phases
+            .iter()
+            .map(|phase| vec![phase.phase.to_string(), millis(phase.duration_ms)])
+            .collect();
+        text.push('\n');
+        text.push_str(&table(&["phase", "time"], &rows));
+    }
+    text
+}
+
+fn headline(report: &Report, output: Output) -> String {
+    let Report { vm, from, to, .. } = report;
+    let (tone, line) = match report.outcome {
+        Outcome::Completed => (Tone::Good, format!("VM {vm} moved from {from} to {to}")),
+        Outcome::Failed => (Tone::Bad, format!("VM {vm} did not move: it stays at {from}")),
+        Outcome::Cancelled => {
+            (Tone::Strong, format!("VM {vm} was not moved, as asked: it runs on at {from}"))
+        }
+        Outcome::InDoubt => {
+            (Tone::Bad, format!("VM {vm} is in doubt: paused at {from}, and {to} may run it"))
+        }
+    };
+    format!("{}\n", output.paint(tone, &line))
+}
+
+fn figures(report: &Report) -> Vec<(&'static str, String)> {
+    let mut lines = vec![
+        ("engine", format!("{:?}", report.engine).to_lowercase()),
+        ("migration time", millis(report.migration_time_ms)),
+    ];
+    if let Some(switchover_ms) = report.switchover_ms {
+        let pieces = report
+            .switchover
+            .as_ref()
+            .map_or_else(String::new, |pieces| format!("  ({})", breakdown(pieces)));
+        lines.push(("switchover", format!("{}{pieces}", millis(switchover_ms))));
+    }
+    lines.push(("blackout", report.blackout_ms.map_or_else(|| "not watched".to_owned(), millis)));
+    if let Some(round_trip_ms) = report.round_trip_ms {
+        lines.push(("round trip", format!("{round_trip_ms:.2} ms")));
+    }
+    lines.push(("guest memory", byte_count(report.guest_bytes)));
+    lines.push(("on the wire", byte_count(report.wire_bytes)));
+    lines
+}
+
+fn breakdown(pieces: &SwitchoverReport) -> String {
+    let SwitchoverReport { last_pages_ms, device_state_ms, flight_ms, load_ms, resume_ms } = pieces;
+    format!(
+        "last pages {last_pages_ms:.1}, device state {device_state_ms:.1}, flight {flight_ms:.1}, load {load_ms:.1}, resume {resume_ms:.1}"
+    )
+}
+
+fn rounds(report: &Report) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "for people: three digits are shown")]
+    let rate = |bytes_sent: u64, ms: f64| {
+        if ms > 0.0 { bytes(bytes_sent as f64 / ms * 1e3) } else { "-".to_owned() }
+    };
+    let row = |round: &godwit_migration::RoundReport| {
+        vec![
+            round.round.to_string(),
+            round.pages.to_string(),
+            round.zero_pages.to_string(),
+            byte_count(round.bytes),
+            millis(round.duration_ms),
+            format!("{}/s", rate(round.bytes, round.duration_ms)),
+            format!("{:.0}", round.dirty_pages_per_s),
+        ]
+    };
+    let rows: Vec<Vec<String>> = report.rounds.iter().map(row).collect();
+    table(&["round", "pages", "zero", "bytes", "time", "bandwidth", "dirty pages/s"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_migration::{EngineKind, FailureReport, Phase, PhaseReport, RoundReport};
+
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            outcome: Outcome::Completed,
+            engine: EngineKind::Godwit,
+            vm: "web".into(),
+            from: "a".into(),
+            to: "b".into(),
+            migration_time_ms: 1234.5,
+            switchover_ms: Some(12.3),
+            blackout_ms: None,
+            wire_bytes: 600 << 20,
+            guest_bytes: 1 << 30,
+            round_trip_ms: Some(0.2),
+            rounds: vec![RoundReport {
+                round: 0,
+                pages: 262_144,
+                zero_pages: 100,
+                bytes: 1 << 29,
+                duration_ms: 1000.0,
+                dirty_pages_per_s: 5000.0,
+            }],
+            phases: vec![PhaseReport { phase: Phase::PreCopy, duration_ms: 1000.0 }],
+            switchover: Some(SwitchoverReport::default()),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn the_report_says_what_happened() {
+        let text = render(&report(), Output::new(false));
+        for part in
+            ["moved from a to b", "1.23 s", "12.3 ms", "not watched", "512 MiB/s", "262144", "pre-copy"]
+        {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_failure_names_reason_and_mend() {
+        let error = FailureReport {
+            code: "peer-unreachable".into(),
+            message: "b is gone".into(),
+            mend: "look at b".into(),
+        };
+        let text =
+            render(&Report { outcome: Outcome::Failed, error: Some(error), ..report() }, Output::new(false));
+        for part in ["stays at a", "b is gone [peer-unreachable]", "look at b"] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+}

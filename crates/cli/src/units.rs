@@ -1,0 +1,72 @@
+//! Times and sizes as people read and write them.
+
+use std::time::Duration;
+
+/// Reads `20ms`, `1.5s`, `500us`, `2min`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("\"{text}\" is no time: write a number and a unit, such as 20ms, 1.5s or 2min");
+    let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
+    let number: f64 = text[..digits_end].parse().map_err(|_| wrong())?;
+    let unit_s = match &text[digits_end..] {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    Duration::try_from_secs_f64(number * unit_s).map_err(|_| wrong())
+}
+
+/// `1.2 GiB`, `512 MiB`, `17 B`.
+pub(crate) fn bytes(bytes: f64) -> String {
+    const UNITS: [(&str, f64); 4] =
+        [("TiB", 1_099_511_627_776.0), ("GiB", 1_073_741_824.0), ("MiB", 1_048_576.0), ("KiB", 1024.0)];
+    match UNITS.iter().find(|(_, size)| bytes >= *size) {
+        Some((unit, size)) if bytes / size < 9.95 => format!("{:.1} {unit}", bytes / size),
+        Some((unit, size)) => format!("{:.0} {unit}", bytes / size),
+        None => format!("{bytes:.0} B"),
+    }
+}
+
+/// A count of bytes.
+#[expect(clippy::cast_precision_loss, reason = "for people: three digits are shown")]
+pub(crate) fn byte_count(count: u64) -> String {
+    bytes(count as f64)
+}
+
+/// `12.3 ms`, `4.56 s`, `2 min 05 s`.
+pub(crate) fn millis(ms: f64) -> String {
+    if ms < 1000.0 {
+        format!("{ms:.1} ms")
+    } else if ms < 60_000.0 {
+        format!("{:.2} s", ms / 1e3)
+    } else {
+        format!("{:.0} min {:02.0} s", (ms / 60_000.0).floor(), (ms % 60_000.0) / 1e3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(parse_duration("20ms"), Ok(Duration::from_millis(20)));
+        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("2min"), Ok(Duration::from_secs(120)));
+        for text in ["20", "ms", "-1s", "1e3s", "1..2s", "20 ms", "9999999999999999999h"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn figures_have_few_digits() {
+        assert_eq!(byte_count(17), "17 B");
+        assert_eq!(byte_count(1536 << 10), "1.5 MiB");
+        assert_eq!(byte_count(512 << 20), "512 MiB");
+        assert_eq!(millis(8.04), "8.0 ms");
+        assert_eq!(millis(4560.0), "4.56 s");
+        assert_eq!(millis(125_000.0), "2 min 05 s");
+    }
+}

@@ -1,0 +1,171 @@
+//! `godwit vm`.
+
+mod console;
+mod create;
+
+use std::io::Write;
+
+use godwit_api::{Client, CreateVm, LogSource, StartVm, StopVm, VmInfo, VmState};
+use serde_json::json;
+
+use crate::args::VmCommand;
+use crate::exit::{Exit, Failure};
+use crate::hosts::Hosts;
+use crate::output::{Output, fields, table};
+use crate::units::byte_count;
+
+pub(crate) async fn run(
+    command: VmCommand,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    match command {
+        VmCommand::Create(options) => {
+            let start = options.start;
+            let spec = create::specification(*options)?;
+            refuse_second(&spec.name, hosts, output).await?;
+            let (_, client) = hosts.one(only)?;
+            told(&client.create_vm(&CreateVm { spec, start }).await?, output)
+        }
+        VmCommand::List => list(hosts, only, output).await,
+        VmCommand::Show { name } => {
+            let found = hosts.find(&name, only, output).await?;
+            output.result(&found.vm, || describe(&found.vm))?;
+            Ok(Exit::Ok)
+        }
+        VmCommand::Start { name, force } => {
+            let found = hosts.find(&name, only, output).await?;
+            told(&found.client.start_vm(&name, StartVm { force }).await?, output)
+        }
+        VmCommand::Stop { name, force, grace } => {
+            let found = hosts.find(&name, only, output).await?;
+            let grace_ms = u64::try_from(grace.as_millis()).ok();
+            told(&found.client.stop_vm(&name, StopVm { force, grace_ms }).await?, output)
+        }
+        VmCommand::Delete { name, force } => delete(&name, force, hosts, only, output).await,
+        VmCommand::Console { name } => {
+            let found = hosts.find(&name, only, output).await?;
+            console::open(found.client, &name, output).await
+        }
+        VmCommand::Logs { name, follow, qemu } => {
+            let found = hosts.find(&name, only, output).await?;
+            let source = if qemu { LogSource::Qemu } else { LogSource::Console };
+            copy_log(found.client, &name, source, follow).await
+        }
+    }
+}
+
+/// A VM's name is unique among all hosts, which each host alone can't see to. Hosts that do not answer can't be asked.
+async fn refuse_second(name: &str, hosts: &Hosts, output: Output) -> Result<(), Failure> {
+    match hosts.find(name, None, output).await {
+        Ok(found) => Err(Failure {
+            code: "already-exists".to_owned(),
+            ..Failure::new(
+                Exit::Conflict,
+                format!("there is a VM \"{name}\" on host {} already", found.host),
+                "take another name, or delete that VM first",
+            )
+        }),
+        Err(failure) if failure.exit == Exit::Conflict => Err(failure),
+        Err(_) => Ok(()),
+    }
+}
+
+fn told(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
+    output.result(vm, || format!("VM {} on host {} is {}", vm.name, vm.host, vm.state))?;
+    Ok(Exit::Ok)
+}
+
+async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
+    let (answers, silent) = hosts.ask_all(only, output, Client::vms).await?;
+    let mut vms: Vec<VmInfo> = answers.into_iter().flat_map(|(_, vms)| vms).collect();
+    vms.sort_by(|a, b| (&a.name, &a.host).cmp(&(&b.name, &b.host)));
+    output.result(&vms, || {
+        let rows: Vec<Vec<String>> = vms.iter().map(row).collect();
+        table(&["name", "host", "state", "memory", "vcpus", "accel", "addresses"], &rows)
+    })?;
+    Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
+}
+
+fn row(vm: &VmInfo) -> Vec<String> {
+    vec![
+        vm.name.clone(),
+        vm.host.clone(),
+        vm.state.to_string(),
+        byte_count(vm.memory_bytes),
+        vm.vcpus.to_string(),
+        vm.accel.clone(),
+        addresses(vm),
+    ]
+}
+
+fn addresses(vm: &VmInfo) -> String {
+    vm.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn describe(vm: &VmInfo) -> String {
+    let mut lines = vec![("vm", vm.name.clone()), ("host", vm.host.clone()), ("state", vm.state.to_string())];
+    if let Some(reason) = &vm.reason {
+        lines.push(("reason", reason.clone()));
+    }
+    if let Some(migration) = &vm.migration {
+        lines.push(("migration", migration.clone()));
+    }
+    lines.extend([
+        ("epoch", vm.epoch.to_string()),
+        ("process", vm.pid.map_or_else(|| "none".to_owned(), |pid| pid.to_string())),
+        ("memory", byte_count(vm.memory_bytes)),
+        ("vcpus", vm.vcpus.to_string()),
+        ("cpu", vm.spec.cpu_model.clone().unwrap_or_default()),
+        ("machine", vm.machine.clone()),
+        ("accel", vm.accel.clone()),
+    ]);
+    if let Some(kernel) = &vm.spec.kernel {
+        lines.push(("kernel", kernel.display().to_string()));
+    }
+    for disk in &vm.spec.disks {
+        let access = if disk.readonly { ", read only" } else { "" };
+        lines.push(("disk", format!("{} ({}{access})", disk.path.display(), disk.format.name())));
+    }
+    for nic in &vm.spec.nics {
+        let address = nic.address.map_or_else(String::new, |address| format!(", {address}"));
+        lines.push(("nic", format!("{}, {}{address}", nic.network, nic.mac.clone().unwrap_or_default())));
+    }
+    fields(&lines)
+}
+
+async fn delete(
+    name: &str,
+    force: bool,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let found = hosts.find(name, only, output).await?;
+    let has_process = !matches!(found.vm.state, VmState::Stopped | VmState::Failed);
+    if force && has_process {
+        found.client.stop_vm(name, StopVm { force: true, grace_ms: None }).await?;
+    }
+    found.client.delete_vm(name).await?;
+    output.result(&json!({ "deleted": name, "host": found.host }), || {
+        format!("VM {name} on host {} is deleted", found.host)
+    })?;
+    Ok(Exit::Ok)
+}
+
+async fn copy_log(client: &Client, name: &str, source: LogSource, follow: bool) -> Result<Exit, Failure> {
+    let mut log = client.log(name, source, follow).await?;
+    loop {
+        let piece = tokio::select! {
+            piece = log.next() => piece?,
+            _ = tokio::signal::ctrl_c() => return Ok(Exit::Ok),
+        };
+        let Some(piece) = piece else { return Ok(Exit::Ok) };
+        let mut stdout = std::io::stdout().lock();
+        match stdout.write_all(&piece).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(Exit::Ok),
+            other => other?,
+        }
+    }
+}

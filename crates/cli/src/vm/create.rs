@@ -1,0 +1,179 @@
+//! A VM's specification from flags or from a file.
+
+use std::path::{Path, PathBuf};
+
+use godwit_qemu::{Accel, Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
+
+use crate::args::{AccelArg, CreateArgs};
+use crate::exit::{Exit, Failure};
+
+/// What the flags or the file describe. Checked as far as that goes without a host.
+pub(super) fn specification(options: CreateArgs) -> Result<VmSpec, Failure> {
+    let spec = match &options.file {
+        Some(path) => from_file(path, options.name)?,
+        None => from_flags(options)?,
+    };
+    spec.validate().map_err(|error| Failure::usage(error.to_string(), error.mend()))?;
+    Ok(spec)
+}
+
+fn from_file(path: &Path, name: Option<String>) -> Result<VmSpec, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::new(
+            Exit::NotFound,
+            format!("{} can't be read: {error}", path.display()),
+            "name an existing file with -f",
+        )
+    })?;
+    let wrong = |why: String| {
+        let mend = "docs/cli.md shows a specification; `godwit vm show --json` prints one";
+        Failure::usage(format!("{}: {why}", path.display()), mend)
+    };
+    let is_json =
+        path.extension().is_some_and(|extension| extension == "json") || text.trim_start().starts_with('{');
+    let mut spec: VmSpec = if is_json {
+        serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?
+    } else {
+        toml::from_str(&text).map_err(|error| wrong(error.to_string().trim().to_owned()))?
+    };
+    if let Some(name) = name {
+        spec.name = name;
+    }
+    Ok(spec)
+}
+
+fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
+    let backing = if options.private_memory { Backing::Private } else { Backing::Shared };
+    let sizes = if options.memory.is_empty() { vec![ByteSize::from_mib(1024)] } else { options.memory };
+    Ok(VmSpec {
+        memory: sizes.into_iter().map(|size| MemoryBlock { size, backing }).collect(),
+        vcpus: options.vcpus,
+        cpu_model: options.cpu,
+        machine: options.machine,
+        accel: match options.accel {
+            AccelArg::Auto => Accel::Auto,
+            AccelArg::Kvm => Accel::Kvm,
+            AccelArg::Tcg => Accel::Tcg,
+        },
+        qemu: options.qemu.as_deref().map(absolute).transpose()?,
+        kernel: options.kernel.as_deref().map(absolute).transpose()?,
+        initrd: options.initrd.as_deref().map(absolute).transpose()?,
+        cmdline: options.append,
+        disks: options.disk.iter().map(|text| disk(text)).collect::<Result<_, _>>()?,
+        nics: options.nic.iter().map(|text| nic(text)).collect::<Result<_, _>>()?,
+        extra_devices: options.device,
+        ..VmSpec::new(options.name.unwrap_or_default())
+    })
+}
+
+/// The host reads the path, not this command: it must not depend on where the command was typed.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path)
+        .map_err(|error| Failure::usage(format!("{}: {error}", path.display()), "give an absolute path"))
+}
+
+fn disk(text: &str) -> Result<Disk, Failure> {
+    let wrong = |why: String| {
+        Failure::usage(format!("--disk {text}: {why}"), "write path=FILE,format=raw|qcow2[,readonly]")
+    };
+    let (mut path, mut format, mut readonly) = (None, None, false);
+    for (key, value) in pairs(text) {
+        match (key, value) {
+            ("path", Some(value)) => path = Some(absolute(Path::new(value))?),
+            ("format", Some("raw")) => format = Some(DiskFormat::Raw),
+            ("format", Some("qcow2")) => format = Some(DiskFormat::Qcow2),
+            ("readonly", None) => readonly = true,
+            _ => return Err(wrong(format!("\"{key}\" is not understood"))),
+        }
+    }
+    let path = path.ok_or_else(|| wrong("the path is missing".to_owned()))?;
+    let format = format
+        .ok_or_else(|| wrong("the format is missing; it is never guessed from the content".to_owned()))?;
+    Ok(Disk { path, format, readonly })
+}
+
+fn nic(text: &str) -> Result<Nic, Failure> {
+    let wrong = |why: String| {
+        Failure::usage(format!("--nic {text}: {why}"), "write network=NAME[,mac=MAC][,address=IP]")
+    };
+    let (mut network, mut mac, mut address) = (None, None, None);
+    for (key, value) in pairs(text) {
+        match (key, value) {
+            ("network", Some(value)) => network = Some(value.to_owned()),
+            ("mac", Some(value)) => mac = Some(value.to_owned()),
+            ("address", Some(value)) => {
+                address = Some(value.parse().map_err(|_| wrong(format!("\"{value}\" is no IP address")))?);
+            }
+            _ => return Err(wrong(format!("\"{key}\" is not understood"))),
+        }
+    }
+    Ok(Nic { network: network.ok_or_else(|| wrong("the network is missing".to_owned()))?, mac, address })
+}
+
+fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+    text.split(',').map(|pair| match pair.split_once('=') {
+        Some((key, value)) => (key.trim(), Some(value.trim())),
+        None => (pair.trim(), None),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command, VmCommand};
+
+    fn create(line: &str) -> Result<VmSpec, Failure> {
+        let words = ["godwit", "vm", "create"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Vm { command: VmCommand::Create(options), .. } => specification(*options),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn flags_become_a_specification() {
+        let spec = create(
+            "web --memory 1GiB --memory 4096KiB --private-memory --vcpus 2 --kernel k --append console=ttyS0 \
+             --disk path=/d,format=qcow2,readonly --nic network=lan,mac=52:54:00:00:00:01,address=10.88.0.21 --accel tcg",
+        )
+        .unwrap();
+        assert_eq!(spec.memory.len(), 2);
+        assert!(spec.memory.iter().all(|block| block.backing == Backing::Private));
+        assert!(spec.kernel.unwrap().is_absolute());
+        assert!(spec.disks[0].readonly);
+        assert_eq!(spec.nics[0].address, Some("10.88.0.21".parse().unwrap()));
+        assert_eq!(spec.accel, Accel::Tcg);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_the_mend() {
+        for (line, word) in [
+            ("web --kernel /k --disk path=/d", "format is missing"),
+            ("web --kernel /k --disk /d", "not understood"),
+            ("web --kernel /k --nic lan", "not understood"),
+            ("web --kernel /k --nic network=lan,address=x", "no IP address"),
+            ("web", "nothing to boot"),
+            ("-f /nonexistent.toml", "/nonexistent.toml"),
+        ] {
+            let failure = create(line).unwrap_err();
+            assert!(failure.message.contains(word), "{line}: {failure}");
+            assert!(!failure.mend.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_file_may_be_toml_or_json() {
+        let dir = tempfile::tempdir().unwrap();
+        let toml = dir.path().join("web.toml");
+        std::fs::write(&toml, "name = \"web\"\nmemory = \"512MiB\"\nkernel = \"/k\"\n").unwrap();
+        let json = dir.path().join("web.json");
+        std::fs::write(&json, "{\"name\":\"web\",\"memory\":\"512MiB\",\"kernel\":\"/k\"}").unwrap();
+        let from_toml = create(&format!("-f {}", toml.display())).unwrap();
+        assert_eq!(from_toml, create(&format!("-f {}", json.display())).unwrap());
+        assert_eq!(create(&format!("other -f {}", toml.display())).unwrap().name, "other");
+        std::fs::write(&toml, "name = \"web\"\nmemroy = \"512MiB\"\n").unwrap();
+        assert!(create(&format!("-f {}", toml.display())).unwrap_err().message.contains("memroy"));
+    }
+}

@@ -1,0 +1,226 @@
+//! The agent: its VMs, each with its condition, and what the host offers them.
+//!
+//! Every operation on a VM asks [`Condition::admit`] under the table's lock, works without the lock in a task of its
+//! own (so that a client that hangs up stops nothing half-way), and writes the outcome back under the lock.
+
+mod host;
+mod lifecycle;
+mod moving;
+mod recovery;
+mod watching;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use godwit_api::{ApiError, Client, ErrorCode, VmInfo};
+use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
+use godwit_ram::RamDir;
+
+use crate::config::Config;
+use crate::migration::IncomingMigrations;
+use crate::migrations::Migrations;
+use crate::store::{Desired, Role, SavedVm, Store};
+use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
+
+/// The host agent. One a host; shared by everything that serves it.
+#[derive(Debug)]
+pub struct Agent {
+    config: Config,
+    store: Store,
+    ram: RamDir,
+    places: Places,
+    slots: Mutex<BTreeMap<String, Slot>>,
+    migrations: Migrations,
+    incoming: IncomingMigrations,
+    /// QEMU binaries asked already, with the time of their last change: an upgraded one is asked again.
+    qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
+    accels: tokio::sync::Mutex<HashMap<PathBuf, AccelProbe>>,
+}
+
+/// One VM in the agent's table.
+#[derive(Debug)]
+struct Slot {
+    condition: Condition,
+    /// What is known about how it came into that condition.
+    reason: Option<String>,
+    spec: Arc<ResolvedSpec>,
+    epoch: u64,
+    /// Its process, where there is one.
+    vm: Option<Arc<Vm>>,
+    /// Held by whoever reads the console: QEMU serves one at a time.
+    console: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Slot {
+    fn new(spec: ResolvedSpec, epoch: u64, condition: Condition) -> Self {
+        Slot { condition, reason: None, spec: Arc::new(spec), epoch, vm: None, console: Arc::default() }
+    }
+}
+
+impl Agent {
+    /// The configuration it was started with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The migrations that run or ran from this host.
+    #[must_use]
+    pub fn migrations(&self) -> &Migrations {
+        &self.migrations
+    }
+
+    /// The migrations that arrive or arrived at this host.
+    #[must_use]
+    pub fn incoming(&self) -> &IncomingMigrations {
+        &self.incoming
+    }
+
+    /// A client of another host's agent, by the name that the configuration gives it.
+    pub fn peer(&self, name: &str) -> Result<Client, ApiError> {
+        if name == self.config.name {
+            let message = format!("host {name} is the host the VM is on");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, "name another host"));
+        }
+        let Some(url) = self.config.peers.get(name) else {
+            let known: Vec<&str> = self.config.peers.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            return Err(ApiError::new(
+                ErrorCode::NotFound,
+                format!("host {} knows no host \"{name}\"", self.config.name),
+                format!("its configuration's [peers] names: {known}"),
+            ));
+        };
+        Ok(Client::new(url.parse()?))
+    }
+
+    /// Every VM, by name.
+    #[must_use]
+    pub fn vms(&self) -> Vec<VmInfo> {
+        self.table().iter().map(|(name, slot)| self.describe(name, slot)).collect()
+    }
+
+    /// One VM.
+    pub fn vm_info(&self, name: &str) -> Result<VmInfo, ApiError> {
+        let table = self.table();
+        let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
+        Ok(self.describe(name, slot))
+    }
+
+    /// The process of a VM; none while it has none.
+    pub fn vm(&self, name: &str) -> Result<Option<Arc<Vm>>, ApiError> {
+        Ok(self.table().get(name).ok_or_else(|| self.no_vm(name))?.vm.clone())
+    }
+
+    /// The files of a VM, whether or not it has a process.
+    pub fn files(&self, name: &str) -> Result<VmFiles, ApiError> {
+        self.vm(name)?;
+        Ok(self.places.vm(name))
+    }
+
+    /// The socket of a VM's console and the right to be its only reader, given back when dropped.
+    pub fn console(&self, name: &str) -> Result<(PathBuf, tokio::sync::OwnedMutexGuard<()>), ApiError> {
+        let table = self.table();
+        let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
+        let Some(vm) = &slot.vm else {
+            let message = format!("VM \"{name}\" has no console: it is {}", slot.condition.state());
+            return Err(ApiError::new(ErrorCode::WrongState, message, "start it first"));
+        };
+        let alone = slot.console.clone().try_lock_owned().map_err(|_| {
+            let message = format!("somebody else has the console of VM \"{name}\" open");
+            ApiError::new(
+                ErrorCode::Busy,
+                message,
+                "wait for them to leave, or read along with `godwit vm logs -f`",
+            )
+        })?;
+        Ok((vm.files.console_socket(), alone))
+    }
+
+    fn describe(&self, name: &str, slot: &Slot) -> VmInfo {
+        let migration = match &slot.condition {
+            Condition::MigratingOut { migration } => Some(migration.clone()),
+            _ => None,
+        };
+        let reason = match &slot.condition {
+            Condition::MigratingIn { from } => Some(format!("arriving from host {from}, which runs it")),
+            _ => slot.reason.clone(),
+        };
+        VmInfo {
+            name: name.to_owned(),
+            host: self.config.name.clone(),
+            state: slot.condition.state(),
+            reason,
+            epoch: slot.epoch,
+            pid: slot.vm.as_ref().map(|vm| vm.process.pid),
+            memory_bytes: slot.spec.memory_bytes(),
+            vcpus: slot.spec.vcpus,
+            accel: slot.spec.accel.to_string(),
+            machine: slot.spec.machine.clone(),
+            migration,
+            addresses: slot.spec.nics.iter().filter_map(|nic| nic.address).collect(),
+            spec: slot.spec.to_vm_spec(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
+        // A panic while it was held can't leave it half changed: every change is one assignment or insertion.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an operation: the condition changes to "under way" or the reason why not is returned.
+    fn begin(&self, name: &str, operation: &Operation) -> Result<Begun, ApiError> {
+        let mut table = self.table();
+        let slot = table.get_mut(name).ok_or_else(|| self.no_vm(name))?;
+        let next = slot.condition.admit(name, operation)?;
+        let before = std::mem::replace(&mut slot.condition, next);
+        Ok(Begun {
+            before,
+            spec: slot.spec.clone(),
+            epoch: slot.epoch,
+            vm: slot.vm.clone(),
+            reason: slot.reason.clone(),
+        })
+    }
+
+    /// Writes an operation's outcome back.
+    fn settle(&self, name: &str, condition: Condition, vm: Option<Arc<Vm>>, reason: Option<String>) {
+        if let Some(slot) = self.table().get_mut(name) {
+            tracing::info!(vm = name, state = %condition.state(), reason, "state changed");
+            slot.condition = condition;
+            slot.vm = vm;
+            slot.reason = reason;
+        }
+    }
+
+    /// Saves a VM's record off the async threads: it waits for the disk.
+    async fn save(
+        &self,
+        spec: &ResolvedSpec,
+        role: Role,
+        desired: Desired,
+        epoch: u64,
+    ) -> Result<(), ApiError> {
+        let record = SavedVm::new(spec.clone(), role, desired, epoch);
+        Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
+    }
+
+    fn no_vm(&self, name: &str) -> ApiError {
+        ApiError::new(
+            ErrorCode::NotFound,
+            format!("no VM \"{name}\" on host {}", self.config.name),
+            "see `godwit vm list`",
+        )
+    }
+}
+
+/// What an operation works on once it has been admitted.
+#[derive(Debug)]
+struct Begun {
+    before: Condition,
+    spec: Arc<ResolvedSpec>,
+    epoch: u64,
+    vm: Option<Arc<Vm>>,
+    reason: Option<String>,
+}

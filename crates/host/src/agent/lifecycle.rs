@@ -1,0 +1,188 @@
+//! Create, start, stop, delete.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::{ApiError, CreateVm, ErrorCode, StartVm, StopVm, VmInfo};
+use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, VmSpec};
+
+use crate::agent::{Agent, Begun, Slot};
+use crate::failure::{spec_refused, task_failed};
+use crate::store::{Desired, Role};
+use crate::vm::{Begin, Condition, LaunchSite, Operation, Vm};
+
+/// How long a guest may take after the power button before QEMU is ended. A guest without ACPI ignores the button.
+pub(super) const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// The first generation of a VM's ownership.
+const FIRST_EPOCH: u64 = 1;
+
+impl Agent {
+    /// Defines a VM, and starts it if asked; if that fails, nothing is left of it.
+    pub async fn create(self: &Arc<Self>, request: CreateVm) -> Result<VmInfo, ApiError> {
+        let agent = self.clone();
+        whole(async move {
+            let spec = agent.resolve(request.spec).await?;
+            agent.check_fits(&spec).await?;
+            let name = spec.name.clone();
+            agent.insert(Slot::new(spec.clone(), FIRST_EPOCH, Condition::Stopped))?;
+            let made = async {
+                agent.save(&spec, Role::Owner, Desired::Stopped, FIRST_EPOCH).await?;
+                if request.start { agent.start_now(&name, StartVm::default()).await } else { Ok(()) }
+            };
+            if let Err(error) = made.await {
+                let _ = agent.delete_now(&name).await;
+                return Err(error);
+            }
+            tracing::info!(vm = name, "created");
+            agent.vm_info(&name)
+        })
+        .await
+    }
+
+    /// Starts a stopped VM, or lets a paused one go on.
+    pub async fn start(self: &Arc<Self>, name: &str, request: StartVm) -> Result<VmInfo, ApiError> {
+        let (agent, name) = (self.clone(), name.to_owned());
+        whole(async move {
+            agent.start_now(&name, request).await?;
+            agent.vm_info(&name)
+        })
+        .await
+    }
+
+    /// Stops a VM: by the power button and, after the grace, by ending QEMU; with `force` at once.
+    pub async fn stop(self: &Arc<Self>, name: &str, request: StopVm) -> Result<VmInfo, ApiError> {
+        let (agent, name) = (self.clone(), name.to_owned());
+        whole(async move {
+            agent.stop_now(&name, request).await?;
+            agent.vm_info(&name)
+        })
+        .await
+    }
+
+    /// Forgets a stopped VM and all that was kept for it.
+    pub async fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+        let (agent, name) = (self.clone(), name.to_owned());
+        whole(async move { agent.delete_now(&name).await }).await
+    }
+
+    /// Settles what a specification leaves open, for this host.
+    pub async fn resolve(&self, spec: VmSpec) -> Result<ResolvedSpec, ApiError> {
+        spec.validate().map_err(|error| spec_refused(&error))?;
+        if self.table().contains_key(&spec.name) {
+            return Err(self.exists(&spec.name));
+        }
+        let qemu = self.qemu(spec.qemu.as_deref()).await?;
+        // The probe takes seconds where KVM hangs: nobody waits for it who has chosen already.
+        let accel = match spec.accel {
+            Accel::Auto => self.accel(&qemu.path).await,
+            Accel::Kvm | Accel::Tcg => AccelProbe { kvm: false, reason: String::new() },
+        };
+        spec.resolve(&qemu, &accel).map_err(|error| spec_refused(&error))
+    }
+
+    pub(super) fn insert(&self, slot: Slot) -> Result<(), ApiError> {
+        let name = slot.spec.name.clone();
+        match self.table().entry(name.clone()) {
+            std::collections::btree_map::Entry::Occupied(_) => {}
+            std::collections::btree_map::Entry::Vacant(free) => {
+                free.insert(slot);
+                return Ok(());
+            }
+        }
+        Err(self.exists(&name))
+    }
+
+    fn exists(&self, name: &str) -> ApiError {
+        ApiError::new(
+            ErrorCode::AlreadyExists,
+            format!("there is a VM \"{name}\" on host {} already", self.config.name),
+            "take another name, or delete that VM first",
+        )
+    }
+
+    async fn start_now(self: &Arc<Self>, name: &str, request: StartVm) -> Result<(), ApiError> {
+        let begun = self.begin(name, &Operation::Start { force: request.force })?;
+        match self.run(&begun).await {
+            Ok(vm) => {
+                self.settle(name, Condition::Running, Some(vm), None);
+                Ok(())
+            }
+            Err(error) => {
+                self.settle(name, begun.before, begun.vm, begun.reason);
+                Err(error)
+            }
+        }
+    }
+
+    async fn run(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
+        // An operator who takes a guest in doubt back begins a new generation, so that the other host's is stale.
+        let epoch = begun.epoch + u64::from(begun.before == Condition::InDoubt);
+        if let Some(vm) = &begun.vm {
+            self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await?;
+            vm.resume().await?;
+            return Ok(vm.clone());
+        }
+        let vm = self.launch(&begun.spec, epoch, Begin::Boot).await?;
+        if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await {
+            vm.process.quit().await;
+            vm.files.remove_all();
+            return Err(error);
+        }
+        self.watch(&vm);
+        Ok(vm)
+    }
+
+    /// Starts QEMU for a VM; nothing is left where that fails.
+    pub(super) async fn launch(
+        self: &Arc<Self>,
+        spec: &ResolvedSpec,
+        epoch: u64,
+        begin: Begin,
+    ) -> Result<Arc<Vm>, ApiError> {
+        let bridges = self.check_fits(spec).await?;
+        let qemu = self.qemu(spec.qemu.as_deref()).await?;
+        let site = LaunchSite {
+            host: &self.config.name,
+            places: &self.places,
+            qemu: &qemu.path,
+            tracker: &self.config.tracker(),
+            bridges: &bridges,
+        };
+        Vm::launch(&site, spec, epoch, begin).await.map(Arc::new)
+    }
+
+    async fn stop_now(&self, name: &str, request: StopVm) -> Result<(), ApiError> {
+        let begun = self.begin(name, &Operation::Stop)?;
+        let saved = self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.epoch).await;
+        if let Some(vm) = &begun.vm {
+            // Vcpus that stand still hear no button.
+            let listens = begun.before == Condition::Running && !request.force;
+            let grace = request.grace_ms.map_or(STOP_GRACE, Duration::from_millis);
+            vm.end(listens.then_some(grace)).await;
+            vm.files.remove_runtime();
+        }
+        self.settle(name, Condition::Stopped, None, None);
+        saved
+    }
+
+    async fn delete_now(&self, name: &str) -> Result<(), ApiError> {
+        let begun = self.begin(name, &Operation::Delete)?;
+        if let Err(error) = self.store.remove(name) {
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            return Err(error.into());
+        }
+        self.places.vm(name).remove_all();
+        self.table().remove(name);
+        tracing::info!(vm = name, "deleted");
+        Ok(())
+    }
+}
+
+/// Carries an operation out in a task of its own: it ends whole also when the one who asked has gone.
+pub(super) async fn whole<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::spawn(operation).await.map_err(|error| task_failed(&error))?
+}

@@ -1,0 +1,233 @@
+//! What a migration needs of the agent: the marks on the source's VM, the shadow at the destination, and who owns
+//! the guest when it is over. The engines are in [`crate::migration`].
+
+use std::sync::Arc;
+
+use godwit_api::{ApiError, ErrorCode, MigrationAccepted, MigrationRequest};
+use godwit_migration::{EngineKind, FailureReport, Outcome, Progress, Report};
+use godwit_qemu::ResolvedSpec;
+
+use crate::agent::lifecycle::whole;
+use crate::agent::{Agent, Slot};
+use crate::failure::spec_refused;
+use crate::migrations::MigrationControl;
+use crate::store::{Desired, Role};
+use crate::vm::{Begin, Condition, Operation, Vm};
+
+/// The longest downtime limit that QEMU takes (`downtime-limit`, 2000 s).
+const MAX_BUDGET_MS: f64 = 2_000_000.0;
+
+impl Agent {
+    /// Begins a migration of a VM that runs here. It goes on in a task of its own; [`Agent::migrations`] tells of it.
+    pub fn migrate(
+        self: &Arc<Self>,
+        name: &str,
+        request: MigrationRequest,
+    ) -> Result<MigrationAccepted, ApiError> {
+        let budget = request.switchover_budget_ms;
+        if !budget.is_finite() || budget <= 0.0 || budget > MAX_BUDGET_MS {
+            let message = format!("a switchover budget of {budget} ms is none");
+            return Err(ApiError::new(
+                ErrorCode::InvalidRequest,
+                message,
+                "give a time above zero and below 2000 s, like 20ms",
+            ));
+        }
+        self.peer(&request.to)?;
+        let id = self.migrations.fresh_id();
+        let vm = self.begin_migration(name, &id)?;
+        let bytes = vm.spec.memory_bytes();
+        let control =
+            self.migrations.register(&id, name, &self.config.name, &request.to, request.engine, bytes);
+        tokio::spawn(self.clone().carry_out(vm, request, control));
+        Ok(MigrationAccepted { id })
+    }
+
+    async fn carry_out(self: Arc<Self>, vm: Arc<Vm>, request: MigrationRequest, control: MigrationControl) {
+        let id = control.id.clone();
+        tracing::info!(vm = vm.name, migration = id, to = request.to, engine = ?request.engine, "migration begins");
+        let run = tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
+        let report = match run.await {
+            Ok(report) => report,
+            Err(error) => self.defect(&vm, &request, &error),
+        };
+        match report.outcome {
+            // The engine has released it.
+            Outcome::Completed => {}
+            Outcome::Failed | Outcome::Cancelled => self.end_migration(&vm.name).await,
+            Outcome::InDoubt => self.hold_in_doubt(&vm.name, &request.to).await,
+        }
+        // One line with everything: what a log is searched for.
+        let line = serde_json::to_string(&report).unwrap_or_default();
+        tracing::info!(vm = vm.name, migration = id, outcome = ?report.outcome, report = line, "migration ends");
+        self.migrations.finish(&id, report);
+    }
+
+    /// The report of an engine that panicked: nobody knows how far it was, so the guest is where its QEMU says.
+    fn defect(&self, vm: &Vm, request: &MigrationRequest, error: &tokio::task::JoinError) -> Report {
+        let progress = Progress::begin(vm.spec.memory_bytes());
+        Report {
+            outcome: Outcome::InDoubt,
+            engine: request.engine,
+            vm: vm.name.clone(),
+            from: self.config.name.clone(),
+            to: request.to.clone(),
+            migration_time_ms: progress.elapsed_ms,
+            switchover_ms: None,
+            blackout_ms: None,
+            wire_bytes: 0,
+            guest_bytes: progress.total_bytes,
+            round_trip_ms: None,
+            rounds: Vec::new(),
+            phases: Vec::new(),
+            switchover: None,
+            error: Some(FailureReport {
+                code: ErrorCode::HostFailed.to_string(),
+                message: format!("the engine failed: {error}"),
+                mend: "this is a defect; see the agent's log, and `godwit vm list` for where the guest runs"
+                    .into(),
+            }),
+        }
+    }
+
+    /// Marks a running VM as migrating: from here on start, stop, delete and other migrations are refused.
+    pub fn begin_migration(&self, name: &str, migration: &str) -> Result<Arc<Vm>, ApiError> {
+        let begun = self.begin(name, &Operation::MigrateOut { migration: migration.to_owned() })?;
+        match begun.vm {
+            Some(vm) => Ok(vm),
+            None => {
+                self.settle(name, begun.before, None, begun.reason);
+                Err(ApiError::new(
+                    ErrorCode::WrongState,
+                    format!("VM \"{name}\" has no process"),
+                    "start it first",
+                ))
+            }
+        }
+    }
+
+    /// Notes on disk that the destination may run the guest from here on. To be called before the guest is stopped
+    /// for the hand-over: an agent that restarts then and finds the guest paused does not let it go on by itself.
+    pub async fn mark_hand_over(&self, vm: &Vm) -> Result<(), ApiError> {
+        self.save(&vm.spec, Role::InDoubt, Desired::Running, vm.epoch).await
+    }
+
+    /// Takes the marks away where the guest stays here. Its vCPUs' own word decides whether it runs or is paused.
+    /// Without effect on a VM that is not migrating (its process ended meanwhile, or it has been released).
+    pub async fn end_migration(&self, name: &str) {
+        let Ok(begun) = self.begin(name, &Operation::EndMigration) else {
+            return;
+        };
+        if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, begun.epoch).await {
+            tracing::error!(vm = name, %error, "the end of a hand-over could not be saved");
+        }
+        let Some(vm) = &begun.vm else { return };
+        if let Some(exit) = vm.process.exit() {
+            self.process_ended(vm, exit, false).await;
+        } else if vm.is_running().await == Some(false) {
+            self.vcpus_changed(vm, false);
+        }
+    }
+
+    /// Keeps a VM paused whose guest may run at `to`; also after a restart of the agent.
+    pub async fn hold_in_doubt(&self, name: &str, to: &str) {
+        let Ok(begun) = self.begin(name, &Operation::HoldInDoubt) else {
+            return;
+        };
+        if let Some(vm) = &begun.vm
+            && let Err(error) = vm.process.qmp.stop().await
+        {
+            tracing::error!(vm = name, %error, "could not be paused although host {to} may run it");
+        }
+        let reason = format!("host {to} may run it: the link broke at the hand-over");
+        self.settle(name, Condition::InDoubt, begun.vm, Some(reason));
+        if let Err(error) = self.save(&begun.spec, Role::InDoubt, Desired::Running, begun.epoch).await {
+            tracing::error!(vm = name, %error, "the doubt could not be saved");
+        }
+    }
+
+    /// At the destination: makes a shadow of a VM that `from` runs. It is shown as migrating in and can be nothing
+    /// else until [`Agent::promote`] or [`Agent::discard`]; its QEMU waits with `-incoming defer`, and by QEMU's own
+    /// engine runs the guest when it has arrived. On failure nothing of it is left.
+    pub async fn prepare_incoming(
+        self: &Arc<Self>,
+        spec: ResolvedSpec,
+        epoch: u64,
+        from: &str,
+        engine: EngineKind,
+    ) -> Result<Arc<Vm>, ApiError> {
+        let (agent, from) = (self.clone(), from.to_owned());
+        let begin = match engine {
+            EngineKind::Godwit => Begin::Incoming,
+            // QEMU's source lets go of the guest before its destination runs it: nothing is to be decided between.
+            EngineKind::Qemu => Begin::IncomingRuns,
+        };
+        whole(async move {
+            spec.validate().map_err(|error| spec_refused(&error))?;
+            let name = spec.name.clone();
+            agent.insert(Slot::new(spec.clone(), epoch, Condition::MigratingIn { from: from.clone() }))?;
+            let made = async {
+                agent.save(&spec, Role::Shadow, Desired::Running, epoch).await?;
+                agent.launch(&spec, epoch, begin).await
+            };
+            match made.await {
+                Ok(vm) => {
+                    agent.settle(&name, Condition::MigratingIn { from }, Some(vm.clone()), None);
+                    agent.watch(&vm);
+                    Ok(vm)
+                }
+                Err(error) => {
+                    let _ = agent.store.remove(&name);
+                    agent.table().remove(&name);
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+
+    /// At the destination, when the guest runs here: the shadow becomes this host's VM, also on disk.
+    pub async fn promote(self: &Arc<Self>, vm: &Arc<Vm>) -> Result<(), ApiError> {
+        self.begin(&vm.name, &Operation::Promote)?;
+        self.settle(&vm.name, Condition::Running, Some(vm.clone()), None);
+        if vm.is_running().await == Some(false) {
+            // It was paused at the source.
+            self.vcpus_changed(vm, false);
+        }
+        self.save(&vm.spec, Role::Owner, Desired::Running, vm.epoch).await
+    }
+
+    /// At the destination, when the migration failed: removes the shadow without a trace. Without effect on
+    /// anything that is no shadow.
+    pub async fn discard(self: &Arc<Self>, vm: &Arc<Vm>) {
+        if self.begin(&vm.name, &Operation::Discard).is_err() {
+            return;
+        }
+        // A QEMU into which a migration was coming may answer nobody any more, and has nothing to flush.
+        vm.process.kill().await;
+        self.remove_moved(vm).await;
+    }
+
+    /// At the source, when the guest runs at the destination: QEMU ends, memory, taps, sockets and record go.
+    pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>) -> Result<(), ApiError> {
+        self.begin(&vm.name, &Operation::Release)?;
+        self.remove_moved(vm).await;
+        Ok(())
+    }
+
+    async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>) {
+        let (agent, vm) = (self.clone(), vm.clone());
+        let removal = whole(async move {
+            // The record first: a crash after this leaves a process without a record, which the next agent ends.
+            let removed = agent.store.remove(&vm.name);
+            vm.yield_the_cpu();
+            vm.process.quit().await;
+            vm.files.clone().remove_all_gently().await;
+            agent.table().remove(&vm.name);
+            Ok(removed?)
+        });
+        if let Err(error) = removal.await {
+            tracing::error!(%error, "a moved VM's record could not be removed");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The agent's start: finds the VMs again that earlier agents left, running or dead, and removes what belongs to
+//! nobody.
+
+use std::sync::{Arc, Mutex};
+
+use godwit_api::ApiError;
+use godwit_ram::RamDir;
+
+use crate::agent::{Agent, Slot};
+use crate::config::Config;
+use crate::failure::{host_failed, ram_failed};
+use crate::migration::IncomingMigrations;
+use crate::migrations::Migrations;
+use crate::store::{Desired, Role, SavedVm, Store};
+use crate::vm::{Condition, Places, Vm};
+
+impl Agent {
+    /// An agent with the VMs of its predecessors.
+    pub async fn open(config: Config) -> Result<Arc<Agent>, ApiError> {
+        let owner = match &config.qemu_user {
+            None => None,
+            Some(user) => Some(crate::user::look_up(user).map_err(|why| {
+                let mend = "correct qemu_user in the configuration";
+                ApiError::new(godwit_api::ErrorCode::InvalidRequest, format!("qemu_user: {why}"), mend)
+            })?),
+        };
+        let store = Store::open(&config.state_dir)?;
+        let ram = RamDir::open(&config.ram_dir()).map_err(|error| ram_failed(&error))?;
+        let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), owner };
+        places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
+        let agent = Arc::new(Agent {
+            config,
+            store,
+            ram,
+            places,
+            slots: Mutex::default(),
+            migrations: Migrations::default(),
+            incoming: IncomingMigrations::default(),
+            qemus: tokio::sync::Mutex::default(),
+            accels: tokio::sync::Mutex::default(),
+        });
+        agent.adopt_all().await?;
+        Ok(agent)
+    }
+
+    async fn adopt_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        let (records, problems) = self.store.load_all()?;
+        for problem in problems {
+            tracing::error!(%problem, "a VM is left alone");
+        }
+        let known: Vec<String> = records.iter().map(|record| record.spec.name.clone()).collect();
+        for record in records {
+            let name = record.spec.name.clone();
+            let found = Vm::adopt(self.places.vm(&name), &record.spec, record.epoch).await;
+            self.take_in(record, found).await?;
+        }
+        self.remove_orphans(&known).await.map_err(|error| host_failed("run_dir can't be cleaned", &error))
+    }
+
+    async fn take_in(
+        self: &Arc<Self>,
+        record: SavedVm,
+        found: Result<Option<Vm>, ApiError>,
+    ) -> Result<(), ApiError> {
+        let name = record.spec.name.clone();
+        let files = self.places.vm(&name);
+        let vm = match found {
+            Ok(Some(vm)) => vm,
+            Ok(None) if record.role == Role::Shadow => {
+                files.remove_all();
+                return Ok(self.store.remove(&name)?);
+            }
+            Ok(None) => {
+                let words =
+                    files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
+                let failed = record.desired == Desired::Running && record.role != Role::InDoubt;
+                let mut slot = Slot::new(record.spec, record.epoch, Condition::Stopped);
+                if record.role == Role::InDoubt {
+                    // Its process is gone, the doubt is not: the other host may have run the guest all the while.
+                    slot.condition = Condition::InDoubt;
+                    slot.reason = Some("it was being handed over when this host or its agent stopped; another host may run it".into());
+                }
+                if failed {
+                    slot.condition = Condition::Failed;
+                    slot.reason =
+                        Some(format!("QEMU had ended when the agent started (did the host restart?){words}"));
+                }
+                files.remove_runtime();
+                return self.insert(slot);
+            }
+            Err(error) => {
+                let mut slot = Slot::new(record.spec, record.epoch, Condition::Failed);
+                slot.reason = Some(error.to_string());
+                return self.insert(slot);
+            }
+        };
+        self.take_in_running(record, Arc::new(vm)).await
+    }
+
+    async fn take_in_running(self: &Arc<Self>, record: SavedVm, vm: Arc<Vm>) -> Result<(), ApiError> {
+        let name = record.spec.name.clone();
+        let running = vm.is_running().await == Some(true);
+        let (condition, reason) = match (record.role, running) {
+            // The hand-over had been announced, and the guest had not been stopped for it: it never left.
+            (Role::InDoubt, true) => {
+                self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
+                (Condition::Running, None)
+            }
+            (Role::InDoubt, false) => (
+                Condition::InDoubt,
+                Some("another host may run it: the link broke at the hand-over".to_owned()),
+            ),
+            (Role::Owner, true) => (Condition::Running, None),
+            (Role::Owner, false) => (Condition::Paused, Some("it was paused when the agent started".into())),
+            // It was told to run, so the guest is this host's: only the record came too late.
+            (Role::Shadow, true) => {
+                self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
+                (Condition::Running, None)
+            }
+            // Its source runs the guest, or waits to be told that this host does not.
+            (Role::Shadow, false) => {
+                tracing::warn!(vm = name, "a shadow is left from before the agent's start: it is removed");
+                self.store.remove(&name)?;
+                vm.process.kill().await;
+                vm.files.remove_all();
+                return Ok(());
+            }
+        };
+        tracing::info!(vm = name, pid = vm.process.pid, state = %condition.state(), "adopted");
+        let mut slot = Slot::new(record.spec, record.epoch, condition);
+        slot.reason = reason;
+        slot.vm = Some(vm.clone());
+        self.insert(slot)?;
+        self.watch(&vm);
+        Ok(())
+    }
+
+    /// Ends processes and removes files that no record speaks of: an agent crashed between making them and saying so.
+    async fn remove_orphans(&self, known: &[String]) -> std::io::Result<()> {
+        for name in self.places.vm_names()? {
+            if known.contains(&name) {
+                continue;
+            }
+            let files = self.places.vm(&name);
+            if let Some((pid, start_time)) = files.read_pid().or_else(|| files.find_process())
+                && let Ok(process) = godwit_qemu::QemuProcess::adopt(files.dir.clone(), pid, start_time).await
+            {
+                tracing::warn!(vm = name, pid, "a QEMU without a record is ended");
+                process.quit().await;
+            }
+            files.remove_all();
+        }
+        for path in self.places.orphaned_memory(known)? {
+            tracing::warn!(path = %path.display(), "guest memory without a VM is removed");
+            std::fs::remove_file(&path)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,269 @@
+//! The agent's configuration file (TOML). Every error names the file, the place in it and the mend.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use godwit_api::{DEFAULT_SOCKET, Endpoint};
+use serde::Deserialize;
+
+/// A unix socket's path may have 107 bytes (`sun_path`, unix(7)); what the agent appends to `run_dir` for a VM
+/// with the longest name has to fit as well: `/vms/NAME/serial.sock`.
+const MAX_RUN_DIR_BYTES: usize = 107 - "/vms/".len() - MAX_VM_NAME_BYTES - "/serial.sock".len();
+/// The longest name of a VM that a specification may have.
+pub const MAX_VM_NAME_BYTES: usize = 48;
+
+/// What `godwit host run --config FILE` reads.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// This host's name: what `migrate --to` and reports call it.
+    pub name: String,
+    /// Addresses for other agents; none: this host takes part in no migration.
+    #[serde(default)]
+    pub listen: Vec<SocketAddr>,
+    /// The unix socket for the command line, root only.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// What must survive a reboot: the definitions of VMs.
+    #[serde(default = "default_state_dir")]
+    pub state_dir: PathBuf,
+    /// What lives as long as the VMs' processes: sockets, logs.
+    #[serde(default = "default_run_dir")]
+    pub run_dir: PathBuf,
+    /// Where the tmpfs for guest memory is mounted; none: `ram` in the run directory.
+    #[serde(default)]
+    pub ram_dir: Option<PathBuf>,
+    /// Addresses of this host at which migrations arrive.
+    #[serde(default)]
+    pub migration_addresses: Vec<IpAddr>,
+    /// The QEMU of VMs that name none: a path, or a name looked for in PATH.
+    #[serde(default = "default_qemu")]
+    pub qemu: PathBuf,
+    /// The unprivileged user that QEMU runs as; none: the agent's own.
+    #[serde(default)]
+    pub qemu_user: Option<String>,
+    /// The library preloaded into QEMU; none: `libgodwit_tracker.so` beside this program or in its lib directory.
+    #[serde(default)]
+    pub tracker: Option<PathBuf>,
+    /// Networks that NICs name.
+    #[serde(default)]
+    pub networks: BTreeMap<String, NetworkConfig>,
+    /// Hosts that VMs can be moved to, by name.
+    #[serde(default)]
+    pub peers: BTreeMap<String, String>,
+}
+
+/// One network.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkConfig {
+    /// The bridge that taps join. It must exist; the agent does not make it.
+    pub bridge: String,
+}
+
+fn default_socket() -> PathBuf {
+    DEFAULT_SOCKET.into()
+}
+fn default_state_dir() -> PathBuf {
+    "/var/lib/godwit".into()
+}
+fn default_run_dir() -> PathBuf {
+    "/run/godwit".into()
+}
+fn default_qemu() -> PathBuf {
+    "qemu-system-x86_64".into()
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file can't be read.
+    #[error("the configuration {path} can't be read: {source} (name an existing file with --config)")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is no configuration.
+    #[error("{path}:{line}: {why} (docs/operations.md lists every key)")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where in it, from 1.
+        line: usize,
+        /// What is wrong there.
+        why: String,
+    },
+    /// A value makes no sense.
+    #[error("{path}: {key}: {why} ({mend})")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// What is wrong with its value.
+        why: String,
+        /// What to write instead.
+        mend: String,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Config::parse(&text, path)
+    }
+
+    /// Reads and checks the text of the file `path`.
+    pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text).map_err(|error| ConfigError::Syntax {
+            path: path.to_owned(),
+            line: error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
+            why: error.message().trim().replace('\n', "; "),
+        })?;
+        match config.first_problem() {
+            None => Ok(config),
+            Some((key, why, mend)) => Err(ConfigError::Value { path: path.to_owned(), key, why, mend }),
+        }
+    }
+
+    /// Where guest memory lives.
+    #[must_use]
+    pub fn ram_dir(&self) -> PathBuf {
+        self.ram_dir.clone().unwrap_or_else(|| self.run_dir.join("ram"))
+    }
+
+    /// Where the library for QEMU is, whether or not it exists.
+    #[must_use]
+    pub fn tracker(&self) -> PathBuf {
+        if let Some(path) = &self.tracker {
+            return path.clone();
+        }
+        const NAME: &str = "libgodwit_tracker.so";
+        let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(NAME)));
+        let installed = PathBuf::from("/usr/lib/godwit").join(NAME);
+        beside.filter(|path| path.exists()).unwrap_or(installed)
+    }
+
+    fn first_problem(&self) -> Option<(String, String, String)> {
+        let problem = |key: &str, why: String, mend: &str| Some((key.to_owned(), why, mend.to_owned()));
+        if self.name.is_empty()
+            || !self.name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        {
+            return problem(
+                "name",
+                format!("\"{}\" is no host name", self.name),
+                "use letters, digits, - _ .",
+            );
+        }
+        for (key, path) in
+            [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)]
+        {
+            if !path.is_absolute() {
+                return problem(key, format!("{} is relative", path.display()), "write an absolute path");
+            }
+        }
+        let run_dir_bytes = self.run_dir.as_os_str().len();
+        if run_dir_bytes > MAX_RUN_DIR_BYTES {
+            let why = format!("{run_dir_bytes} bytes are too long for the sockets below it");
+            return problem("run_dir", why, &format!("use a path of at most {MAX_RUN_DIR_BYTES} bytes"));
+        }
+        if self.socket.as_os_str().len() > 107 {
+            return problem("socket", "a socket's path has at most 107 bytes".into(), "use a shorter path");
+        }
+        for (name, url) in &self.peers {
+            if let Err(error) = url.parse::<Endpoint>() {
+                return problem(&format!("peers.{name}"), error.message, &error.mend);
+            }
+            if name == &self.name {
+                return problem(
+                    &format!("peers.{name}"),
+                    "a host is no peer of itself".into(),
+                    "remove the line",
+                );
+            }
+        }
+        for (name, network) in &self.networks {
+            // IFNAMSIZ is 16 with the final zero (linux/if.h).
+            if network.bridge.is_empty() || network.bridge.len() > 15 {
+                let why = format!("\"{}\" is no interface name", network.bridge);
+                return problem(
+                    &format!("networks.{name}.bridge"),
+                    why,
+                    "name a bridge of this host, 1 to 15 bytes",
+                );
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, Path::new("/etc/godwit/agent.toml"))
+    }
+
+    #[test]
+    fn a_name_is_enough() {
+        let config = parse("name = \"a\"").unwrap();
+        assert_eq!(config.socket, Path::new(DEFAULT_SOCKET));
+        assert_eq!(config.ram_dir(), Path::new("/run/godwit/ram"));
+        assert_eq!(config.qemu, Path::new("qemu-system-x86_64"));
+        assert!(config.listen.is_empty());
+    }
+
+    #[test]
+    fn everything_can_be_set() {
+        let config = parse(
+            r#"
+            name = "a"
+            listen = ["10.77.0.11:7700", "[fd77::11]:7700"]
+            socket = "/run/a/agent.sock"
+            state_dir = "/var/lib/a"
+            run_dir = "/run/a"
+            ram_dir = "/run/a/memory"
+            migration_addresses = ["10.77.0.11", "fd77::11"]
+            qemu = "/opt/qemu/bin/qemu-system-x86_64"
+            qemu_user = "nobody"
+            tracker = "/opt/libgodwit_tracker.so"
+            [networks.lan]
+            bridge = "br-lan"
+            [peers]
+            b = "http://10.77.0.12:7700"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.listen.len(), 2);
+        assert_eq!(config.networks["lan"].bridge, "br-lan");
+        assert_eq!(config.ram_dir(), Path::new("/run/a/memory"));
+    }
+
+    #[test]
+    fn each_error_names_the_place_and_the_mend() {
+        let long = format!("name = \"a\"\nrun_dir = \"/{}\"", "x".repeat(100));
+        let cases = [
+            ("name = \"a\"\nlisten = [\"10.0.0.1\"]", "agent.toml:2:"),
+            ("name = \"a\"\n\nstate-dir = \"/x\"", "agent.toml:3: unknown field `state-dir`"),
+            ("socket = \"/x\"", "missing field `name`"),
+            ("name = \"a b\"", "name: \"a b\" is no host name"),
+            ("name = \"a\"\nstate_dir = \"x\"", "state_dir: x is relative (write an absolute path)"),
+            ("name = \"a\"\n[peers]\nb = \"10.0.0.1:7700\"", "peers.b:"),
+            ("name = \"a\"\n[peers]\na = \"http://10.0.0.1:7700\"", "no peer of itself"),
+            ("name = \"a\"\n[networks.lan]\nbridge = \"a-bridge-with-a-long-name\"", "networks.lan.bridge"),
+            (&long, "too long for the sockets"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error:?} does not contain {expected:?}");
+        }
+        let error = Config::load(Path::new("/nonexistent/agent.toml")).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/agent.toml") && error.contains("--config"), "{error}");
+    }
+}

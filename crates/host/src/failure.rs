@@ -1,0 +1,63 @@
+//! Errors of the crates below, as the API tells them.
+
+use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::{InspectError, SpecError, StartError};
+use godwit_ram::RamError;
+
+use crate::network::NetworkError;
+use crate::store::StoreError;
+
+/// Something of the host itself failed.
+pub(crate) fn host_failed(what: &str, why: &dyn std::error::Error) -> ApiError {
+    ApiError::new(
+        ErrorCode::HostFailed,
+        format!("{what}: {why}"),
+        "see the agent's log and the host's disk space",
+    )
+}
+
+/// A task of the agent ended without a result.
+pub(crate) fn task_failed(why: &tokio::task::JoinError) -> ApiError {
+    ApiError::new(
+        ErrorCode::HostFailed,
+        format!("the agent failed at this operation: {why}"),
+        "this is a defect of the agent: its log tells more; restarting it adopts the running VMs",
+    )
+}
+
+pub(crate) fn ram_failed(error: &RamError) -> ApiError {
+    let code = match error {
+        RamError::NoSpace { .. } => ErrorCode::InsufficientMemory,
+        RamError::Exists { .. } => ErrorCode::AlreadyExists,
+        _ => ErrorCode::HostFailed,
+    };
+    ApiError::new(code, format!("guest memory: {error}"), "")
+}
+
+pub(crate) fn spec_refused(error: &SpecError) -> ApiError {
+    ApiError::new(ErrorCode::InvalidRequest, error.to_string(), error.mend())
+}
+
+pub(crate) fn qemu_unusable(error: &InspectError) -> ApiError {
+    ApiError::new(ErrorCode::HypervisorFailed, error.to_string(), error.mend())
+}
+
+pub(crate) fn start_failed(error: &StartError) -> ApiError {
+    ApiError::new(ErrorCode::HypervisorFailed, error.to_string(), error.mend())
+}
+
+impl From<NetworkError> for ApiError {
+    fn from(error: NetworkError) -> Self {
+        let code = match error {
+            NetworkError::NoBridge { .. } => ErrorCode::NotFound,
+            _ => ErrorCode::HostFailed,
+        };
+        ApiError::new(code, error.to_string(), "")
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        ApiError::new(ErrorCode::HostFailed, error.to_string(), "")
+    }
+}

@@ -1,0 +1,26 @@
+//! The host agent: runs this host's VMs and both ends of their migrations, behind an HTTP API.
+//!
+//! - [`Config`]: what the operator writes. [`run`]: everything, until a signal.
+//! - [`Agent`]: the VMs, each with its condition; one operation at a time on each.
+//! - [`Vm`]: a VM with a process. [`Migrations`]: progress and reports.
+//! - [`migration`]: the engines that move a VM.
+//!
+//! VMs do not end with the agent: QEMU runs in a session of its own, and the next agent adopts it.
+
+mod agent;
+mod config;
+mod failure;
+mod memory;
+pub mod migration;
+mod migrations;
+mod network;
+mod server;
+mod store;
+mod user;
+mod vm;
+
+pub use agent::Agent;
+pub use config::{Config, ConfigError, MAX_VM_NAME_BYTES, NetworkConfig};
+pub use migrations::{MigrationControl, MigrationWatch, Migrations};
+pub use server::{RunError, router, run};
+pub use vm::{Vm, VmFiles};

@@ -1,0 +1,66 @@
+//! How much memory a new VM can get: what the kernel has, less what is promised to VMs that have not touched it yet.
+
+use std::io;
+
+/// Memory that is left to the host itself.
+const HOST_RESERVE_BYTES: u64 = 256 << 20;
+
+/// What is promised to an active VM, and what it has already taken of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Promise {
+    /// The guest's memory.
+    pub promised_bytes: u64,
+    /// What its files hold already; the kernel counts that as used.
+    pub taken_bytes: u64,
+}
+
+/// Bytes that a new VM can get. `available_bytes`: what the kernel could still give (MemAvailable);
+/// `ram_dir_bytes`: what the file system for guest memory still takes.
+#[must_use]
+pub(crate) fn grantable_bytes(available_bytes: u64, ram_dir_bytes: u64, promises: &[Promise]) -> u64 {
+    let outstanding = promises
+        .iter()
+        .map(|promise| promise.promised_bytes.saturating_sub(promise.taken_bytes))
+        .fold(0, u64::saturating_add);
+    let free = available_bytes.saturating_sub(HOST_RESERVE_BYTES).min(ram_dir_bytes);
+    free.saturating_sub(outstanding)
+}
+
+/// MemAvailable of /proc/meminfo (proc(5)), in bytes.
+pub(crate) fn available_bytes() -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    parse_available(&text)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemAvailable"))
+}
+
+fn parse_available(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_is_promised_is_not_granted_twice() {
+        let fresh = Promise { promised_bytes: 4 * GIB, taken_bytes: 0 };
+        let grown = Promise { promised_bytes: 4 * GIB, taken_bytes: 4 * GIB };
+        let free = 8 * GIB + HOST_RESERVE_BYTES;
+        assert_eq!(grantable_bytes(free, 16 * GIB, &[]), 8 * GIB);
+        assert_eq!(grantable_bytes(free, 16 * GIB, &[fresh]), 4 * GIB);
+        assert_eq!(grantable_bytes(free, 16 * GIB, &[grown]), 8 * GIB);
+        assert_eq!(grantable_bytes(free, 16 * GIB, &[fresh, fresh, fresh]), 0);
+        assert_eq!(grantable_bytes(free, 2 * GIB, &[]), 2 * GIB);
+    }
+
+    #[test]
+    fn meminfo_is_read() {
+        assert_eq!(parse_available("MemTotal: 9 kB\nMemAvailable:   24576 kB\n"), Some(24576 * 1024));
+        assert_eq!(parse_available("MemTotal: 9 kB\n"), None);
+        assert!(available_bytes().unwrap() > 0);
+    }
+}

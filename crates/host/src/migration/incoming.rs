@@ -1,0 +1,332 @@
+//! The destination: shadow VMs that other hosts ask for, and what became of them.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
+use godwit_lanes::accept;
+use godwit_migration::destination::Ending;
+use godwit_migration::drive::{DestinationHypervisor, DestinationJob, WelcomedLane, receive, welcome};
+use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport};
+use godwit_qemu::Accelerator;
+use godwit_ram::{PageRange, Region};
+use godwit_wire::MigrationId;
+
+use super::qemu_destination::QemuDestination;
+use super::qemu_engine;
+use crate::agent::Agent;
+use crate::failure::host_failed;
+use crate::vm::Vm;
+
+/// How long a source may take from the answer to its request until its lane says hello.
+const LANE_LIMIT: Duration = Duration::from_secs(30);
+/// How long one connection may take to say hello: a stranger must not keep the source out.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// The silence that ends a lane once it is welcome.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+/// How often a cancel is looked for while nobody connects.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(100);
+/// Memory is allocated ahead of the pages in steps of this many pages (64 MiB).
+const ALLOCATE_PAGES: u64 = 16 * 1024;
+/// Ended migrations that are remembered, for sources that ask again.
+const HISTORY: usize = 256;
+
+/// The migrations that arrive or arrived at this host since the agent's start, the oldest first, bounded.
+#[derive(Debug, Default)]
+pub struct IncomingMigrations {
+    all: Mutex<VecDeque<Arc<Entry>>>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Entry {
+    id: MigrationId,
+    vm: String,
+    begun: Instant,
+    state: Mutex<(IncomingState, Option<FailureReport>, Option<Instant>)>,
+    cancel: mpsc::Sender<()>,
+}
+
+impl Entry {
+    pub(super) fn id(&self) -> MigrationId {
+        self.id
+    }
+
+    fn state(&self) -> MutexGuard<'_, (IncomingState, Option<FailureReport>, Option<Instant>)> {
+        // Every change is one assignment: whole whatever its holder did.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn runs(&self, since: Option<Instant>) {
+        *self.state() = (IncomingState::Runs, None, since);
+    }
+
+    pub(super) fn refused(&self, failure: &Failure) {
+        *self.state() = (IncomingState::Refused, Some(failure.to_report()), None);
+    }
+
+    fn is_over(&self) -> bool {
+        self.state().0 != IncomingState::Receiving
+    }
+
+    fn status(&self) -> IncomingStatus {
+        let (state, failure, running) = self.state().clone();
+        let since_begin = |at: Instant| {
+            u64::try_from(at.saturating_duration_since(self.begun).as_nanos()).unwrap_or(u64::MAX)
+        };
+        IncomingStatus {
+            id: self.id.to_string(),
+            vm: self.vm.clone(),
+            state,
+            failure,
+            running_ns: running.map(since_begin),
+            now_ns: since_begin(Instant::now()),
+        }
+    }
+}
+
+impl IncomingMigrations {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, vm: &str) -> Result<(Arc<Entry>, mpsc::Receiver<()>), ApiError> {
+        let mut id = [0; 16];
+        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| host_failed("no random numbers", &error))?;
+        let (cancel, cancelled) = mpsc::channel();
+        let entry = Arc::new(Entry {
+            id: MigrationId(id),
+            vm: vm.to_owned(),
+            begun: Instant::now(),
+            state: Mutex::new((IncomingState::Receiving, None, None)),
+            cancel,
+        });
+        let mut all = self.lock();
+        while all.len() >= HISTORY {
+            let Some(oldest) = all.iter().position(|entry| entry.is_over()) else { break };
+            all.remove(oldest);
+        }
+        all.push_back(Arc::clone(&entry));
+        Ok((entry, cancelled))
+    }
+
+    fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
+        self.lock().iter().find(|entry| entry.id.to_string() == id).cloned().ok_or_else(|| {
+            let mend = "the agent may have restarted since: see `godwit vm list` for where the VM runs";
+            ApiError::new(ErrorCode::NotFound, format!("no migration {id} arrives at this host"), mend)
+        })
+    }
+
+    /// Where one is.
+    pub fn status(&self, id: &str) -> Result<IncomingStatus, ApiError> {
+        Ok(self.find(id)?.status())
+    }
+
+    /// Asks one to be forgotten; without effect once its guest is committed here.
+    pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
+        // Whoever would hear it is gone: then it is over.
+        let _ = self.find(id)?.cancel.send(());
+        Ok(())
+    }
+}
+
+/// Makes a shadow VM for a source and waits for its lane, in a thread of its own.
+pub(super) async fn prepare(
+    agent: &Arc<Agent>,
+    request: IncomingRequest,
+) -> Result<IncomingAccepted, ApiError> {
+    check(agent, &request).await?;
+    let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
+    let vm =
+        agent.prepare_incoming(request.spec.clone(), request.epoch, &request.from, request.engine).await?;
+    let begun = match agent.incoming().add(&vm.name) {
+        Ok((entry, cancel)) => {
+            let begun = match request.engine {
+                EngineKind::Godwit => begin(agent, &vm, Arc::clone(&entry), cancel, listeners).await,
+                EngineKind::Qemu => {
+                    qemu_engine::begin_incoming(agent, &vm, Arc::clone(&entry), cancel, &request.qemu).await
+                }
+            };
+            if let Err(error) = &begun {
+                entry.refused(&Failure::new(FailureCode::HypervisorFailed, error.message.clone()));
+            }
+            begun
+        }
+        Err(error) => Err(error),
+    };
+    if begun.is_err() {
+        agent.discard(&vm).await;
+    }
+    begun
+}
+
+/// What can be told before anything is made. What the VM needs of the host is checked with the shadow.
+async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiError> {
+    let host = &agent.config().name;
+    let qemu = agent.qemu(request.spec.qemu.as_deref()).await?;
+    if request.spec.accel == Accelerator::Kvm
+        && let Err(error) = std::fs::File::open("/dev/kvm")
+    {
+        return Err(ApiError::new(
+            ErrorCode::Preflight,
+            format!("the VM runs by KVM and host {host} has none: /dev/kvm: {error}"),
+            "take a host with KVM",
+        ));
+    }
+    if !qemu.machines.iter().any(|machine| machine.name == request.spec.machine) {
+        return Err(ApiError::new(
+            ErrorCode::Preflight,
+            format!(
+                "the VM's machine type {} (QEMU {} on host {}) is not known to QEMU {} on host {host}",
+                request.spec.machine,
+                request.qemu_version,
+                request.from,
+                qemu.version_text()
+            ),
+            "upgrade QEMU on the destination, or create the VM with a machine type that both know",
+        ));
+    }
+    if agent.config().migration_addresses.is_empty() {
+        return Err(ApiError::new(
+            ErrorCode::Preflight,
+            format!("host {host} has no address for migrations"),
+            "set migration_addresses in its configuration",
+        ));
+    }
+    Ok(())
+}
+
+/// Listens on every address that this host has at the moment: one that is gone (a NIC that was down has lost its IPv6
+/// address) keeps no migration off the others.
+fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
+    let mut listeners = Vec::new();
+    let mut problem = None;
+    for &address in &agent.config().migration_addresses {
+        match godwit_lanes::listen(SocketAddr::new(address, 0)) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) => {
+                tracing::warn!(%address, %error, "no migration can arrive at this address");
+                problem = Some(error);
+            }
+        }
+    }
+    match problem {
+        Some(error) if listeners.is_empty() => {
+            let mend = "see that the host has one of the migration_addresses of its configuration";
+            Err(ApiError::new(ErrorCode::HostFailed, error.to_string(), mend))
+        }
+        _ => Ok(listeners),
+    }
+}
+
+async fn begin(
+    agent: &Arc<Agent>,
+    vm: &Arc<Vm>,
+    entry: Arc<Entry>,
+    cancel: mpsc::Receiver<()>,
+    listeners: Vec<TcpListener>,
+) -> Result<IncomingAccepted, ApiError> {
+    let failed = |failure: &Failure| {
+        ApiError::new(ErrorCode::HypervisorFailed, failure.detail.clone(), failure.code.mend())
+    };
+    let hypervisor =
+        QemuDestination::new(Arc::clone(agent), Arc::clone(vm)).await.map_err(|failure| failed(&failure))?;
+    let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
+    let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+    let accepted = IncomingAccepted { id: entry.id.to_string(), addresses };
+    let arrival = Arrival { id: entry.id, epoch: vm.epoch, regions: vm.regions.clone(), listeners, cancel };
+    std::thread::Builder::new()
+        .name(format!("in-{}", vm.name))
+        .spawn(move || match arrival.serve(hypervisor) {
+            Ending::Runs => entry.runs(None),
+            Ending::Discarded(failure) => entry.refused(&failure),
+        })
+        .map_err(|error| host_failed("no thread can be started", &error))?;
+    Ok(accepted)
+}
+
+/// A shadow VM that waits for its lane and its pages.
+struct Arrival {
+    id: MigrationId,
+    epoch: u64,
+    regions: Vec<Arc<Region>>,
+    listeners: Vec<TcpListener>,
+    cancel: mpsc::Receiver<()>,
+}
+
+impl Arrival {
+    fn serve(self, mut hypervisor: QemuDestination) -> Ending {
+        let lane = match self.wait_for_lane() {
+            Ok(lane) => lane,
+            Err(failure) => {
+                hypervisor.discard(&failure);
+                return Ending::Discarded(failure);
+            }
+        };
+        let Arrival { epoch, regions, listeners, cancel, .. } = self;
+        drop(listeners);
+        let (stop, stopped) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let ahead = regions.clone();
+            scope.spawn(move || allocate_ahead(&ahead, &stopped));
+            let ending = receive(DestinationJob { lane, epoch, regions, hypervisor }, &cancel);
+            drop(stop);
+            ending
+        })
+    }
+
+    fn wait_for_lane(&self) -> Result<WelcomedLane, Failure> {
+        let limit = Instant::now() + LANE_LIMIT;
+        let lost = |detail: String| Failure::new(FailureCode::LaneLost, detail);
+        while Instant::now() < limit {
+            if self.cancel.try_recv().is_ok() {
+                return Err(Failure::new(FailureCode::Cancelled, "cancelled before the source connected"));
+            }
+            let lane = match accept(&self.listeners, CANCEL_INTERVAL) {
+                Ok(Some(lane)) => lane,
+                Ok(None) => continue,
+                // A connection that was reset at once is no reason to miss the source's.
+                Err(error) => {
+                    tracing::warn!(%error, "a lane was not accepted");
+                    continue;
+                }
+            };
+            let peer = lane.peer();
+            let limits = lane.clone();
+            let welcomed = limits
+                .limit_silence(HELLO_LIMIT)
+                .map_err(|error| lost(error.to_string()))
+                .and_then(|()| welcome(lane, self.id));
+            match welcomed {
+                Ok(lane) => {
+                    limits.limit_silence(SILENCE_LIMIT).map_err(|error| lost(error.to_string()))?;
+                    return Ok(lane);
+                }
+                Err(failure) => tracing::warn!(%peer, %failure, "a lane was refused"),
+            }
+        }
+        Err(lost(format!("the source did not connect within {} s", LANE_LIMIT.as_secs())))
+    }
+}
+
+/// Takes memory from the kernel ahead of the pages: four to ten times faster than page by page as they arrive. Ends early
+/// when the migration is over.
+fn allocate_ahead(regions: &[Arc<Region>], stopped: &mpsc::Receiver<()>) {
+    for region in regions {
+        let mut at = 0;
+        while at < region.pages() {
+            if matches!(stopped.try_recv(), Err(mpsc::TryRecvError::Disconnected)) {
+                return;
+            }
+            let count = ALLOCATE_PAGES.min(region.pages() - at);
+            if let Err(error) = region.allocate(PageRange { first: at, count }) {
+                // The pages themselves will fail the same way, and that failure reaches the source.
+                return tracing::warn!(%error, "memory could not be allocated ahead");
+            }
+            at += count;
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The engines that move a VM, at both of its ends: the external engine's drivers bound to QEMU, and QEMU's own migration
+//! as the engine of comparison.
+
+mod incoming;
+mod outgoing;
+mod qemu_destination;
+mod qemu_engine;
+mod qemu_source;
+mod state_stream;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use godwit_api::{IncomingAccepted, IncomingRequest, IncomingStatus, MigrationRequest};
+use godwit_migration::{EngineKind, Outcome, Report};
+use http::StatusCode;
+
+pub use incoming::IncomingMigrations;
+
+use crate::agent::Agent;
+use crate::migrations::MigrationControl;
+use crate::server::routes::{Refusal, body};
+use crate::vm::Vm;
+
+/// Moves `vm` to `request.to`.
+///
+/// When it returns [`Outcome::Completed`] the guest runs there and [`Agent::release`] has been called; with
+/// [`Outcome::Failed`] or [`Outcome::Cancelled`] the guest runs on here; with [`Outcome::InDoubt`] it is paused here.
+pub async fn run(
+    agent: Arc<Agent>,
+    vm: Arc<Vm>,
+    request: MigrationRequest,
+    control: MigrationControl,
+) -> Report {
+    let begun = Instant::now();
+    let peer = match agent.peer(&request.to) {
+        Ok(peer) => peer,
+        Err(error) => {
+            let error = Some(outgoing::report_of_api(error));
+            return Report { error, ..outgoing::blank_report(&agent, &vm, &request, begun, Outcome::Failed) };
+        }
+    };
+    let outgoing = outgoing::Outgoing { agent, vm, request, peer, begun };
+    match outgoing.request.engine {
+        EngineKind::Godwit => outgoing.run(&control).await,
+        EngineKind::Qemu => qemu_engine::run(&outgoing, &control).await,
+    }
+}
+
+/// What other agents ask of the destination: `/v1/incoming`.
+pub fn routes() -> Router<Arc<Agent>> {
+    Router::new().route("/v1/incoming", post(prepare)).route("/v1/incoming/{id}", get(show).delete(cancel))
+}
+
+async fn prepare(
+    State(agent): State<Arc<Agent>>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<IncomingAccepted>), Refusal> {
+    let request: IncomingRequest = body(&bytes)?;
+    // In a task of its own: a source that hangs up must not leave a shadow that nobody waits with.
+    let prepared = tokio::spawn(async move { incoming::prepare(&agent, request).await });
+    let accepted = prepared.await.map_err(|error| crate::failure::task_failed(&error))??;
+    Ok((StatusCode::CREATED, Json(accepted)))
+}
+
+async fn show(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+) -> Result<Json<IncomingStatus>, Refusal> {
+    Ok(Json(agent.incoming().status(&id)?))
+}
+
+async fn cancel(State(agent): State<Arc<Agent>>, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+    agent.incoming().cancel(&id)?;
+    Ok(StatusCode::NO_CONTENT)
+}

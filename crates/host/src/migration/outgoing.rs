@@ -1,0 +1,339 @@
+//! The external engine at the source: checks, the request to the destination, the lane, the driver, the report.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_api::{
+    ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState,
+    IncomingStatus, MigrationRequest,
+};
+use godwit_lanes::Lane;
+use godwit_migration::drive::{self, Inbox, SourceJob, SourceResult};
+use godwit_migration::source::Verdict;
+use godwit_migration::{Failure, FailureCode, FailureReport, Outcome, Policy, Report, millis};
+use godwit_ram::DirtyTracker;
+use godwit_wire::MigrationId;
+use tokio::runtime::Handle;
+
+use super::qemu_source::QemuSource;
+use super::state_stream::{self, qemu_failure};
+use crate::agent::Agent;
+use crate::migrations::MigrationControl;
+use crate::vm::Vm;
+
+/// How long a lane may take to connect.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// For how long the destination is asked what became of a commit before doubt is reported.
+const VERDICT_LIMIT: Duration = Duration::from_secs(20);
+/// Between two such questions.
+const VERDICT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A migration that this host sends.
+pub(super) struct Outgoing {
+    pub(super) agent: Arc<Agent>,
+    pub(super) vm: Arc<Vm>,
+    pub(super) request: MigrationRequest,
+    pub(super) peer: Client,
+    pub(super) begun: Instant,
+}
+
+impl Outgoing {
+    /// Moves the VM by the external engine.
+    pub(super) async fn run(&self, control: &MigrationControl) -> Report {
+        match self.try_run(control).await {
+            Ok((result, preflight)) => self.report_of(result, preflight),
+            Err(failure) => self.failed(failure),
+        }
+    }
+
+    async fn try_run(&self, control: &MigrationControl) -> Result<(SourceResult, Duration), FailureReport> {
+        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
+        self.check(&qemu)?;
+        let tracker = self.attach().await?;
+        let preflight = self.begun.elapsed();
+        let accepted = self.ask_destination(&qemu).await?;
+        let sent = self.send(control, tracker, &accepted, preflight).await;
+        if !sent.as_ref().is_ok_and(|result| result.outcome == Outcome::Completed) {
+            // Where the lane never came to be, nobody else tells the destination to forget it.
+            let _ = self.peer.delete(&format!("/v1/incoming/{}", accepted.id)).await;
+        }
+        Ok((sent.map_err(|failure| failure.to_report())?, preflight))
+    }
+
+    /// What keeps this engine from moving the VM, before anything is made.
+    fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), FailureReport> {
+        let obstacles = godwit_qemu::external_engine_obstacles(&self.vm.spec, qemu);
+        if let Some(first) = obstacles.first() {
+            let all: Vec<_> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
+            return Err(FailureReport {
+                code: first.code.to_string(),
+                message: format!(
+                    "the external engine can't move VM \"{}\": {}",
+                    self.vm.name,
+                    all.join("; ")
+                ),
+                mend: first.mend.clone(),
+            });
+        }
+        match self.agent.tracking_problem() {
+            Some(problem) => Err(FailureReport {
+                code: ErrorCode::Preflight.to_string(),
+                message: format!("host {} can't track memory: {problem}", self.agent.config().name),
+                mend: "mend that, or use --engine qemu".into(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    async fn attach(&self) -> Result<DirtyTracker, FailureReport> {
+        let vm = Arc::clone(&self.vm);
+        let attached = tokio::task::spawn_blocking(move || {
+            DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions)
+        });
+        let failed = |why: String| FailureReport {
+            code: ErrorCode::Preflight.to_string(),
+            message: format!("the memory of VM \"{}\" can't be tracked: {why}", self.vm.name),
+            mend: "mend that, or use --engine qemu".into(),
+        };
+        match attached.await {
+            Ok(Ok(tracker)) => Ok(tracker),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
+
+    /// Has the destination make its shadow VM.
+    pub(super) async fn ask_destination(
+        &self,
+        qemu: &godwit_qemu::QemuInfo,
+    ) -> Result<IncomingAccepted, FailureReport> {
+        let request = IncomingRequest {
+            spec: self.vm.spec.clone(),
+            epoch: self.vm.epoch + 1,
+            from: self.agent.config().name.clone(),
+            qemu_version: qemu.version_text(),
+            engine: self.request.engine,
+            qemu: self.request.qemu.clone(),
+        };
+        self.peer
+            .post("/v1/incoming", &request)
+            .await
+            .map_err(|error| report_of_client(&self.request.to, error))
+    }
+
+    async fn send(
+        &self,
+        control: &MigrationControl,
+        tracker: DirtyTracker,
+        accepted: &IncomingAccepted,
+        preflight: Duration,
+    ) -> Result<SourceResult, Failure> {
+        let host = &self.agent.config().name;
+        let migration: MigrationId = accepted
+            .id
+            .parse()
+            .map_err(|_| Failure::new(FailureCode::ProtocolBroken, "the destination's id is none"))?;
+        let qmp = &self.vm.process.qmp;
+        state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
+        let runs = self.vm.is_running().await == Some(true);
+        let lane = connect(accepted.addresses.clone()).await?;
+        // From here on a restarted agent that finds the guest standing still asks before it lets it run.
+        self.agent
+            .mark_hand_over(&self.vm)
+            .await
+            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
+        let (inbox, events) = drive::inbox();
+        let job = Job {
+            lane,
+            migration,
+            tracker,
+            runs,
+            preflight,
+            runtime: Handle::current(),
+            progress: control.progress_sender(),
+        };
+        let running = self.on_a_thread(job, inbox.clone(), events, accepted.id.clone())?;
+        tokio::pin!(running);
+        let result = tokio::select! {
+            result = &mut running => result,
+            () = control.cancelled() => {
+                inbox.cancel();
+                running.await
+            }
+        };
+        // Nobody knows how far it was.
+        result.map_err(|_| Failure::new(FailureCode::InDoubt, "the engine's thread ended without a result"))
+    }
+
+    /// The driver blocks on sockets: it has a thread of its own.
+    fn on_a_thread(
+        &self,
+        job: Job,
+        inbox: Inbox,
+        events: drive::Events,
+        id: String,
+    ) -> Result<tokio::sync::oneshot::Receiver<SourceResult>, Failure> {
+        let (agent, vm, peer, begun) =
+            (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
+        let budget =
+            Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
+        let (done, result) = tokio::sync::oneshot::channel();
+        let body = move || {
+            let hypervisor = QemuSource::new(agent, Arc::clone(&vm), job.runtime.clone(), job.runs);
+            let ask_verdict = || job.runtime.block_on(ask_verdict(&peer, &id));
+            let source = SourceJob {
+                lane: job.lane,
+                migration: job.migration,
+                epoch: vm.epoch + 1,
+                runs: job.runs,
+                policy: Policy { switchover_budget: budget, ..Policy::default() },
+                preflight: job.preflight,
+                regions: vm.regions.clone(),
+                tracker: job.tracker,
+                hypervisor,
+                begun,
+                progress: &|progress| {
+                    job.progress.send_replace(progress);
+                },
+                ask_verdict: &ask_verdict,
+            };
+            let _ = done.send(drive::send(source, &inbox, events));
+        };
+        let spawned = std::thread::Builder::new().name(format!("out-{}", self.vm.name)).spawn(body);
+        match spawned {
+            Ok(_) => Ok(result),
+            Err(error) => {
+                Err(Failure::new(FailureCode::Internal, format!("no thread can be started: {error}")))
+            }
+        }
+    }
+
+    fn report_of(&self, result: SourceResult, preflight: Duration) -> Report {
+        tracing::debug!(preflight_ms = millis(preflight), vm = self.vm.name, "driver ended");
+        Report {
+            outcome: result.outcome,
+            migration_time_ms: millis(self.begun.elapsed()),
+            switchover_ms: result.switchover.as_ref().map(godwit_migration::SwitchoverReport::total_ms),
+            wire_bytes: result.wire_bytes,
+            round_trip_ms: result.round_trip.map(millis),
+            rounds: result.rounds,
+            phases: result.phases,
+            switchover: result.switchover,
+            error: result.failure.map(|failure| failure.to_report()),
+            ..self.blank(Outcome::Failed)
+        }
+    }
+
+    pub(super) fn failed(&self, failure: FailureReport) -> Report {
+        let outcome = match failure.code.as_str() {
+            code if code == FailureCode::Cancelled.name() => Outcome::Cancelled,
+            code if code == FailureCode::InDoubt.name() => Outcome::InDoubt,
+            _ => Outcome::Failed,
+        };
+        Report { error: Some(failure), ..self.blank(outcome) }
+    }
+
+    /// A report with nothing in it yet.
+    pub(super) fn blank(&self, outcome: Outcome) -> Report {
+        blank_report(&self.agent, &self.vm, &self.request, self.begun, outcome)
+    }
+}
+
+/// A report with nothing in it yet.
+pub(super) fn blank_report(
+    agent: &Agent,
+    vm: &Vm,
+    request: &MigrationRequest,
+    begun: Instant,
+    outcome: Outcome,
+) -> Report {
+    Report {
+        outcome,
+        engine: request.engine,
+        vm: vm.name.clone(),
+        from: agent.config().name.clone(),
+        to: request.to.clone(),
+        migration_time_ms: millis(begun.elapsed()),
+        switchover_ms: None,
+        blackout_ms: None,
+        wire_bytes: 0,
+        guest_bytes: vm.spec.memory_bytes(),
+        round_trip_ms: None,
+        rounds: Vec::new(),
+        phases: Vec::new(),
+        switchover: None,
+        error: None,
+    }
+}
+
+/// What the driver's thread gets beside what it shares.
+struct Job {
+    lane: Lane,
+    migration: MigrationId,
+    tracker: DirtyTracker,
+    runs: bool,
+    preflight: Duration,
+    runtime: Handle,
+    progress: tokio::sync::watch::Sender<godwit_migration::Progress>,
+}
+
+/// The first address that answers.
+async fn connect(addresses: Vec<SocketAddr>) -> Result<Lane, Failure> {
+    let connected = tokio::task::spawn_blocking(move || {
+        let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for the lane");
+        for address in addresses {
+            match godwit_lanes::connect(address, CONNECT_LIMIT) {
+                Ok(lane) => return Ok(lane),
+                Err(error) => last = Failure::new(FailureCode::LaneLost, error.to_string()),
+            }
+        }
+        Err(last)
+    });
+    connected.await.unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
+}
+
+/// Asks the destination what became of a commit, for as long as doubt is bearable.
+async fn ask_verdict(peer: &Client, id: &str) -> Verdict {
+    let limit = Instant::now() + VERDICT_LIMIT;
+    let mut every = tokio::time::interval(VERDICT_INTERVAL);
+    while Instant::now() < limit {
+        every.tick().await;
+        let Ok(status) = peer.get::<IncomingStatus>(&format!("/v1/incoming/{id}")).await else { continue };
+        match status.state {
+            IncomingState::Runs => return Verdict::Runs,
+            IncomingState::Refused => {
+                let why =
+                    status.failure.map_or_else(|| "it does not say why".into(), |failure| failure.message);
+                let detail = format!("the lane broke, and the destination did not take the guest: {why}");
+                return Verdict::Refused(Failure::new(FailureCode::LaneLost, detail));
+            }
+            IncomingState::Receiving => {}
+        }
+    }
+    Verdict::Unknown
+}
+
+pub(super) fn report_of_api(error: ApiError) -> FailureReport {
+    FailureReport { code: error.code.to_string(), message: error.message, mend: error.mend }
+}
+
+pub(super) fn report_of_client(host: &str, error: ClientError) -> FailureReport {
+    match error {
+        ClientError::Refused(error) => FailureReport {
+            code: error.code.to_string(),
+            message: format!("host {host} does not take the VM: {}", error.message),
+            mend: error.mend,
+        },
+        ClientError::Unreachable { .. } => FailureReport {
+            code: ErrorCode::PeerUnreachable.to_string(),
+            message: format!("host {host}: {error}"),
+            mend: "start the agent there, and check [peers] in this agent's configuration".into(),
+        },
+        ClientError::Protocol { .. } => FailureReport {
+            code: ErrorCode::PeerVersion.to_string(),
+            message: format!("host {host}: {error}"),
+            mend: "both agents must run releases that know each other".into(),
+        },
+    }
+}

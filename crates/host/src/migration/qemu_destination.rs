@@ -1,0 +1,136 @@
+//! QEMU as the hypervisor of a migration's destination: a shadow VM that waits for its device state.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_migration::drive::DestinationHypervisor;
+use godwit_migration::{Failure, FailureCode};
+use godwit_qemu::{AnnounceParameters, MigrationStatus, QmpEvent, RESUME};
+use tokio::runtime::Handle;
+use tokio::sync::broadcast;
+
+use super::state_stream::{self, STREAM, qemu_failure};
+use crate::agent::Agent;
+use crate::vm::Vm;
+
+/// How long QEMU may take to read, or to load, the device state.
+const LOAD_LIMIT: Duration = Duration::from_secs(30);
+
+/// The destination's QEMU. Driven from a plain thread.
+pub(super) struct QemuDestination {
+    agent: Arc<Agent>,
+    vm: Arc<Vm>,
+    runtime: Handle,
+    stream: UnixStream,
+    events: broadcast::Receiver<QmpEvent>,
+}
+
+impl QemuDestination {
+    /// Gives the shadow VM its stream.
+    pub(super) async fn new(agent: Arc<Agent>, vm: Arc<Vm>) -> Result<Self, Failure> {
+        let host = agent.config().name.clone();
+        let local = |error: std::io::Error| {
+            Failure::new(FailureCode::Internal, format!("the device state's stream can't be made: {error}"))
+        };
+        let qmp = &vm.process.qmp;
+        state_stream::set_up(qmp, false).await.map_err(|error| qemu_failure(&host, "prepare", &error))?;
+        let (stream, theirs) = UnixStream::pair().map_err(local)?;
+        stream.set_write_timeout(Some(LOAD_LIMIT)).map_err(local)?;
+        qmp.getfd(STREAM, theirs.as_fd())
+            .await
+            .map_err(|error| qemu_failure(&host, "take the stream", &error))?;
+        let events = qmp.events();
+        let uri = format!("fd:{STREAM}");
+        qmp.migrate_incoming(&uri)
+            .await
+            .map_err(|error| qemu_failure(&host, "wait for the stream", &error))?;
+        Ok(QemuDestination { agent, vm: Arc::clone(&vm), runtime: Handle::current(), stream, events })
+    }
+
+    fn failure(&self, what: &str) -> Failure {
+        let words =
+            self.vm.files.last_words().map_or(String::new(), |words| format!(" (its last words: {words})"));
+        let detail = format!("QEMU on host {} {what}{words}", self.agent.config().name);
+        Failure::new(FailureCode::HypervisorFailed, detail)
+    }
+}
+
+async fn until_loaded(vm: &Vm, events: &mut broadcast::Receiver<QmpEvent>) -> Result<(), &'static str> {
+    loop {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            _ = vm.process.exited() => return Err("ended while it loaded the device state"),
+        };
+        match event.as_ref().map(MigrationStatus::of_event) {
+            Ok(Some(MigrationStatus::Completed)) => return Ok(()),
+            Ok(Some(MigrationStatus::Failed)) => return Err("could not load the device state"),
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => return Err("closed its monitor"),
+        }
+    }
+}
+
+impl DestinationHypervisor for QemuDestination {
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.stream
+            .write_all(bytes)
+            .map_err(|error| self.failure(&format!("does not take the device state: {error}")))
+    }
+
+    fn finish_load(&mut self) -> Result<(), Failure> {
+        let (vm, events) = (&self.vm, &mut self.events);
+        let loaded =
+            self.runtime.block_on(async { tokio::time::timeout(LOAD_LIMIT, until_loaded(vm, events)).await });
+        match loaded {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(why)) => Err(self.failure(why)),
+            Err(_) => Err(self.failure("did not load the device state in time")),
+        }
+    }
+
+    fn run(&mut self, run: bool) -> Result<(), Failure> {
+        if !run {
+            return Ok(());
+        }
+        // Nothing is written to disk before: a shadow whose vCPUs run is known to be this host's (Agent::open).
+        let (qmp, events) = (&self.vm.process.qmp, &mut self.events);
+        let running = self.runtime.block_on(async {
+            let mut answer = std::pin::pin!(qmp.cont());
+            loop {
+                tokio::select! {
+                    // QEMU says that the vCPUs run before it answers the command, by milliseconds when it is busy.
+                    event = events.recv() => match event {
+                        Ok(event) if event.name == RESUME => return Ok(()),
+                        Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+                        Err(broadcast::error::RecvError::Closed) => return answer.await,
+                    },
+                    answered = &mut answer => return answered,
+                }
+            }
+        });
+        running.map_err(|error| qemu_failure(&self.agent.config().name, "let the guest run", &error))
+    }
+
+    fn discard(&mut self, failure: &Failure) {
+        tracing::warn!(vm = self.vm.name, %failure, "shadow discarded");
+        self.runtime.block_on(self.agent.discard(&self.vm));
+    }
+
+    fn promote(&mut self) {
+        self.runtime.block_on(async {
+            if let Err(error) = self.agent.promote(&self.vm).await {
+                tracing::error!(vm = self.vm.name, %error, "the VM's record could not be saved");
+            }
+            // QEMU has announced the addresses when it had loaded the state; once more, now that the guest answers.
+            if let Err(error) = self.vm.process.qmp.announce_self(AnnounceParameters::default()).await {
+                tracing::warn!(vm = self.vm.name, %error, "the addresses were announced once only");
+            }
+            if let Err(error) = state_stream::reset(&self.vm.process.qmp).await {
+                tracing::warn!(vm = self.vm.name, %error, "migration capabilities stay set");
+            }
+        });
+    }
+}

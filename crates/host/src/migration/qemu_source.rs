@@ -1,0 +1,233 @@
+//! QEMU as the hypervisor of a migration's source.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
+use godwit_migration::{Failure, FailureCode};
+use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, STOP};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::runtime::Handle;
+use tokio::sync::{broadcast, oneshot};
+use tokio::task::JoinHandle;
+
+use super::state_stream::{self, STREAM, qemu_failure};
+use crate::agent::Agent;
+use crate::vm::Vm;
+
+/// How long QEMU may take to end a migration that was cancelled.
+const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+/// Pieces of the device state as they are read.
+const CHUNK_BYTES: usize = 128 * 1024;
+
+/// The source's QEMU. Driven from a plain thread; the work with QMP is done on the agent's runtime.
+pub(super) struct QemuSource {
+    agent: Arc<Agent>,
+    vm: Arc<Vm>,
+    runtime: Handle,
+    /// Whether the guest ran when the migration began.
+    runs: bool,
+    relay: Option<JoinHandle<()>>,
+    /// Lets the relay have the device state written.
+    write: Option<oneshot::Sender<()>>,
+}
+
+impl QemuSource {
+    pub(super) fn new(agent: Arc<Agent>, vm: Arc<Vm>, runtime: Handle, runs: bool) -> Self {
+        QemuSource { agent, vm, runtime, runs, relay: None, write: None }
+    }
+
+    fn qmp(&self) -> &Qmp {
+        &self.vm.process.qmp
+    }
+
+    fn failure(&self, what: &str, error: &godwit_qemu::QmpError) -> Failure {
+        qemu_failure(&self.agent.config().name, what, error)
+    }
+
+    async fn begin(&self, inbox: &Inbox, write: oneshot::Receiver<()>) -> Result<JoinHandle<()>, Failure> {
+        let local = |error: std::io::Error| {
+            Failure::new(FailureCode::Internal, format!("the device state's stream can't be made: {error}"))
+        };
+        let (ours, theirs) = UnixStream::pair().map_err(local)?;
+        let theirs = theirs.into_std().map_err(local)?;
+        theirs.set_nonblocking(false).map_err(local)?;
+        // Heard from before the command, so that no event is missed.
+        let events = self.qmp().events();
+        let told = |what: &'static str| move |error: godwit_qemu::QmpError| self.failure(what, &error);
+        self.qmp().getfd(STREAM, std::os::fd::AsFd::as_fd(&theirs)).await.map_err(told("take the stream"))?;
+        drop(theirs);
+        if let Err(error) = self.qmp().migrate(&format!("fd:{STREAM}")).await {
+            return Err(self.failure("begin to migrate", &error));
+        }
+        let relay = Relay {
+            qmp: self.qmp().clone(),
+            host: self.agent.config().name.clone(),
+            stream: ours,
+            inbox: inbox.clone(),
+            told_stopped: false,
+            write,
+        };
+        Ok(self.runtime.spawn(relay.run(events)))
+    }
+
+    /// Ends QEMU's migration, whatever it is at, and lets the guest run if it ran.
+    async fn undo(&self) -> Result<(), Failure> {
+        let limit = Instant::now() + CANCEL_LIMIT;
+        let mut events = self.qmp().events();
+        let status = |what| move |error: godwit_qemu::QmpError| self.failure(what, &error);
+        let mut cancelled = false;
+        loop {
+            let info = self.qmp().query_migrate().await.map_err(status("say how its migration stands"))?;
+            if info.status.as_ref().is_none_or(MigrationStatus::is_over) {
+                break;
+            }
+            if !cancelled {
+                self.qmp().migrate_cancel().await.map_err(status("cancel its migration"))?;
+                cancelled = true;
+            }
+            // Its next word, or another look: an event may have come before we listened.
+            let patience = limit.saturating_duration_since(Instant::now()).min(Duration::from_millis(20));
+            if limit <= Instant::now() {
+                let detail = format!("QEMU did not end its migration within {} s", CANCEL_LIMIT.as_secs());
+                return Err(Failure::new(FailureCode::HypervisorFailed, detail));
+            }
+            let _ = tokio::time::timeout(patience, events.recv()).await;
+        }
+        if self.runs && self.vm.is_running().await != Some(true) {
+            // Also takes disks back that were let go for the destination (QEMU's qmp_cont).
+            self.qmp().cont().await.map_err(status("let the guest run on"))?;
+        }
+        if let Err(error) = state_stream::reset(self.qmp()).await {
+            tracing::warn!(vm = self.vm.name, %error, "migration capabilities stay set");
+        }
+        Ok(())
+    }
+}
+
+impl SourceHypervisor for QemuSource {
+    fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure> {
+        let (write, allowed) = oneshot::channel();
+        self.relay = Some(self.runtime.block_on(self.begin(events, allowed))?);
+        self.write = Some(write);
+        Ok(())
+    }
+
+    fn write_device_state(&mut self) -> Result<(), Failure> {
+        // QEMU may not be ready for it yet; the relay knows when it is, and this thread has pages to send meanwhile.
+        if let Some(write) = self.write.take() {
+            // A relay that has ended has told why.
+            let _ = write.send(());
+        }
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), Failure> {
+        if let Some(relay) = self.relay.take() {
+            relay.abort();
+        }
+        self.runtime.block_on(self.undo())
+    }
+
+    fn release(&mut self) {
+        if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm)) {
+            tracing::error!(vm = self.vm.name, %error, "the moved VM's remains could not be removed");
+        }
+    }
+}
+
+/// Hands on what QEMU says and writes between the begin of its migration and the end.
+struct Relay {
+    qmp: Qmp,
+    host: String,
+    stream: UnixStream,
+    inbox: Inbox,
+    /// The stop has been told.
+    told_stopped: bool,
+    /// Says that the device state may be written.
+    write: oneshot::Receiver<()>,
+}
+
+impl Relay {
+    async fn run(mut self, mut events: broadcast::Receiver<QmpEvent>) {
+        let mut open = true;
+        loop {
+            tokio::select! {
+                ready = self.stream.ready(Interest::READABLE), if open => {
+                    open = ready.is_ok() && self.pass_on_what_is_there();
+                }
+                event = events.recv() => match event {
+                    Ok(event) => if self.take(&event).await { return },
+                    Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(broadcast::error::RecvError::Closed) => return self.fail("its monitor is closed"),
+                },
+                why = self.qmp.closed() => return self.fail(&why),
+            }
+        }
+    }
+
+    /// True: nothing more is to come.
+    async fn take(&mut self, event: &QmpEvent) -> bool {
+        if event.name == STOP {
+            self.tell_stopped(event.at);
+        }
+        match MigrationStatus::of_event(event) {
+            Some(MigrationStatus::PreSwitchover) => {
+                // A guest that was paused before stops no more: it stands still from here on.
+                self.tell_stopped(event.at);
+                // About a millisecond after the stop (QEMU 7.2 waits so long for its own threads): the last pages travel
+                // meanwhile.
+                if (&mut self.write).await.is_err() {
+                    return true;
+                }
+                match self.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await {
+                    Ok(()) => false,
+                    Err(error) => {
+                        self.fail(&format!("it would not write the device state: {error}"));
+                        true
+                    }
+                }
+            }
+            Some(MigrationStatus::Completed) => {
+                // QEMU has flushed its stream before it says so: what is left is in the socket.
+                self.pass_on_what_is_there();
+                self.inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
+                true
+            }
+            Some(status @ (MigrationStatus::Failed | MigrationStatus::Cancelled)) => {
+                self.fail(&format!("its migration is {status}"));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn tell_stopped(&mut self, at: Instant) {
+        if !std::mem::replace(&mut self.told_stopped, true) {
+            self.inbox.hypervisor(at, HypervisorEvent::Stopped);
+        }
+    }
+
+    /// False: the stream is at its end.
+    fn pass_on_what_is_there(&mut self) -> bool {
+        loop {
+            let mut chunk = vec![0; CHUNK_BYTES];
+            match self.stream.try_read(&mut chunk) {
+                Ok(0) => return false,
+                Ok(read) => {
+                    chunk.truncate(read);
+                    self.inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceState(chunk));
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn fail(&self, why: &str) {
+        let detail = format!("QEMU on host {} can't go on: {why}", self.host);
+        let failure = Failure::new(FailureCode::HypervisorFailed, detail);
+        self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
+    }
+}

@@ -1,0 +1,264 @@
+//! The migrations that run or ran from this host: progress to watch, a way to cancel, the report at the end.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use godwit_api::{ApiError, ErrorCode, MigrationStatus};
+use godwit_migration::{EngineKind, Progress, Report};
+use tokio::sync::watch;
+
+/// Finished migrations that are remembered.
+const HISTORY: usize = 256;
+
+/// Every migration of this agent's life, the oldest first, bounded.
+#[derive(Debug, Default)]
+pub struct Migrations {
+    all: Mutex<VecDeque<Arc<Entry>>>,
+    count: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: String,
+    vm: String,
+    from: String,
+    to: String,
+    engine: EngineKind,
+    started_unix_ms: u64,
+    progress: watch::Receiver<Progress>,
+    report: watch::Sender<Option<Report>>,
+    cancel: watch::Sender<bool>,
+}
+
+/// What an engine is given: where to tell how far it is, and where it learns that it shall stop.
+#[derive(Debug)]
+pub struct MigrationControl {
+    /// The migration's name.
+    pub id: String,
+    progress: watch::Sender<Progress>,
+    cancel: watch::Receiver<bool>,
+}
+
+impl MigrationControl {
+    /// Shows how far it is.
+    pub fn progress(&self, progress: Progress) {
+        self.progress.send_replace(progress);
+    }
+
+    /// Whether somebody asked to cancel. Cheap, for threads that do not wait.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        *self.cancel.borrow()
+    }
+
+    /// Returns when somebody asks to cancel; never, if nobody does.
+    pub async fn cancelled(&self) {
+        let mut cancel = self.cancel.clone();
+        if cancel.wait_for(|cancelled| *cancelled).await.is_err() {
+            // Nobody is left who could ask.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// A receiver of the cancel flag, to hand to another thread.
+    #[must_use]
+    pub fn cancel_flag(&self) -> watch::Receiver<bool> {
+        self.cancel.clone()
+    }
+
+    /// A sender of the progress, to hand to another thread.
+    #[must_use]
+    pub fn progress_sender(&self) -> watch::Sender<Progress> {
+        self.progress.clone()
+    }
+}
+
+/// One migration as those see it who watch it.
+#[derive(Clone, Debug)]
+pub struct MigrationWatch {
+    /// Where it is.
+    pub progress: watch::Receiver<Progress>,
+    /// How it ended; none until then.
+    pub report: watch::Receiver<Option<Report>>,
+}
+
+impl Migrations {
+    /// A name for the next migration: the second it begins in and a count, so that it differs from those of this
+    /// agent's earlier lives too.
+    #[must_use]
+    pub fn fresh_id(&self) -> String {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        format!("m{:x}-{}", since_1970.as_secs(), self.count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Takes a migration in that begins now.
+    pub fn register(
+        &self,
+        id: &str,
+        vm: &str,
+        from: &str,
+        to: &str,
+        engine: EngineKind,
+        total_bytes: u64,
+    ) -> MigrationControl {
+        let (progress, progress_watch) = watch::channel(Progress::begin(total_bytes));
+        let (cancel, cancel_watch) = watch::channel(false);
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let entry = Entry {
+            id: id.to_owned(),
+            vm: vm.to_owned(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+            engine,
+            started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
+            progress: progress_watch,
+            report: watch::channel(None).0,
+            cancel,
+        };
+        let mut all = self.lock();
+        while all.len() >= HISTORY {
+            // Only what is over may be forgotten.
+            let Some(oldest) = all.iter().position(|entry| entry.report.borrow().is_some()) else {
+                break;
+            };
+            all.remove(oldest);
+        }
+        all.push_back(Arc::new(entry));
+        MigrationControl { id: id.to_owned(), progress, cancel: cancel_watch }
+    }
+
+    /// Ends a migration; who watches it gets the report.
+    pub fn finish(&self, id: &str, report: Report) {
+        if let Ok(entry) = self.find(id) {
+            entry.report.send_replace(Some(report));
+        }
+    }
+
+    /// All of them, the newest first.
+    #[must_use]
+    pub fn list(&self) -> Vec<MigrationStatus> {
+        self.lock().iter().rev().map(|entry| entry.status()).collect()
+    }
+
+    /// One of them.
+    pub fn status(&self, id: &str) -> Result<MigrationStatus, ApiError> {
+        self.find(id).map(|entry| entry.status())
+    }
+
+    /// One of them, to follow.
+    pub fn watch(&self, id: &str) -> Result<MigrationWatch, ApiError> {
+        let entry = self.find(id)?;
+        Ok(MigrationWatch { progress: entry.progress.clone(), report: entry.report.subscribe() })
+    }
+
+    /// Asks one to roll back; an error when it is over.
+    pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
+        let entry = self.find(id)?;
+        if entry.report.borrow().is_some() {
+            let message = format!("migration {id} is over already");
+            return Err(ApiError::new(
+                ErrorCode::WrongState,
+                message,
+                format!("see its report with `godwit migration show {id}`"),
+            ));
+        }
+        entry.cancel.send_replace(true);
+        Ok(())
+    }
+
+    fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
+        self.lock().iter().find(|entry| entry.id == id).cloned().ok_or_else(|| {
+            ApiError::new(
+                ErrorCode::NotFound,
+                format!("no migration {id} on this host"),
+                format!("see `godwit migration list`; the last {HISTORY} since the agent's start are kept, on the source host"),
+            )
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn status(&self) -> MigrationStatus {
+        MigrationStatus {
+            id: self.id.clone(),
+            vm: self.vm.clone(),
+            from: self.from.clone(),
+            to: self.to.clone(),
+            engine: self.engine,
+            started_unix_ms: self.started_unix_ms,
+            progress: self.progress.borrow().clone(),
+            report: self.report.borrow().clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_migration::Outcome;
+
+    use super::*;
+
+    fn report(vm: &str) -> Report {
+        Report {
+            outcome: Outcome::Completed,
+            engine: EngineKind::Godwit,
+            vm: vm.into(),
+            from: "a".into(),
+            to: "b".into(),
+            migration_time_ms: 1.0,
+            switchover_ms: None,
+            blackout_ms: None,
+            wire_bytes: 0,
+            guest_bytes: 0,
+            round_trip_ms: None,
+            rounds: vec![],
+            phases: vec![],
+            switchover: None,
+            error: None,
+        }
+    }
+
+    fn begin(migrations: &Migrations) -> MigrationControl {
+        let id = migrations.fresh_id();
+        migrations.register(&id, "web", "a", "b", EngineKind::Godwit, 1 << 20)
+    }
+
+    #[tokio::test]
+    async fn a_migration_is_watched_cancelled_and_over() {
+        let migrations = Migrations::default();
+        let control = begin(&migrations);
+        let mut watch = migrations.watch(&control.id).unwrap();
+        control.progress(Progress { round: 3, ..Progress::begin(1 << 20) });
+        watch.progress.changed().await.unwrap();
+        assert_eq!(migrations.status(&control.id).unwrap().progress.round, 3);
+        assert!(!control.is_cancelled());
+        migrations.cancel(&control.id).unwrap();
+        control.cancelled().await;
+        assert!(control.is_cancelled());
+        migrations.finish(&control.id, report("web"));
+        assert!(watch.report.wait_for(Option::is_some).await.is_ok());
+        assert_eq!(migrations.cancel(&control.id).unwrap_err().code, ErrorCode::WrongState);
+        assert_eq!(migrations.cancel("m0").unwrap_err().code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn the_history_is_bounded_and_keeps_what_runs() {
+        let migrations = Migrations::default();
+        let first = begin(&migrations);
+        for _ in 0..2 * HISTORY {
+            let control = begin(&migrations);
+            migrations.finish(&control.id, report("web"));
+        }
+        assert_eq!(migrations.list().len(), HISTORY);
+        assert!(migrations.status(&first.id).is_ok());
+        let ids: std::collections::BTreeSet<_> =
+            migrations.list().into_iter().map(|status| status.id).collect();
+        assert_eq!(ids.len(), HISTORY);
+    }
+}

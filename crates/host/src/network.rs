@@ -1,0 +1,166 @@
+//! Taps for NICs: made here, joined to their network's bridge, and handed to QEMU as an open file. A tap lives as
+//! long as a process holds that file, so the end of QEMU is its end too; nothing has to be removed.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use futures::TryStreamExt;
+use godwit_qemu::ResolvedNic;
+use rtnetlink::packet_route::link::LinkAttribute;
+use rtnetlink::{Handle, LinkUnspec, new_connection};
+use tun_rs::{DeviceBuilder, Layer};
+
+/// Why a NIC has no network.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetworkError {
+    /// The kernel makes no tap.
+    #[error("the tap {tap} can't be made: {source} ({})", tap_mend(.source))]
+    Tap {
+        /// Its name.
+        tap: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The bridge is not there.
+    #[error(
+        "the bridge {bridge} of network \"{network}\" does not exist (make it with `ip link add {bridge} type bridge`, or correct networks.{network}.bridge in the configuration)"
+    )]
+    NoBridge {
+        /// The network's name.
+        network: String,
+        /// The bridge's name.
+        bridge: String,
+    },
+    /// Netlink says no.
+    #[error("{what} failed: {why} (the agent needs CAP_NET_ADMIN in its network namespace)")]
+    Netlink {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        why: String,
+    },
+}
+
+fn tap_mend(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        // EBUSY
+        Some(16) => {
+            "another process holds a tap of that name: is a QEMU of an earlier VM of that name still running?"
+        }
+        // EPERM
+        Some(1) => "the agent needs CAP_NET_ADMIN",
+        _ => "is the kernel module tun loaded?",
+    }
+}
+
+/// A tap on its bridge.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    /// The open file that keeps it alive; QEMU inherits it.
+    pub file: OwnedFd,
+}
+
+/// The name of a VM's tap: at most 15 bytes (IFNAMSIZ), the same at every start, another for every host, VM and
+/// NIC. 40 bits of FNV-1a: among a thousand taps two share a name with a chance of 1 in 2 million, which the
+/// kernel then tells as a tap in use.
+#[must_use]
+pub(crate) fn tap_name(host: &str, vm: &str, nic: usize) -> String {
+    let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let hash = format!("{host}\0{vm}").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
+    format!("gw{:010x}.{}", (hash ^ (hash >> 24)) & 0xff_ffff_ffff, nic % 100)
+}
+
+/// Makes a tap, joins it to `bridge` and sets it up. Dropping the result removes it.
+pub(crate) async fn attach_tap(
+    host: &str,
+    vm: &str,
+    index: usize,
+    nic: &ResolvedNic,
+    bridge: &str,
+) -> Result<Tap, NetworkError> {
+    let netlink = netlink()?;
+    let bridge_index = link_index(&netlink, bridge)
+        .await?
+        .ok_or_else(|| NetworkError::NoBridge { network: nic.network.clone(), bridge: bridge.to_owned() })?;
+    let name = tap_name(host, vm, index);
+    let file = open_tap(&name).map_err(|source| NetworkError::Tap { tap: name.clone(), source })?;
+    let tap_index = link_index(&netlink, &name).await?.ok_or_else(|| NetworkError::Netlink {
+        what: format!("looking for the tap {name}"),
+        why: "it is gone".into(),
+    })?;
+    // The host itself has nothing to say on this interface: no address, no neighbour discovery.
+    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
+    // A bridge takes the lowest hardware address of its ports: fe keeps the tap from being that one, so that the
+    // bridge's own address does not change when a VM comes or goes.
+    let [_, b1, b2, b3, b4, b5] = nic.mac.bytes();
+    let link = LinkUnspec::new_with_index(tap_index)
+        .address(vec![0xfe, b1, b2, b3, b4, b5])
+        .controller(bridge_index)
+        .up()
+        .build();
+    netlink.link().set(link).execute().await.map_err(|error| NetworkError::Netlink {
+        what: format!("joining the tap {name} to the bridge {bridge}"),
+        why: error.to_string(),
+    })?;
+    Ok(Tap { file })
+}
+
+/// Whether an interface of that name exists in the agent's network namespace.
+pub(crate) async fn link_exists(name: &str) -> Result<bool, NetworkError> {
+    Ok(link_index(&netlink()?, name).await?.is_some())
+}
+
+fn open_tap(name: &str) -> std::io::Result<OwnedFd> {
+    // `offload` is IFF_VNET_HDR: QEMU then passes checksums and segments through instead of computing them.
+    let device = DeviceBuilder::new().name(name).layer(Layer::L2).enable(false).with(|tap| {
+        tap.offload(true);
+    });
+    device.build_sync()?.as_fd().try_clone_to_owned()
+}
+
+fn netlink() -> Result<Handle, NetworkError> {
+    let (connection, handle, _) = new_connection()
+        .map_err(|error| NetworkError::Netlink { what: "opening netlink".into(), why: error.to_string() })?;
+    // Ends when the last handle is dropped.
+    tokio::spawn(connection);
+    Ok(handle)
+}
+
+async fn link_index(netlink: &Handle, name: &str) -> Result<Option<u32>, NetworkError> {
+    let mut links = netlink.link().get().match_name(name.to_owned()).execute();
+    loop {
+        match links.try_next().await {
+            Ok(Some(link)) => {
+                // Older kernels ignore the filter and list every interface.
+                if link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(found) if found == name))
+                {
+                    return Ok(Some(link.header.index));
+                }
+            }
+            Ok(None) => return Ok(None),
+            // ENODEV
+            Err(rtnetlink::Error::NetlinkError(message)) if message.raw_code() == -19 => return Ok(None),
+            Err(error) => {
+                return Err(NetworkError::Netlink {
+                    what: format!("looking for {name}"),
+                    why: error.to_string(),
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tap_names_fit_and_differ() {
+        let name = tap_name("a", "web", 0);
+        assert!(name.len() <= 15, "{name}");
+        assert_eq!(name, tap_name("a", "web", 0));
+        for other in [tap_name("a", "web", 1), tap_name("b", "web", 0), tap_name("a", "web2", 0)] {
+            assert_ne!(name, other);
+        }
+        assert!(tap_name(&"h".repeat(60), &"v".repeat(60), 99).len() <= 15);
+    }
+}

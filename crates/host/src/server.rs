@@ -1,0 +1,164 @@
+//! The agent's life: opens its state, listens on the unix socket and for peers, serves until a signal, and leaves
+//! the VMs running.
+
+mod console;
+mod log;
+pub(crate) mod routes;
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Router;
+use godwit_api::ApiError;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::agent::Agent;
+use crate::config::Config;
+
+pub use routes::router;
+
+/// Why the agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Its state can't be used.
+    #[error(transparent)]
+    State(#[from] ApiError),
+    /// An address is taken or is not this host's.
+    #[error("the agent can't listen on {address}: {source} ({})", listen_mend(.source))]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The socket can't be made.
+    #[error(
+        "the agent's socket {path} can't be made: {source} (is its directory writable? socket of the configuration names it)"
+    )]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another agent answers on the socket.
+    #[error(
+        "another agent listens on {path} already (stop it, or give this one its own socket, state_dir and run_dir)"
+    )]
+    SocketInUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Signals can't be caught.
+    #[error("signals can't be caught: {0} (is a limit of the system reached?)")]
+    Signals(io::Error),
+}
+
+fn listen_mend(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program has that port: stop it, or take another in listen of the configuration"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "no interface of this host has that address: correct listen of the configuration"
+        }
+        _ => "correct listen of the configuration",
+    }
+}
+
+/// Runs the agent until SIGTERM or SIGINT; then its sockets are gone and its VMs run on.
+pub async fn run(config: Config) -> Result<(), RunError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(RunError::Signals)?;
+    // Who answers on the socket works with this state: told before the state's own lock would tell it less clearly.
+    if UnixStream::connect(&config.socket).await.is_ok() {
+        return Err(RunError::SocketInUse { path: config.socket.clone() });
+    }
+    let peers = listen(&config.listen).await?;
+    let agent = Agent::open(config.clone()).await?;
+    let local = bind_socket(&config)?;
+    let _socket = RemovedAtEnd(config.socket.clone());
+
+    let (stop, stopped) = watch::channel(false);
+    let mut servers = tokio::task::JoinSet::new();
+    let app = router(agent.clone());
+    servers.spawn(serve(local, app.clone(), stopped.clone()));
+    for listener in peers {
+        servers.spawn(serve(listener, app.clone(), stopped.clone()));
+    }
+    tracing::info!(host = config.name, socket = %config.socket.display(), listen = ?config.listen, "agent ready");
+    probe_in_background(agent);
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM: the agent ends, its VMs run on"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: the agent ends, its VMs run on"),
+    }
+    stop.send_replace(true);
+    // Streams that are being followed would keep a graceful end waiting: they are cut.
+    servers.shutdown().await;
+    Ok(())
+}
+
+async fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RunError> {
+    let mut listeners = Vec::new();
+    for &address in addresses {
+        let listener =
+            TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+/// Binds the socket for root alone. Under a name of its own first: nobody may connect before its mode is set.
+fn bind_socket(config: &Config) -> Result<UnixListener, RunError> {
+    let path = &config.socket;
+    let bind = || -> io::Result<UnixListener> {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let fresh = path.with_extension("new");
+        let _ = fs::remove_file(&fresh);
+        let listener = UnixListener::bind(&fresh)?;
+        fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600))?;
+        // Replaces what an agent left that was killed.
+        fs::rename(&fresh, path)?;
+        Ok(listener)
+    };
+    bind().map_err(|source| RunError::Socket { path: path.clone(), source })
+}
+
+async fn serve<L>(listener: L, app: Router, mut stopped: watch::Receiver<bool>)
+where
+    L: axum::serve::Listener,
+    L::Addr: std::fmt::Debug,
+{
+    let until = async move {
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    };
+    if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(until).await {
+        tracing::error!(%error, "a listener ended");
+    }
+}
+
+/// The first VM should not wait for the probe of KVM.
+fn probe_in_background(agent: Arc<Agent>) {
+    tokio::spawn(async move {
+        match agent.qemu(None).await {
+            Ok(qemu) => drop(agent.accel(&qemu.path).await),
+            Err(error) => tracing::warn!(%error, "no QEMU yet"),
+        }
+    });
+}
+
+struct RemovedAtEnd(PathBuf);
+
+impl Drop for RemovedAtEnd {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,106 @@
+//! A VM's log as a stream; followed, it goes on as long as the reader and the VM do.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::response::Response;
+use godwit_api::{ApiError, ErrorCode, LogSource};
+use http::HeaderValue;
+use http::header::CONTENT_TYPE;
+use rustix::fs::inotify;
+use tokio::fs::File;
+use tokio::io::AsyncReadExt;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use crate::agent::Agent;
+use crate::failure::host_failed;
+
+const PIECE_BYTES: usize = 64 << 10;
+
+/// The log of a VM from its beginning.
+pub(super) fn stream(
+    agent: &Arc<Agent>,
+    name: &str,
+    source: LogSource,
+    follow: bool,
+) -> Result<Response, ApiError> {
+    let files = agent.files(name)?;
+    let path = match source {
+        LogSource::Console => files.console_log(),
+        LogSource::Qemu => files.qemu_log(),
+    };
+    let file = std::fs::File::open(&path).map_err(|_| {
+        ApiError::new(
+            ErrorCode::NotFound,
+            format!("VM \"{name}\" has no {} log on this host", source.name()),
+            "it has one from its first start here until it is deleted or moves away",
+        )
+    })?;
+    // The end of the process is the end of its log.
+    let writer = if follow { agent.vm(name)? } else { None };
+    let growth = match &writer {
+        Some(_) => Some(watch(&path).map_err(|error| host_failed("the log can't be followed", &error))?),
+        None => None,
+    };
+    let (pieces, body) = mpsc::channel(4);
+    tokio::spawn(async move {
+        let mut file = File::from_std(file);
+        while send_rest(&mut file, &pieces).await.is_ok() {
+            let (Some(growth), Some(writer)) = (&growth, &writer) else {
+                return;
+            };
+            tokio::select! {
+                () = pieces.closed() => return,
+                _ = writer.process.exited() => {
+                    let _ = send_rest(&mut file, &pieces).await;
+                    return;
+                }
+                grown = wait_for_growth(growth) => if grown.is_err() { return },
+            }
+        }
+    });
+    let mut response = Response::new(Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(body)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    Ok(response)
+}
+
+#[expect(
+    deprecated,
+    reason = "it is deprecated for types whose descriptor may change; an OwnedFd keeps its own"
+)]
+fn watch(path: &Path) -> std::io::Result<AsyncFd<OwnedFd>> {
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+    inotify::add_watch(&watch, path, inotify::WatchFlags::MODIFY)?;
+    AsyncFd::new(watch)
+}
+
+/// Returns when the log has grown since the last call. That it has is all that counts: the events are thrown away.
+async fn wait_for_growth(watch: &AsyncFd<OwnedFd>) -> std::io::Result<()> {
+    let mut events = [0; 4096];
+    loop {
+        let mut ready = watch.readable().await?;
+        if let Ok(read) = ready.try_io(|watch| Ok(rustix::io::read(watch.get_ref(), &mut events)?)) {
+            return read.map(drop);
+        }
+    }
+}
+
+async fn send_rest(file: &mut File, pieces: &mpsc::Sender<std::io::Result<Bytes>>) -> Result<(), ()> {
+    loop {
+        let mut piece = vec![0; PIECE_BYTES];
+        match file.read(&mut piece).await {
+            Ok(0) => return Ok(()),
+            Ok(bytes) => {
+                piece.truncate(bytes);
+                pieces.send(Ok(piece.into())).await.map_err(drop)?;
+            }
+            Err(error) => {
+                let _ = pieces.send(Err(error)).await;
+                return Err(());
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The HTTP API: one function a request, each a few lines over [`Agent`].
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Path, Query, State};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures::Stream;
+use godwit_api::{
+    ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationRequest, MigrationStatus,
+    StartVm, StopVm, VmInfo,
+};
+use http::StatusCode;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use crate::agent::Agent;
+use crate::migrations::MigrationWatch;
+use crate::server::{console, log};
+
+/// Everything the agent serves.
+pub fn router(agent: Arc<Agent>) -> Router {
+    Router::new()
+        .route("/v1/host", get(host))
+        .route("/v1/vms", get(list_vms).post(create_vm))
+        .route("/v1/vms/{name}", get(show_vm).delete(delete_vm))
+        .route("/v1/vms/{name}/start", post(start_vm))
+        .route("/v1/vms/{name}/stop", post(stop_vm))
+        .route("/v1/vms/{name}/log", get(vm_log))
+        .route("/v1/vms/{name}/console", get(console::open))
+        .route("/v1/vms/{name}/migrations", post(migrate))
+        .route("/v1/migrations", get(list_migrations))
+        .route("/v1/migrations/{id}", get(show_migration).delete(cancel_migration))
+        .route("/v1/migrations/{id}/events", get(follow_migration))
+        .merge(crate::migration::routes())
+        .fallback(async || {
+            let mend = "see docs/api.md; another version of the agent may know it";
+            Refusal(ApiError::new(ErrorCode::NotFound, "the agent knows no such request", mend))
+        })
+        .with_state(agent)
+}
+
+/// An [`ApiError`] as an HTTP response.
+#[derive(Debug)]
+pub(crate) struct Refusal(pub(crate) ApiError);
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Refusal(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0.code.status(), Json(self.0)).into_response()
+    }
+}
+
+/// Reads a request's JSON body; what is wrong with it is told like every other error. An empty body is `{}`.
+pub(crate) fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, ApiError> {
+    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
+    serde_json::from_slice(bytes).map_err(|error| {
+        ApiError::new(
+            ErrorCode::InvalidRequest,
+            format!("the request's body is refused: {error}"),
+            "see docs/api.md",
+        )
+    })
+}
+
+type Answer<T> = Result<Json<T>, Refusal>;
+
+async fn host(State(agent): State<Arc<Agent>>) -> Answer<HostInfo> {
+    Ok(Json(agent.host_info().await?))
+}
+
+async fn list_vms(State(agent): State<Arc<Agent>>) -> Json<Vec<VmInfo>> {
+    Json(agent.vms())
+}
+
+async fn create_vm(
+    State(agent): State<Arc<Agent>>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<VmInfo>), Refusal> {
+    let request: CreateVm = body(&bytes)?;
+    Ok((StatusCode::CREATED, Json(agent.create(request).await?)))
+}
+
+async fn show_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>) -> Answer<VmInfo> {
+    Ok(Json(agent.vm_info(&name)?))
+}
+
+async fn delete_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>) -> Result<StatusCode, Refusal> {
+    agent.delete(&name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn start_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>, bytes: Bytes) -> Answer<VmInfo> {
+    let request: StartVm = body(&bytes)?;
+    Ok(Json(agent.start(&name, request).await?))
+}
+
+async fn stop_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>, bytes: Bytes) -> Answer<VmInfo> {
+    let request: StopVm = body(&bytes)?;
+    Ok(Json(agent.stop(&name, request).await?))
+}
+
+#[derive(Debug, Deserialize)]
+struct LogQuery {
+    #[serde(default)]
+    source: LogSource,
+    #[serde(default)]
+    follow: bool,
+}
+
+async fn vm_log(
+    State(agent): State<Arc<Agent>>,
+    Path(name): Path<String>,
+    Query(query): Query<LogQuery>,
+) -> Result<Response, Refusal> {
+    Ok(log::stream(&agent, &name, query.source, query.follow)?)
+}
+
+async fn migrate(
+    State(agent): State<Arc<Agent>>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<MigrationAccepted>), Refusal> {
+    let request: MigrationRequest = body(&bytes)?;
+    Ok((StatusCode::ACCEPTED, Json(agent.migrate(&name, request)?)))
+}
+
+async fn list_migrations(State(agent): State<Arc<Agent>>) -> Json<Vec<MigrationStatus>> {
+    Json(agent.migrations().list())
+}
+
+async fn show_migration(State(agent): State<Arc<Agent>>, Path(id): Path<String>) -> Answer<MigrationStatus> {
+    Ok(Json(agent.migrations().status(&id)?))
+}
+
+async fn cancel_migration(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Refusal> {
+    agent.migrations().cancel(&id)?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn follow_migration(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
+    let watch = agent.migrations().watch(&id)?;
+    let (events, stream) = mpsc::channel(16);
+    tokio::spawn(send_events(watch, events));
+    let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
+    Ok(Sse::new(stream).keep_alive(KeepAlive::default()))
+}
+
+/// Sends the progress there is, each that comes, and the report, which is the last. Ends early with its reader.
+async fn send_events(mut watch: MigrationWatch, events: mpsc::Sender<Result<Event, Infallible>>) {
+    let mut telling = true;
+    watch.progress.mark_changed();
+    loop {
+        let report = watch.report.borrow_and_update().clone();
+        if let Some(report) = report {
+            let _ = events.send(Ok(json_event("report", &report))).await;
+            return;
+        }
+        tokio::select! {
+            // The report ends it: no progress after it.
+            biased;
+            report = watch.report.changed() => if report.is_err() { return },
+            progress = watch.progress.changed(), if telling => {
+                telling = progress.is_ok();
+                let progress = watch.progress.borrow_and_update().clone();
+                if events.send(Ok(json_event("progress", &progress))).await.is_err() {
+                    return;
+                }
+            }
+            () = events.closed() => return,
+        }
+    }
+}
+
+fn json_event(name: &str, data: &impl serde::Serialize) -> Event {
+    Event::default()
+        .event(name)
+        .json_data(data)
+        .unwrap_or_else(|_| Event::default().comment("not serialisable"))
+}

@@ -1,0 +1,258 @@
+//! A VM with a process on this host: how it is started, step by step with the undo of each, how it is found again
+//! by the next agent, and how it ends.
+
+mod admission;
+mod files;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::{AdoptError, Launch, QemuProcess, ResolvedSpec, Tracker};
+use godwit_ram::{Region, tracker_listener};
+
+pub(crate) use admission::{Condition, Operation};
+pub use files::VmFiles;
+pub(crate) use files::{Places, StagedFiles};
+
+use crate::config::NetworkConfig;
+use crate::failure::{host_failed, ram_failed};
+use crate::network::{Tap, attach_tap};
+
+/// How long the kernel may take to end a process that has closed its files: it frees the guest's memory.
+const ENDING_LIMIT: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// A VM whose QEMU runs here: the guest itself, or a shadow that waits for it.
+#[derive(Debug)]
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// What it is, nothing left to defaults.
+    pub spec: ResolvedSpec,
+    /// The generation of its ownership.
+    pub epoch: u64,
+    /// QEMU.
+    pub process: QemuProcess,
+    /// The shared memory blocks, in the blocks' order (private ones are left out).
+    pub regions: Vec<Arc<Region>>,
+    /// Where the library in QEMU hands out a userfaultfd.
+    pub tracker_socket: PathBuf,
+    /// Its files on this host.
+    pub files: VmFiles,
+}
+
+/// What a start needs to know of the host.
+#[derive(Clone, Debug)]
+pub(crate) struct LaunchSite<'a> {
+    /// The host's name.
+    pub host: &'a str,
+    /// Where files go.
+    pub places: &'a Places,
+    /// The QEMU binary, absolute.
+    pub qemu: &'a Path,
+    /// The library preloaded into it.
+    pub tracker: &'a Path,
+    /// The bridge of each of the specification's NICs, in order.
+    pub bridges: &'a [NetworkConfig],
+}
+
+/// How a VM begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begin {
+    /// By running its kernel or disk.
+    Boot,
+    /// As a shadow that waits for a migration and for the word that its guest may run.
+    Incoming,
+    /// As a shadow whose QEMU lets the guest run as soon as its state is loaded.
+    IncomingRuns,
+}
+
+impl Vm {
+    /// Starts a VM. On success its process runs (a booting guest's vCPUs too); on failure nothing of it is left:
+    /// files go when `staged` is dropped, taps with their open files, and QEMU is ended before the error returns.
+    pub(crate) async fn launch(
+        site: &LaunchSite<'_>,
+        spec: &ResolvedSpec,
+        epoch: u64,
+        begin: Begin,
+    ) -> Result<Vm, ApiError> {
+        let files = site.places.vm(&spec.name);
+        let staged = StagedFiles::new(files.clone());
+        files.make_dir().map_err(|error| host_failed("the VM's run directory can't be made", &error))?;
+        let regions = make_memory(&files, spec, site.places.owner)?;
+        let taps = attach_taps(site, spec).await?;
+        let tracker = make_tracker(site, &files)?;
+        let launch = Launch {
+            spec: spec.clone(),
+            qemu: site.qemu.to_owned(),
+            run_dir: files.dir.clone(),
+            ram_files: files.memory_of(spec),
+            tap_fds: taps.into_iter().map(|tap| tap.file).collect(),
+            tracker,
+            user: site.places.owner,
+            incoming: begin != Begin::Boot,
+            paused: begin != Begin::IncomingRuns,
+        };
+        let process = launch.start().await.map_err(|error| crate::failure::start_failed(&error))?;
+        let vm = Vm {
+            name: spec.name.clone(),
+            spec: spec.clone(),
+            epoch,
+            process,
+            regions,
+            tracker_socket: files.tracker_socket.clone(),
+            files,
+        };
+        match vm.finish_launch(begin).await {
+            Ok(()) => {
+                staged.keep();
+                Ok(vm)
+            }
+            Err(error) => {
+                vm.process.quit().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn finish_launch(&self, begin: Begin) -> Result<(), ApiError> {
+        self.files
+            .write_pid(self.process.pid, self.process.start_time)
+            .map_err(|error| host_failed("the VM's process can't be noted", &error))?;
+        if begin == Begin::Boot { self.resume().await } else { Ok(()) }
+    }
+
+    /// Finds a VM's process again that an earlier agent started; none when it is gone.
+    pub async fn adopt(files: VmFiles, spec: &ResolvedSpec, epoch: u64) -> Result<Option<Vm>, ApiError> {
+        let Some((pid, start_time)) = files.read_pid().or_else(|| files.find_process()) else {
+            return Ok(None);
+        };
+        let process = match QemuProcess::adopt(files.dir.clone(), pid, start_time).await {
+            Ok(process) => process,
+            Err(AdoptError::Gone { .. }) => return Ok(None),
+            // Its monitor closes before the process is gone: a QEMU that is just ending is no QEMU that hangs.
+            Err(AdoptError::Monitor { .. }) if ends_soon(pid, start_time).await => return Ok(None),
+            Err(error) => {
+                let message = format!("QEMU of VM \"{}\" can't be adopted: {error}", spec.name);
+                return Err(ApiError::new(ErrorCode::HypervisorFailed, message, error.mend()));
+            }
+        };
+        let regions = files
+            .memory_of(spec)
+            .iter()
+            .map(|path| Region::open(path).map(Arc::new).map_err(|error| ram_failed(&error)))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Some(Vm {
+            name: spec.name.clone(),
+            spec: spec.clone(),
+            epoch,
+            process,
+            regions,
+            tracker_socket: files.tracker_socket.clone(),
+            files,
+        }))
+    }
+
+    /// Lets paused vCPUs go on.
+    pub async fn resume(&self) -> Result<(), ApiError> {
+        self.process.qmp.cont().await.map_err(|error| self.hypervisor_failed("let the vCPUs run", &error))
+    }
+
+    /// Whether the vCPUs run; none when QEMU does not answer.
+    pub async fn is_running(&self) -> Option<bool> {
+        self.process.qmp.status().await.ok().map(|state| state.is_running())
+    }
+
+    /// Ends QEMU: where `grace` is given, by the power button first, with that much time for the guest.
+    pub async fn end(&self, grace: Option<Duration>) {
+        if let Some(grace) = grace {
+            let pressed = self.process.qmp.system_powerdown().await;
+            if pressed.is_ok() && tokio::time::timeout(grace, self.process.exited()).await.is_ok() {
+                return;
+            }
+        }
+        self.process.quit().await;
+    }
+
+    /// Puts QEMU's main thread, which tears everything down, behind all that runs: what it was needed for is over.
+    pub(crate) fn yield_the_cpu(&self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.process.pid)
+            && let Err(error) = rustix::process::setpriority_process(Some(pid), 19)
+        {
+            tracing::debug!(vm = self.name, %error, "the ended VM's QEMU keeps its priority");
+        }
+    }
+
+    /// Memory that its files hold already, in bytes.
+    #[must_use]
+    pub fn memory_taken_bytes(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let blocks =
+            |region: &Arc<Region>| std::fs::metadata(region.path()).map_or(0, |data| data.blocks() * 512);
+        self.regions.iter().map(blocks).sum()
+    }
+
+    fn hypervisor_failed(&self, what: &str, error: &godwit_qemu::QmpError) -> ApiError {
+        let words =
+            self.files.last_words().map_or(String::new(), |words| format!(" (its last words: {words})"));
+        ApiError::new(
+            ErrorCode::HypervisorFailed,
+            format!("QEMU of VM \"{}\" would not {what}: {error}{words}", self.name),
+            "see its log with `godwit vm logs --qemu`",
+        )
+    }
+}
+
+/// Whether a process that may be ending is gone within the limit.
+async fn ends_soon(pid: i32, start_time: u64) -> bool {
+    let mut look = tokio::time::interval(LOOK_AGAIN);
+    let gone = async {
+        while godwit_qemu::is_alive(pid, start_time) {
+            look.tick().await;
+        }
+    };
+    tokio::time::timeout(ENDING_LIMIT, gone).await.is_ok()
+}
+
+/// Makes the shared memory blocks' files; they are removed with the staged files.
+fn make_memory(
+    files: &VmFiles,
+    spec: &ResolvedSpec,
+    owner: Option<(u32, u32)>,
+) -> Result<Vec<Arc<Region>>, ApiError> {
+    let mut regions = Vec::new();
+    for (index, block) in spec.memory.iter().enumerate() {
+        if block.backing == godwit_qemu::Backing::Shared {
+            let region = Region::create(&files.memory(index), block.size.bytes(), owner)
+                .map_err(|error| ram_failed(&error))?;
+            regions.push(Arc::new(region));
+        }
+    }
+    Ok(regions)
+}
+
+async fn attach_taps(site: &LaunchSite<'_>, spec: &ResolvedSpec) -> Result<Vec<Tap>, ApiError> {
+    let mut taps = Vec::new();
+    for (index, (nic, network)) in spec.nics.iter().zip(site.bridges).enumerate() {
+        taps.push(attach_tap(site.host, &spec.name, index, nic, &network.bridge).await?);
+    }
+    Ok(taps)
+}
+
+/// The library and its socket; none where the library is not installed: the VM then runs all the same, and a
+/// migration by the external engine says what is missing.
+fn make_tracker(site: &LaunchSite<'_>, files: &VmFiles) -> Result<Option<Tracker>, ApiError> {
+    if !site.tracker.exists() {
+        tracing::warn!(library = %site.tracker.display(), "no tracker library: only QEMU's own engine can move this VM");
+        return Ok(None);
+    }
+    let listener = tracker_listener(&files.tracker_socket)
+        .map_err(|error| host_failed("the tracker's socket can't be made", &error))?;
+    Ok(Some(Tracker {
+        library: site.tracker.to_owned(),
+        listener,
+        peer_uid: rustix::process::geteuid().as_raw(),
+    }))
+}

@@ -1,0 +1,260 @@
+//! Which operation may begin in which condition of a VM, and what becomes of it. Pure: one table, no I/O, so that
+//! tests can try every order of start, stop, migrate and delete.
+//!
+//! An operation that can't begin is refused at once with the reason; nothing queues. What is under way is a
+//! condition of its own (`Starting`, `Stopping`, …), so two operations never work on one VM.
+
+use godwit_api::{ApiError, ErrorCode, VmState};
+
+/// What a VM is doing, in full; [`VmState`] is what users see of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// Defined, no process.
+    Stopped,
+    /// A start is under way.
+    Starting,
+    /// The guest runs.
+    Running,
+    /// The vCPUs stand still, by nobody's operation.
+    Paused,
+    /// The vCPUs stand still because it is not known whether another host runs the guest.
+    InDoubt,
+    /// A stop is under way, or the source lets go after a move.
+    Stopping,
+    /// A deletion is under way, or a shadow is being removed.
+    Deleting,
+    /// A migration to another host has it.
+    MigratingOut {
+        /// The migration.
+        migration: String,
+    },
+    /// It is a shadow; its guest runs on another host.
+    MigratingIn {
+        /// That host.
+        from: String,
+    },
+    /// The process is gone and nobody asked for it.
+    Failed,
+}
+
+/// What somebody wants to do with a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// Run it; `force`: also where another host may run it.
+    Start {
+        /// The operator says that no other host runs it.
+        force: bool,
+    },
+    /// End it.
+    Stop,
+    /// Forget it.
+    Delete,
+    /// Move it to another host.
+    MigrateOut {
+        /// The migration.
+        migration: String,
+    },
+    /// The migration is over and the guest stays.
+    EndMigration,
+    /// The migration broke off where nobody knows who may run the guest.
+    HoldInDoubt,
+    /// The guest runs at the destination now.
+    Release,
+    /// The guest runs here now.
+    Promote,
+    /// The shadow is not needed.
+    Discard,
+}
+
+impl Operation {
+    fn verb(&self) -> &'static str {
+        match self {
+            Operation::Start { .. } => "started",
+            Operation::Stop => "stopped",
+            Operation::Delete => "deleted",
+            Operation::MigrateOut { .. } => "migrated",
+            Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => "let go by a migration",
+            Operation::Promote => "taken over",
+            Operation::Discard => "discarded",
+        }
+    }
+}
+
+impl Condition {
+    /// The condition in which `operation` is under way, or why it can't begin.
+    pub(crate) fn admit(&self, vm: &str, operation: &Operation) -> Result<Condition, ApiError> {
+        use Condition as C;
+        use Operation as O;
+        Ok(match (self, operation) {
+            (C::Stopped | C::Failed | C::Paused, O::Start { .. })
+            | (C::InDoubt, O::Start { force: true }) => C::Starting,
+            (C::Running | C::Paused | C::InDoubt | C::Failed, O::Stop) => C::Stopping,
+            (C::Stopped | C::Failed, O::Delete) | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
+            (C::Running | C::Paused, O::MigrateOut { migration }) => {
+                C::MigratingOut { migration: migration.clone() }
+            }
+            (C::MigratingOut { .. }, O::EndMigration) | (C::MigratingIn { .. }, O::Promote) => C::Running,
+            (C::MigratingOut { .. }, O::HoldInDoubt) => C::InDoubt,
+            (C::MigratingOut { .. } | C::InDoubt | C::Failed, O::Release) => C::Stopping,
+            _ => return Err(self.refusal(vm, operation)),
+        })
+    }
+
+    fn refusal(&self, vm: &str, operation: &Operation) -> ApiError {
+        let verb = operation.verb();
+        let busy = |why: String, mend: String| {
+            ApiError::new(ErrorCode::Busy, format!("VM \"{vm}\" can't be {verb}: {why}"), mend)
+        };
+        let wrong = |mend: &str| {
+            let state = self.state();
+            ApiError::new(ErrorCode::WrongState, format!("VM \"{vm}\" can't be {verb}: it is {state}"), mend)
+        };
+        match self {
+            Condition::MigratingOut { migration } => busy(
+                format!("migration {migration} has it"),
+                format!("wait for its end, or cancel it with `godwit migration cancel {migration}`"),
+            ),
+            Condition::MigratingIn { from } => busy(
+                format!("it is arriving from host {from}, which runs it"),
+                "wait for the migration's end; until then act on that host".to_owned(),
+            ),
+            Condition::Starting => busy("a start is under way".to_owned(), "wait for it".to_owned()),
+            Condition::Stopping => busy("a stop is under way".to_owned(), "wait for it".to_owned()),
+            Condition::Deleting => busy("a deletion is under way".to_owned(), String::new()),
+            Condition::InDoubt => ApiError::new(
+                ErrorCode::InDoubt,
+                format!(
+                    "VM \"{vm}\" can't be {verb}: the link broke at the hand-over and another host may run it"
+                ),
+                "look at the destination with `godwit vm list`; if it runs there, `godwit vm stop --force` and delete it here; if it certainly does not, `godwit vm start --force` it here",
+            ),
+            Condition::Running if matches!(operation, Operation::Delete) => wrong("stop it first"),
+            Condition::Running => wrong("nothing to do"),
+            Condition::Paused if matches!(operation, Operation::Delete) => wrong("stop it first"),
+            Condition::Paused => wrong("nothing to do"),
+            Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
+                wrong("start it first; a stopped VM is created on the other host instead")
+            }
+            Condition::Stopped => wrong("nothing to do"),
+            Condition::Failed => {
+                wrong("see `godwit vm show` for what happened; start it again, or stop or delete it")
+            }
+        }
+    }
+
+    /// What users see.
+    #[must_use]
+    pub(crate) fn state(&self) -> VmState {
+        match self {
+            Condition::Stopped => VmState::Stopped,
+            Condition::Starting => VmState::Starting,
+            Condition::Running => VmState::Running,
+            Condition::Paused | Condition::InDoubt => VmState::Paused,
+            Condition::Stopping | Condition::Deleting => VmState::Stopping,
+            Condition::MigratingOut { .. } => VmState::MigratingOut,
+            Condition::MigratingIn { .. } => VmState::MigratingIn,
+            Condition::Failed => VmState::Failed,
+        }
+    }
+
+    /// Whether memory is set aside for it.
+    #[must_use]
+    pub(crate) fn holds_memory(&self) -> bool {
+        !matches!(self, Condition::Stopped | Condition::Failed)
+    }
+
+    /// Whether an operation is under way that ends the process, or has not made it yet: its end is no news then.
+    #[must_use]
+    pub(crate) fn expects_exit(&self) -> bool {
+        matches!(self, Condition::Starting | Condition::Stopping | Condition::Deleting | Condition::Stopped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn operations() -> impl Strategy<Value = Operation> {
+        prop_oneof![
+            any::<bool>().prop_map(|force| Operation::Start { force }),
+            Just(Operation::Stop),
+            Just(Operation::Delete),
+            Just(Operation::MigrateOut { migration: "m1".into() }),
+            Just(Operation::EndMigration),
+            Just(Operation::HoldInDoubt),
+            Just(Operation::Release),
+        ]
+    }
+
+    /// What one host knows of a VM, with the process that the operations would make and end.
+    struct Model {
+        condition: Condition,
+        process: bool,
+        runs: bool,
+    }
+
+    impl Model {
+        /// Ends what is under way.
+        fn settle(&mut self, works: bool) {
+            match self.condition {
+                Condition::Starting if works => {
+                    (self.condition, self.process, self.runs) = (Condition::Running, true, true);
+                }
+                Condition::Starting if self.process => self.condition = Condition::Paused,
+                Condition::Starting => self.condition = Condition::Stopped,
+                Condition::Stopping | Condition::Deleting => {
+                    (self.condition, self.process, self.runs) = (Condition::Stopped, false, false);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_order_of_operations_runs_two_or_none(
+            steps in prop::collection::vec((operations(), any::<bool>(), any::<bool>()), 1..60)
+        ) {
+            let mut vm = Model { condition: Condition::Stopped, process: false, runs: false };
+            for (operation, settle, works) in steps {
+                let under_way = matches!(
+                    vm.condition,
+                    Condition::Starting | Condition::Stopping | Condition::Deleting
+                );
+                match vm.condition.admit("web", &operation) {
+                    Ok(next) => {
+                        prop_assert!(!under_way, "two operations at once");
+                        if let Operation::Delete = operation { prop_assert!(!vm.process) }
+                        if let Operation::MigrateOut { .. } = operation { prop_assert!(vm.process) }
+                        if let Operation::Start { force: false } = operation {
+                            prop_assert!(vm.condition != Condition::InDoubt, "ran a guest that another host may run");
+                        }
+                        if next == Condition::InDoubt { vm.runs = false }
+                        vm.condition = next;
+                    }
+                    Err(error) => prop_assert!(error.message.contains("web")),
+                }
+                if settle { vm.settle(works) }
+                if vm.condition == Condition::Running { prop_assert!(vm.process) }
+                if vm.condition == Condition::Stopped { prop_assert!(!vm.process) }
+            }
+        }
+    }
+
+    #[test]
+    fn a_refusal_tells_the_reason_and_the_mend() {
+        let migrating = Condition::MigratingOut { migration: "m7".into() };
+        let error = migrating.admit("web", &Operation::Stop).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Busy);
+        assert!(
+            error.to_string().contains("m7") && error.to_string().contains("migration cancel"),
+            "{error}"
+        );
+        let error = Condition::Running.admit("web", &Operation::Start { force: false }).unwrap_err();
+        assert_eq!(error.code, ErrorCode::WrongState);
+        let error = Condition::InDoubt.admit("web", &Operation::Start { force: false }).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InDoubt);
+    }
+}

@@ -1,0 +1,352 @@
+//! What a VM's process has on this host, as paths; making them and removing them without a trace.
+//!
+//! ```text
+//! RUN_DIR/vms/NAME/      qmp.sock serial.sock console.log qemu.log qemu.pid    owned by QEMU's user
+//! RUN_DIR/trackers/      NAME.sock                                             root only
+//! RAM_DIR/NAME.I.ram     one file a shared memory block
+//! ```
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use godwit_qemu::{Backing, ResolvedSpec};
+
+/// How much of a memory file is given back to the kernel at once.
+const FREE_STEP_BYTES: u64 = 32 << 20;
+
+/// The directories that all VMs of an agent share.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    /// `run_dir` of the configuration.
+    pub run_dir: PathBuf,
+    /// The tmpfs for guest memory.
+    pub ram_dir: PathBuf,
+    /// Who owns what QEMU opens; none: the agent's own user.
+    pub owner: Option<(u32, u32)>,
+}
+
+impl Places {
+    /// Makes the shared directories. QEMU's user may pass through them, but list nothing.
+    pub(crate) fn prepare(&self) -> io::Result<()> {
+        fs::create_dir_all(&self.run_dir)?;
+        fs::set_permissions(&self.run_dir, Permissions::from_mode(0o711))?;
+        for (name, mode) in [("vms", 0o711), ("trackers", 0o700)] {
+            let path = self.run_dir.join(name);
+            fs::create_dir_all(&path)?;
+            fs::set_permissions(&path, Permissions::from_mode(mode))?;
+        }
+        Ok(())
+    }
+
+    /// The paths of one VM.
+    #[must_use]
+    pub(crate) fn vm(&self, name: &str) -> VmFiles {
+        VmFiles {
+            name: name.to_owned(),
+            dir: self.run_dir.join("vms").join(name),
+            tracker_socket: self.run_dir.join("trackers").join(format!("{name}.sock")),
+            places: self.clone(),
+        }
+    }
+
+    /// Names of all VMs that left a run directory.
+    pub(crate) fn vm_names(&self) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(self.run_dir.join("vms"))?;
+        Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+    }
+
+    /// Guest memory of VMs that are not among `known`.
+    pub(crate) fn orphaned_memory(&self, known: &[String]) -> io::Result<Vec<PathBuf>> {
+        let mut orphans = Vec::new();
+        for entry in fs::read_dir(&self.ram_dir)? {
+            let path = entry?.path();
+            let owner = path.file_name().and_then(|name| name.to_str()).and_then(memory_owner);
+            if owner.is_some_and(|owner| !known.iter().any(|name| name == owner)) {
+                orphans.push(path);
+            }
+        }
+        Ok(orphans)
+    }
+}
+
+/// The VM of a memory file's name, `NAME.I.ram`; none for other files.
+fn memory_owner(file: &str) -> Option<&str> {
+    let (name, block) = file.strip_suffix(".ram")?.rsplit_once('.')?;
+    block.parse::<u32>().ok().map(|_| name)
+}
+
+/// The paths of one VM on this host.
+#[derive(Clone, Debug)]
+pub struct VmFiles {
+    name: String,
+    /// Sockets, logs and the process's number.
+    pub dir: PathBuf,
+    /// Where the library in QEMU listens.
+    pub tracker_socket: PathBuf,
+    places: Places,
+}
+
+impl VmFiles {
+    /// The guest's console output.
+    #[must_use]
+    pub fn console_log(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// QEMU's own output.
+    #[must_use]
+    pub fn qemu_log(&self) -> PathBuf {
+        self.dir.join("qemu.log")
+    }
+
+    /// The guest's console, a socket.
+    #[must_use]
+    pub fn console_socket(&self) -> PathBuf {
+        self.dir.join("serial.sock")
+    }
+
+    /// The file of a memory block.
+    #[must_use]
+    pub fn memory(&self, block: usize) -> PathBuf {
+        self.places.ram_dir.join(format!("{}.{block}.ram", self.name))
+    }
+
+    /// The files of all shared memory blocks, in the blocks' order.
+    #[must_use]
+    pub fn memory_of(&self, spec: &ResolvedSpec) -> Vec<PathBuf> {
+        let blocks = spec.memory.iter().enumerate();
+        blocks.filter(|(_, block)| block.backing == Backing::Shared).map(|(i, _)| self.memory(i)).collect()
+    }
+
+    /// Makes the run directory afresh; what an earlier run left in it goes.
+    pub fn make_dir(&self) -> io::Result<()> {
+        remove_if_there(fs::remove_dir_all(&self.dir))?;
+        DirBuilder::new().mode(0o700).create(&self.dir)?;
+        if let Some((uid, gid)) = self.places.owner {
+            chown(&self.dir, Some(uid), Some(gid))?;
+        }
+        Ok(())
+    }
+
+    /// Notes the process, so that the next agent finds it. The start time tells it from another process that got
+    /// the same number later.
+    pub fn write_pid(&self, pid: i32, start_time: u64) -> io::Result<()> {
+        fs::write(self.dir.join("qemu.pid"), format!("{pid} {start_time}\n"))
+    }
+
+    /// The process noted.
+    #[must_use]
+    pub fn read_pid(&self) -> Option<(i32, u64)> {
+        let text = fs::read_to_string(self.dir.join("qemu.pid")).ok()?;
+        let (pid, start_time) = text.trim().split_once(' ')?;
+        Some((pid.parse().ok()?, start_time.parse().ok()?))
+    }
+
+    /// Looks for a process that has this VM's memory or run directory on its command line: an agent that crashed
+    /// between starting QEMU and noting it leaves one.
+    #[must_use]
+    pub fn find_process(&self) -> Option<(i32, u64)> {
+        let (memory, dir) = (self.memory(0), self.dir.join(""));
+        let ours = |arguments: &[u8]| {
+            let has = |path: &Path| {
+                let path = path.as_os_str().as_bytes();
+                arguments.windows(path.len()).any(|window| window == path)
+            };
+            has(&memory) || has(&dir)
+        };
+        fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let process = entry.path();
+            let name = fs::read_to_string(process.join("comm")).ok()?;
+            let found = name.starts_with("qemu") && ours(&fs::read(process.join("cmdline")).ok()?);
+            // Field 22 of proc_pid_stat(5); the name before it may hold anything, parentheses too.
+            let stat = found.then(|| fs::read_to_string(process.join("stat")).ok())??;
+            let start_time = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()?;
+            Some((pid, start_time))
+        })
+    }
+
+    /// Removes everything but the logs, when the process is gone.
+    pub fn remove_runtime(&self) {
+        self.remove_outside();
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            if entry.path().extension().is_none_or(|extension| extension != "log") {
+                told(&entry.path(), fs::remove_file(entry.path()));
+            }
+        }
+    }
+
+    /// Removes everything.
+    pub fn remove_all(&self) {
+        self.remove_outside();
+        told(&self.dir, remove_if_there(fs::remove_dir_all(&self.dir)));
+    }
+
+    /// Removes everything once the guest runs elsewhere, at the lowest priority and in steps: giving gigabytes back to
+    /// the kernel takes a core for tens of milliseconds, just when a guest that moved within the machine's reach, or any
+    /// other guest of this host, wants it.
+    pub async fn remove_all_gently(self) {
+        let (done, removed) = tokio::sync::oneshot::channel();
+        let name = format!("free-{}", self.name);
+        let body = move || {
+            // Of this thread alone (Linux). Refused: then it is done at the ordinary priority.
+            let _ = rustix::process::nice(19);
+            for path in self.memory_files() {
+                told(&path, remove_if_there(shrink_in_steps(&path)));
+            }
+            self.remove_all();
+            let _ = done.send(());
+        };
+        match std::thread::Builder::new().name(name).spawn(body) {
+            Ok(_) => drop(removed.await),
+            Err(error) => tracing::error!(%error, "no thread can be started: a moved VM's files are left"),
+        }
+    }
+
+    fn memory_files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.places.ram_dir).into_iter().flatten().flatten();
+        let ours =
+            entries.filter(|entry| entry.file_name().to_str().and_then(memory_owner) == Some(&self.name));
+        ours.map(|entry| entry.path()).collect()
+    }
+
+    fn remove_outside(&self) {
+        told(&self.tracker_socket, remove_if_there(fs::remove_file(&self.tracker_socket)));
+        for path in self.memory_files() {
+            told(&path, remove_if_there(fs::remove_file(&path)));
+        }
+    }
+
+    /// The last lines that QEMU wrote, for an error message: at most 5 lines and 1000 characters.
+    #[must_use]
+    pub fn last_words(&self) -> Option<String> {
+        let log = fs::read(self.qemu_log()).ok()?;
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let text = lines[lines.len().saturating_sub(5)..].join("; ");
+        let start = text.char_indices().rev().nth(999).map_or(0, |(i, _)| i);
+        (!text.is_empty()).then(|| text[start..].to_owned())
+    }
+}
+
+fn remove_if_there(result: io::Result<()>) -> io::Result<()> {
+    result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}
+
+/// Clean-up goes on after a failure; the log tells what was left.
+fn told(path: &Path, result: io::Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!(path = %path.display(), %error, "could not be removed");
+    }
+}
+
+/// The files of a VM that is being started: removed when this is dropped before [`StagedFiles::keep`].
+#[derive(Debug)]
+pub(crate) struct StagedFiles(Option<VmFiles>);
+
+impl StagedFiles {
+    /// Begins with nothing made.
+    #[must_use]
+    pub(crate) fn new(files: VmFiles) -> Self {
+        StagedFiles(Some(files))
+    }
+
+    /// The start worked: nothing is removed.
+    pub(crate) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for StagedFiles {
+    fn drop(&mut self) {
+        if let Some(files) = &self.0 {
+            files.remove_all();
+        }
+    }
+}
+
+/// Cuts a file shorter until it is empty, so that no single call holds the kernel for long.
+fn shrink_in_steps(path: &Path) -> io::Result<()> {
+    let file = fs::OpenOptions::new().write(true).open(path)?;
+    let mut length = file.metadata()?.len();
+    while length > 0 {
+        length = length.saturating_sub(FREE_STEP_BYTES);
+        file.set_len(length)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places() -> (tempfile::TempDir, Places) {
+        let dir = tempfile::tempdir().unwrap();
+        let places = Places { run_dir: dir.path().join("run"), ram_dir: dir.path().join("ram"), owner: None };
+        fs::create_dir(&places.ram_dir).unwrap();
+        places.prepare().unwrap();
+        (dir, places)
+    }
+
+    fn touch(files: &VmFiles) {
+        files.make_dir().unwrap();
+        for path in
+            [&files.dir.join("qmp.sock"), &files.console_log(), &files.tracker_socket, &files.memory(0)]
+        {
+            fs::write(path, "x").unwrap();
+        }
+    }
+
+    #[test]
+    fn a_start_that_fails_leaves_nothing() {
+        let (_dir, places) = places();
+        let (web, other) = (places.vm("web"), places.vm("web.0"));
+        touch(&other);
+        let staged = StagedFiles::new(web.clone());
+        touch(&web);
+        drop(staged);
+        assert!(!web.dir.exists() && !web.tracker_socket.exists() && !web.memory(0).exists());
+        assert!(other.dir.exists() && other.tracker_socket.exists() && other.memory(0).exists());
+        assert_eq!(places.vm_names().unwrap(), ["web.0"]);
+    }
+
+    #[test]
+    fn the_logs_outlive_the_process() {
+        let (_dir, places) = places();
+        let web = places.vm("web");
+        touch(&web);
+        web.write_pid(42, 4711).unwrap();
+        assert_eq!(web.read_pid(), Some((42, 4711)));
+        web.remove_runtime();
+        assert!(web.console_log().exists() && !web.dir.join("qmp.sock").exists() && web.read_pid().is_none());
+        web.remove_all();
+        web.remove_all();
+    }
+
+    #[test]
+    fn memory_that_belongs_to_nobody_is_found() {
+        let (_dir, places) = places();
+        for file in ["web.0.ram", "web.1.ram", "a.b.0.ram", "notes.txt", "x.ram"] {
+            fs::write(places.ram_dir.join(file), "").unwrap();
+        }
+        let mut orphans = places.orphaned_memory(&["web".to_owned()]).unwrap();
+        orphans.sort();
+        assert_eq!(orphans, [places.ram_dir.join("a.b.0.ram")]);
+    }
+
+    #[test]
+    fn last_words_are_short() {
+        let (_dir, places) = places();
+        let web = places.vm("web");
+        web.make_dir().unwrap();
+        assert_eq!(web.last_words(), None);
+        let text: String = (0..9).map(|i| format!("line {i}\n\n")).collect();
+        fs::write(web.qemu_log(), text).unwrap();
+        assert_eq!(web.last_words().unwrap(), "line 4; line 5; line 6; line 7; line 8");
+        fs::write(web.qemu_log(), "é".repeat(3000)).unwrap();
+        assert_eq!(web.last_words().unwrap().chars().count(), 1000);
+    }
+}

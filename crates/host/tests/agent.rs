@@ -1,0 +1,203 @@
+//! The agent itself: its listeners, its locks, its shadows.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+
+use godwit_api::{Client, CreateVm, Endpoint, ErrorCode, MigrationEvent, VmState};
+use godwit_host::{Agent, RunError};
+use godwit_migration::{EngineKind, Outcome, Report};
+use godwit_qemu::ResolvedSpec;
+use support::{TestHost, until};
+
+async fn resolved(agent: &Arc<Agent>, host: &TestHost, name: &str) -> ResolvedSpec {
+    agent.resolve(host.spec(name)).await.unwrap()
+}
+
+#[test]
+fn a_second_agent_and_a_taken_port_are_one_clear_error() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |_| {
+        let same = godwit_host::run(host.config.clone()).await.unwrap_err();
+        assert!(matches!(same, RunError::SocketInUse { .. }), "{same}");
+        let mut other = host.config.clone();
+        other.socket = host.path().join("other.sock");
+        let error = godwit_host::run(other).await.unwrap_err();
+        assert!(
+            matches!(error, RunError::State(_)) && error.to_string().contains("another agent"),
+            "{error}"
+        );
+        assert!(!host.path().join("other.sock").exists());
+    });
+    host.run(async {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut config = host.config.clone();
+        config.listen = vec![taken.local_addr().unwrap()];
+        let error = godwit_host::run(config).await.unwrap_err();
+        assert!(matches!(error, RunError::Listen { .. }) && error.to_string().contains("listen"), "{error}");
+    });
+}
+
+#[test]
+fn peers_reach_it_over_tcp_and_errors_are_typed_there_too() {
+    let Some(mut host) = TestHost::new() else { return };
+    let address: SocketAddr = "127.0.0.1:7700".parse().unwrap();
+    host.config.listen = vec![address];
+    host.with_agent(async |_| {
+        let client = Client::new(Endpoint::Tcp(address.to_string()));
+        assert_eq!(client.host().await.unwrap().name, "a");
+        let unknown = client.get::<serde_json::Value>("/v1/nonsense").await.unwrap_err();
+        assert_eq!(unknown.code(), Some(ErrorCode::NotFound));
+        let wrong = client
+            .post::<_, serde_json::Value>("/v1/vms", &serde_json::json!({ "sepc": 1 }))
+            .await
+            .unwrap_err();
+        assert_eq!(wrong.code(), Some(ErrorCode::InvalidRequest));
+        assert!(wrong.to_string().contains("sepc"), "{wrong}");
+    });
+}
+
+#[test]
+fn the_socket_is_root_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |_| {
+        let mode = std::fs::metadata(&host.config.socket).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    });
+}
+
+#[test]
+fn a_shadow_is_removed_without_a_trace() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let spec = resolved(&agent, &host, "web").await;
+        let shadow = agent.prepare_incoming(spec.clone(), 7, "b", EngineKind::Godwit).await.unwrap();
+        let info = agent.vm_info("web").unwrap();
+        assert_eq!((info.state, info.epoch), (VmState::MigratingIn, 7));
+        assert_eq!(shadow.regions.len(), 2);
+        let twice = agent.prepare_incoming(spec, 7, "b", EngineKind::Godwit).await.unwrap_err();
+        assert_eq!(twice.code, ErrorCode::AlreadyExists);
+        for refused in [
+            agent.stop("web", Default::default()).await.err(),
+            agent.start("web", Default::default()).await.err(),
+            agent.delete("web").await.err(),
+        ] {
+            assert_eq!(refused.unwrap().code, ErrorCode::Busy);
+        }
+        agent.discard(&shadow).await;
+        assert!(agent.vms().is_empty());
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_shadow_does_not_outlive_its_agent() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let spec = resolved(&agent, &host, "web").await;
+        agent.prepare_incoming(spec, 2, "b", EngineKind::Godwit).await.unwrap();
+    });
+    assert_eq!(host.qemus().len(), 1);
+    host.with_agent(async |client| assert!(client.vms().await.unwrap().is_empty()));
+    assert_eq!(host.remains(), Vec::<String>::new());
+}
+
+#[test]
+fn a_promoted_shadow_is_the_hosts_own() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let spec = resolved(&agent, &host, "web").await;
+        let shadow = agent.prepare_incoming(spec, 2, "b", EngineKind::Godwit).await.unwrap();
+        agent.promote(&shadow).await.unwrap();
+        // Nothing has arrived: its vCPUs stand still, and so it is shown.
+        assert_eq!(agent.vm_info("web").unwrap().state, VmState::Paused);
+        agent.discard(&shadow).await;
+        assert_eq!(agent.vms().len(), 1, "only a shadow can be discarded");
+        assert!(agent.release(&shadow).await.is_err(), "only a VM that has been handed over is let go");
+        let saved = std::fs::read_to_string(host.path().join("state/vms/web/vm.json")).unwrap();
+        assert!(saved.contains("\"owner\"") && saved.contains("\"epoch\": 2"), "{saved}");
+    });
+}
+
+#[test]
+fn the_source_is_marked_kept_and_released() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let vm = agent.begin_migration("web", "m1").unwrap();
+        for refused in
+            [agent.begin_migration("web", "m2").err(), agent.stop("web", Default::default()).await.err()]
+        {
+            let refused = refused.unwrap();
+            assert!(refused.code == ErrorCode::Busy && refused.message.contains("m1"), "{refused}");
+        }
+        vm.process.qmp.stop().await.unwrap();
+        vm.process.qmp.cont().await.unwrap();
+        agent.end_migration("web").await;
+        assert_eq!(agent.vm_info("web").unwrap().state, VmState::Running);
+        agent.end_migration("web").await;
+
+        let vm = agent.begin_migration("web", "m3").unwrap();
+        agent.release(&vm).await.unwrap();
+        assert!(agent.vms().is_empty());
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_guest_in_doubt_stays_paused_across_a_restart() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        agent.begin_migration("web", "m1").unwrap();
+        agent.hold_in_doubt("web", "b").await;
+    });
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let info = agent.vm_info("web").unwrap();
+        assert_eq!((info.state, info.epoch), (VmState::Paused, 1));
+        let refused = agent.start("web", Default::default()).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::InDoubt);
+        let taken = agent.start("web", godwit_api::StartVm { force: true }).await.unwrap();
+        assert_eq!(taken.state, VmState::Running);
+        assert_eq!(agent.vm("web").unwrap().unwrap().is_running().await, Some(true));
+        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+    });
+}
+
+#[test]
+fn a_migration_is_followed_to_its_report() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        // Nobody listens there: whatever the engine, this fails and the guest runs on here.
+        let accepted = client.migrate("web", &godwit_api::MigrationRequest::to("b")).await.unwrap();
+        let mut events = client.migration_events(&accepted.id).await.unwrap();
+        let mut report: Option<Report> = None;
+        while let Some(event) = events.next().await.unwrap() {
+            match event {
+                MigrationEvent::Progress(_) => {}
+                MigrationEvent::Report(last) => report = Some(*last),
+            }
+        }
+        let report = report.expect("the last event is the report");
+        assert_eq!((report.outcome, report.to.as_str()), (Outcome::Failed, "b"));
+        assert!(!report.error.unwrap().message.is_empty());
+        until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running).await;
+        let status = client.migration(&accepted.id).await.unwrap();
+        assert_eq!(status.report.unwrap().outcome, Outcome::Failed);
+        assert_eq!(
+            client.cancel_migration(&accepted.id).await.unwrap_err().code(),
+            Some(ErrorCode::WrongState)
+        );
+    });
+}

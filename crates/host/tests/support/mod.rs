@@ -1,0 +1,206 @@
+//! A host for tests: directories of its own, a network namespace of its own, a bare guest, and agents that can be
+//! ended and started again like the real ones.
+
+use std::fs;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use godwit_api::{Client, Endpoint};
+use godwit_host::Config;
+use godwit_qemu::{Accel, ByteSize, MemoryBlock, Nic, VmSpec};
+use rustix::mount::UnmountFlags;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::runtime::Runtime;
+
+/// How long anything may take that a test waits for.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// A multiboot kernel that prints a number sign, which no firmware does, and then echoes what it reads from the serial line (Multiboot
+/// specification 0.6.96, address fields given).
+pub(crate) fn bare_guest() -> Vec<u8> {
+    const MAGIC: u32 = 0x1bad_b002;
+    const FLAGS: u32 = 0x0001_0000;
+    const BASE: u32 = 0x0010_0000;
+    let header = [MAGIC, FLAGS, 0_u32.wrapping_sub(MAGIC).wrapping_sub(FLAGS), BASE, BASE, 0, 0, BASE + 32];
+    let code: [u8; 24] = [
+        0x66, 0xba, 0xf8, 0x03, 0xb0, 0x23, 0xee, // mov dx, 0x3f8; mov al, '#'; out dx, al
+        0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74,
+        0xf7, // again: mov dx, 0x3fd; in al, dx; test al, 1; jz again
+        0x66, 0xba, 0xf8, 0x03, 0xec, 0xee, 0xeb,
+        0xef, // mov dx, 0x3f8; in al, dx; out dx, al; jmp again
+    ];
+    header.iter().flat_map(|word| word.to_le_bytes()).chain(code).collect()
+}
+
+/// A host without an agent yet. Everything that was made for it is gone when it is dropped.
+pub(crate) struct TestHost {
+    dir: tempfile::TempDir,
+    namespace: String,
+    pub(crate) config: Config,
+}
+
+impl TestHost {
+    /// None where tests can't have one; the reason is printed.
+    pub(crate) fn new() -> Option<TestHost> {
+        let why = if !rustix::process::geteuid().is_root() {
+            Some("mounting a tmpfs and making taps needs root")
+        } else if !Path::new("/usr/bin/qemu-system-x86_64").exists() {
+            Some("there is no /usr/bin/qemu-system-x86_64")
+        } else if Command::new("ip").arg("-V").output().is_err() {
+            Some("there is no ip command")
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            eprintln!("skipped: {why}");
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("gw").tempdir().unwrap();
+        let namespace = format!("gwtest-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        ip(&["netns", "add", &namespace]);
+        // A test has a thread of its own: it stays there.
+        enter(&namespace);
+        ip(&["-n", &namespace, "link", "set", "lo", "up"]);
+        ip(&["-n", &namespace, "link", "add", "br-test", "type", "bridge"]);
+        fs::write(dir.path().join("guest"), bare_guest()).unwrap();
+        let at = dir.path().display();
+        let text = format!(
+            "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\nrun_dir = \"{at}/run\"\n\
+             qemu = \"/usr/bin/qemu-system-x86_64\"\n[networks.lan]\nbridge = \"br-test\"\n\
+             [networks.lost]\nbridge = \"br-lost\"\n[peers]\nb = \"http://127.0.0.1:9\"\n"
+        );
+        let config = Config::parse(&text, Path::new("test.toml")).unwrap();
+        Some(TestHost { dir, namespace, config })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A small VM with the bare guest and one NIC.
+    pub(crate) fn spec(&self, name: &str) -> VmSpec {
+        VmSpec {
+            memory: vec![
+                MemoryBlock::shared(ByteSize::from_mib(16)),
+                MemoryBlock::shared(ByteSize::from_bytes(12288 + 4096)),
+            ],
+            accel: Accel::Tcg,
+            kernel: Some(self.path().join("guest")),
+            nics: vec![Nic {
+                network: "lan".into(),
+                mac: None,
+                address: Some("10.88.0.21".parse().unwrap()),
+            }],
+            ..VmSpec::new(name)
+        }
+    }
+
+    /// Threads and tasks that live in this host's network namespace.
+    pub(crate) fn runtime(&self) -> Runtime {
+        let namespace = self.namespace.clone();
+        let enter = move || enter(&namespace);
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .on_thread_start(enter)
+            .build()
+            .unwrap()
+    }
+
+    /// Runs `test` in the namespace, on a runtime of its own; every task of it ends with it, as with a process.
+    pub(crate) fn run<T>(&self, test: impl Future<Output = T>) -> T {
+        let runtime = self.runtime();
+        // An agent in this process catches SIGTERM: nobody else ends a test that hangs.
+        let outcome = runtime.block_on(async { tokio::time::timeout(4 * LIMIT, test).await });
+        runtime.shutdown_timeout(LIMIT);
+        outcome.expect("the test hangs")
+    }
+
+    /// Runs `test` beside an agent; the agent ends with it, its VMs do not.
+    pub(crate) fn with_agent<T>(&self, test: impl AsyncFnOnce(Client) -> T) -> T {
+        let config = self.config.clone();
+        self.run(async move {
+            let client = Client::new(Endpoint::Unix(config.socket.clone()));
+            let agent = tokio::spawn(godwit_host::run(config));
+            until("the agent answers", async || {
+                assert!(!agent.is_finished(), "the agent ended");
+                client.host().await.is_ok()
+            })
+            .await;
+            test(client).await
+        })
+    }
+
+    /// Everything of VMs that is left on the host: files, guest memory, taps, processes.
+    pub(crate) fn remains(&self) -> Vec<String> {
+        let mut remains = Vec::new();
+        for place in ["run/vms", "run/trackers", "run/ram", "state/vms"] {
+            let entries = fs::read_dir(self.path().join(place)).into_iter().flatten().flatten();
+            remains.extend(entries.map(|entry| entry.path().display().to_string()));
+        }
+        remains.extend(self.taps());
+        remains.extend(self.qemus().iter().map(|pid| format!("process {pid}")));
+        remains
+    }
+
+    pub(crate) fn taps(&self) -> Vec<String> {
+        let links = Command::new("ip")
+            .args(["-n", &self.namespace, "-o", "link", "show", "master", "br-test"])
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&links.stdout).lines().map(str::to_owned).collect()
+    }
+
+    /// QEMUs of this host: those that have its directory on their command line.
+    pub(crate) fn qemus(&self) -> Vec<i32> {
+        let dir = self.path().display().to_string();
+        let processes = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let arguments = fs::read(entry.path().join("cmdline")).ok()?;
+            let name = fs::read_to_string(entry.path().join("comm")).ok()?;
+            (name.starts_with("qemu") && String::from_utf8_lossy(&arguments).contains(&dir)).then_some(pid)
+        });
+        processes.collect()
+    }
+}
+
+impl Drop for TestHost {
+    fn drop(&mut self) {
+        for pid in self.qemus() {
+            kill(pid);
+        }
+        let _ = rustix::mount::unmount(self.path().join("run/ram"), UnmountFlags::DETACH);
+        let _ = Command::new("ip").args(["netns", "del", &self.namespace]).output();
+    }
+}
+
+fn enter(namespace: &str) {
+    let file = fs::File::open(PathBuf::from("/run/netns").join(namespace)).unwrap();
+    move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).unwrap();
+}
+
+fn ip(arguments: &[&str]) {
+    let output = Command::new("ip").args(arguments).output().unwrap();
+    assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Ends a process without asking it.
+pub(crate) fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
+/// Waits until `holds` does; panics past the limit.
+pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let mut look = tokio::time::interval(Duration::from_millis(20));
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    while !holds().await {
+        assert!(tokio::time::Instant::now() < deadline, "not within {LIMIT:?}: {what}");
+        look.tick().await;
+    }
+}

@@ -1,0 +1,91 @@
+//! Lanes over loopback: pages of all shapes arrive where they belong.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use godwit_ram::{PAGE_SIZE, PageRange, Region};
+use godwit_wire::{Message, PageRun};
+
+use crate::{Incoming, Lane, LaneError, accept, connect, listen};
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn pair() -> (Lane, Lane) {
+    let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let near = connect(listener.local_addr().unwrap(), LIMIT).unwrap();
+    (near, accept(&[listener], LIMIT).unwrap().unwrap())
+}
+
+fn region(folder: &tempfile::TempDir, name: &str, pages: u64) -> Region {
+    Region::create(&folder.path().join(name), pages * PAGE_SIZE, None).unwrap()
+}
+
+#[test]
+fn pages_of_all_shapes_arrive_among_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (region(&folder, "from", 2000), region(&folder, "to", 2000));
+    for page in 0..from.pages() {
+        from.copy_in(page * PAGE_SIZE, &page.to_le_bytes().repeat(512)).unwrap();
+    }
+    let shapes = [(0, 1), (3, 1), (5, 2), (10, 17), (40, 1), (50, 600), (700, 1), (702, 64), (800, 1200)];
+    let runs: Vec<_> = shapes.iter().map(|&(first, count)| PageRange { first, count }).collect();
+    let (near, far) = pair();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut sender = near.sender();
+            for round in 0..3 {
+                sender.send(&Message::Ping { sent_ns: 1 }).unwrap();
+                sender.pages(round, 0, &from, &runs).unwrap();
+                sender.send(&Message::Padding { bytes: 700_000 }).unwrap();
+            }
+            near.finish_sending();
+        });
+        let (mut receiver, mut pages) = (far.receiver(), 0);
+        loop {
+            match receiver.receive() {
+                Ok(Incoming::Pages(header)) => {
+                    receiver.pages(&to, header.run).unwrap();
+                    pages += u64::from(header.run.count);
+                }
+                Ok(Incoming::Message(message)) => {
+                    assert!(matches!(message, Message::Ping { .. } | Message::Padding { .. }));
+                }
+                Err(LaneError::Closed) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert_eq!(pages, 3 * shapes.iter().map(|(_, count)| count).sum::<u64>());
+    });
+    for page in 0..to.pages() {
+        let sent = shapes.iter().any(|&(first, count)| (first..first + count).contains(&page));
+        let mut bytes = [0; 4096];
+        to.copy_out(page * PAGE_SIZE, &mut bytes).unwrap();
+        let expected = if sent { page } else { 0 };
+        assert!(bytes.chunks(8).all(|word| word == expected.to_le_bytes()), "page {page}");
+    }
+}
+
+#[test]
+fn pages_beyond_the_block_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = region(&folder, "to", 4);
+    let (_near, far) = pair();
+    let mut receiver = far.receiver();
+    for (first, count) in [(3, 2), (4, 1), (u64::MAX, 2)] {
+        let refused = receiver.pages(&to, PageRun { block: 0, first, count });
+        assert!(matches!(refused, Err(LaneError::OutOfBounds { .. })));
+    }
+}
+
+#[test]
+fn nobody_comes() {
+    let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    assert!(accept(&[listener], Duration::from_millis(1)).unwrap().is_none());
+}
+
+#[test]
+fn an_address_without_a_listener_is_named() {
+    let free = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap().local_addr().unwrap();
+    let error = connect(free, LIMIT).unwrap_err().to_string();
+    assert!(error.contains(&free.to_string()) && error.contains("migration_addresses"), "{error}");
+}

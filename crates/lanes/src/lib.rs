@@ -1,0 +1,78 @@
+//! Paths between two hosts: a lane is one TCP stream of the migration protocol. Blocking, for plain threads.
+//!
+//! Pages go from guest memory to the socket and from the socket to guest memory without a copy in between. This crate knows
+//! frames and sockets; what a message means is the migration's.
+
+#[cfg(test)]
+mod lane_tests;
+mod receiver;
+mod sender;
+mod socket;
+
+pub use receiver::{Incoming, LaneReceiver};
+pub use sender::LaneSender;
+pub use socket::{Lane, accept, connect, listen};
+
+use std::net::SocketAddr;
+
+/// Why a lane ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LaneError {
+    /// The address can't be reached.
+    #[error(
+        "can't connect the lane to {to}: {source}; check the migration network and the destination's migration_addresses"
+    )]
+    Connect {
+        /// The destination's address.
+        to: SocketAddr,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The address can't be listened on.
+    #[error(
+        "can't listen for lanes on {on}: {source}; check migration_addresses in this agent's configuration"
+    )]
+    Listen {
+        /// The address.
+        on: SocketAddr,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The peer closed the connection.
+    #[error("the peer closed the lane")]
+    Closed,
+    /// Nothing came for longer than the lane's time limit.
+    #[error("the peer has been silent for too long")]
+    Silent,
+    /// The connection broke.
+    #[error("the lane broke: {0}")]
+    Io(std::io::Error),
+    /// The peer broke the protocol.
+    #[error(transparent)]
+    Wire(#[from] godwit_wire::WireError),
+    /// The peer named pages that the VM does not have.
+    #[error("the peer sent pages that the VM does not have (block {block}, {count} pages from {first})")]
+    OutOfBounds {
+        /// The block.
+        block: u16,
+        /// The first page.
+        first: u64,
+        /// How many.
+        count: u64,
+    },
+    /// Guest memory could not be written.
+    #[error("guest memory could not be written: {0}")]
+    Memory(String),
+}
+
+impl From<std::io::Error> for LaneError {
+    fn from(error: std::io::Error) -> Self {
+        use std::io::ErrorKind::{TimedOut, UnexpectedEof, WouldBlock};
+        match error.kind() {
+            UnexpectedEof => LaneError::Closed,
+            // A receive timeout shows as WouldBlock, TCP_USER_TIMEOUT and keep-alive as TimedOut.
+            WouldBlock | TimedOut => LaneError::Silent,
+            _ => LaneError::Io(error),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The receiving half of a lane.
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use godwit_ram::{PAGE_SIZE, PageRange, Region};
+use godwit_wire::{FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun, PagesHeader};
+
+use crate::LaneError;
+
+/// Room for the largest payload that is read whole (device state), and for many small pages in one call.
+const BUFFER_BYTES: usize = MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN;
+
+/// With more than this to come, pages are received straight into guest memory.
+const DIRECT_BYTES: u64 = 64 * 1024;
+
+/// What comes next on a lane.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// A message.
+    Message(Message),
+    /// Pages, still on the lane: [`LaneReceiver::pages`] must take them before anything else is read.
+    Pages(PagesHeader),
+}
+
+/// The receiving half of a lane.
+#[derive(Debug)]
+pub struct LaneReceiver {
+    stream: Arc<TcpStream>,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    received_bytes: u64,
+}
+
+impl LaneReceiver {
+    pub(crate) fn new(stream: Arc<TcpStream>) -> Self {
+        LaneReceiver { stream, buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0, received_bytes: 0 }
+    }
+
+    /// Bytes taken from the kernel so far.
+    #[must_use]
+    pub fn received_bytes(&self) -> u64 {
+        self.received_bytes
+    }
+
+    /// The next message, or the announcement of pages.
+    ///
+    /// # Errors
+    /// [`LaneError`]: the lane is unusable afterwards.
+    pub fn receive(&mut self) -> Result<Incoming, LaneError> {
+        let header = FrameHeader::parse(self.take::<HEADER_LEN>()?)?;
+        match header.kind {
+            Kind::Pages => {
+                let fields = *self.take::<{ PagesHeader::LEN - HEADER_LEN }>()?;
+                match Message::decode(header, &fields)? {
+                    Message::Pages(pages) => Ok(Incoming::Pages(pages)),
+                    other => Ok(Incoming::Message(other)),
+                }
+            }
+            Kind::Padding => {
+                self.skip(header.length as usize)?;
+                Ok(Incoming::Message(Message::Padding { bytes: header.length }))
+            }
+            _ => {
+                let length = header.length as usize;
+                self.fill(length)?;
+                let message = Message::decode(header, &self.buffer[self.start..self.start + length])?;
+                self.start += length;
+                Ok(Incoming::Message(message))
+            }
+        }
+    }
+
+    /// Takes announced pages into guest memory.
+    ///
+    /// # Errors
+    /// [`LaneError::OutOfBounds`] where the block does not have them; else as [`LaneReceiver::receive`].
+    pub fn pages(&mut self, region: &Region, run: PageRun) -> Result<(), LaneError> {
+        let range = PageRange { first: run.first, count: u64::from(run.count) };
+        if run.first.saturating_add(range.count) > region.pages() {
+            return Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: range.count });
+        }
+        let mut offset = range.first * PAGE_SIZE;
+        let end = offset + range.count * PAGE_SIZE;
+        // What has been read already is copied; where much is left it goes straight into memory from the next page on.
+        while offset < end {
+            let left = end - offset;
+            let direct = left > DIRECT_BYTES;
+            if self.start == self.end && direct && offset.is_multiple_of(PAGE_SIZE) {
+                region.receive(
+                    self.stream.as_fd(),
+                    PageRange { first: offset / PAGE_SIZE, count: left / PAGE_SIZE },
+                )?;
+                self.received_bytes += left;
+                return Ok(());
+            }
+            let at_most = if direct { PAGE_SIZE - offset % PAGE_SIZE } else { u64::MAX };
+            self.fill_up_to(1, usize::try_from(at_most).unwrap_or(usize::MAX))?;
+            let length = (self.end - self.start).min(usize::try_from(left).unwrap_or(usize::MAX));
+            region
+                .copy_in(offset, &self.buffer[self.start..self.start + length])
+                .map_err(|error| LaneError::Memory(error.to_string()))?;
+            self.start += length;
+            offset += length as u64;
+        }
+        Ok(())
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<&[u8; N], LaneError> {
+        self.fill(N)?;
+        let start = self.start;
+        self.start += N;
+        self.buffer[start..].first_chunk().ok_or(LaneError::Closed)
+    }
+
+    fn skip(&mut self, mut length: usize) -> Result<(), LaneError> {
+        while length > 0 {
+            self.fill(1)?;
+            let taken = length.min(self.end - self.start);
+            self.start += taken;
+            length -= taken;
+        }
+        Ok(())
+    }
+
+    /// Reads until at least `length` bytes are buffered; `length` is bounded by [`BUFFER_BYTES`].
+    fn fill(&mut self, length: usize) -> Result<(), LaneError> {
+        self.fill_up_to(length, usize::MAX)
+    }
+
+    /// The same, with no more than `at_most` bytes taken from the kernel in one call.
+    fn fill_up_to(&mut self, length: usize, at_most: usize) -> Result<(), LaneError> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start + length > self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        while self.end - self.start < length {
+            let room = self.buffer.len().min(self.end.saturating_add(at_most));
+            let read = (&*self.stream).read(&mut self.buffer[self.end..room])?;
+            if read == 0 {
+                return Err(LaneError::Closed);
+            }
+            self.end += read;
+            self.received_bytes += read as u64;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,258 @@
+//! The destination of a migration as a state machine: (state, event) → (state, actions), without I/O.
+//!
+//! The guest runs here only after the commit has been read and the device state is loaded. Before the commit anything that
+//! fails discards the shadow VM; after it the destination either runs the guest or refuses it explicitly.
+
+use godwit_wire::{Begin, Reason};
+
+use crate::failure::{Failure, FailureCode};
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The source says what comes.
+    Begin(Begin),
+    /// Pages of a frame are in memory.
+    PagesApplied {
+        /// How many.
+        pages: u64,
+    },
+    /// The source sent all of a round.
+    RoundEnd {
+        /// Which.
+        round: u32,
+        /// How many pages it sent in it.
+        pages: u64,
+    },
+    /// A piece of the device state was handed to the hypervisor.
+    DeviceStateFed {
+        /// Its length.
+        bytes: u64,
+    },
+    /// The source says that the device state is complete.
+    DeviceStateEnd {
+        /// The length of all of it.
+        bytes: u64,
+    },
+    /// The hypervisor has loaded the device state.
+    Loaded,
+    /// The source hands the guest over.
+    Commit {
+        /// The epoch of the new ownership.
+        epoch: u64,
+        /// Pages sent in all.
+        pages: u64,
+    },
+    /// The guest runs (or is complete and paused, where it was paused).
+    GuestRuns,
+    /// The source gives up.
+    Aborted(Reason),
+    /// The lane broke, or the peer broke the protocol.
+    LaneLost(Failure),
+    /// Memory or hypervisor failed on this host.
+    Failed(Failure),
+    /// The operator or the source's agent asks to forget it.
+    CancelRequested,
+}
+
+/// What is to be done, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Tell the source that the shadow VM fits.
+    SendReady,
+    /// Tell the source that the round is in memory.
+    SendRoundApplied {
+        /// Which.
+        round: u32,
+        /// Pages applied in it.
+        pages: u64,
+    },
+    /// Wait until the hypervisor has loaded the device state. Answered by [`Event::Loaded`] or [`Event::Failed`].
+    FinishLoad,
+    /// Let the guest run, under the new epoch. Answered by [`Event::GuestRuns`] or [`Event::Failed`].
+    RunGuest {
+        /// False: it was paused at the source and stays so.
+        run: bool,
+    },
+    /// Tell the source that the guest runs here.
+    SendRunning,
+    /// Tell the source, best effort, that the guest does not and will not run here.
+    Refuse(Failure),
+    /// End the shadow VM, free its memory.
+    Discard(Failure),
+    /// Record that the guest is this host's; announce its addresses.
+    Promote,
+    /// It is over.
+    Finish(Ending),
+}
+
+/// How it ended at the destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The guest runs here.
+    Runs,
+    /// Nothing is left here.
+    Discarded(Failure),
+}
+
+/// Where the destination is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The lane is up.
+    Awaiting,
+    /// Rounds arrive.
+    Receiving,
+    /// The device state is complete and being loaded.
+    Loading,
+    /// Loaded, not committed.
+    Loaded,
+    /// Committed and loaded: the guest is started.
+    Starting,
+    /// Over.
+    Ended,
+}
+
+/// The destination's machine.
+#[derive(Debug)]
+pub struct Destination {
+    state: State,
+    block_pages: Vec<u64>,
+    epoch: u64,
+    run: bool,
+    committed: bool,
+    pages_in_round: u64,
+    pages: u64,
+    device_state_bytes: u64,
+}
+
+impl Destination {
+    /// A destination whose shadow VM has RAM blocks of so many pages, and which was prepared for `epoch`.
+    #[must_use]
+    pub fn new(block_pages: Vec<u64>, epoch: u64) -> Self {
+        Destination {
+            state: State::Awaiting,
+            block_pages,
+            epoch,
+            run: true,
+            committed: false,
+            pages_in_round: 0,
+            pages: 0,
+            device_state_bytes: 0,
+        }
+    }
+
+    /// Takes an event and says what to do.
+    pub fn on(&mut self, event: Event) -> Vec<Action> {
+        match (self.state, event) {
+            (State::Ended, _) => vec![],
+            (State::Awaiting, Event::Begin(begin)) => self.begin(&begin),
+            (State::Receiving, Event::PagesApplied { pages }) => {
+                self.pages += pages;
+                self.pages_in_round += pages;
+                vec![]
+            }
+            (State::Receiving, Event::RoundEnd { round, pages }) => self.round_end(round, pages),
+            (State::Receiving, Event::DeviceStateFed { bytes }) => {
+                self.device_state_bytes += bytes;
+                vec![]
+            }
+            (State::Receiving, Event::DeviceStateEnd { bytes }) => self.device_state_end(bytes),
+            (State::Loading, Event::Loaded) => {
+                self.state = State::Loaded;
+                self.run_if_committed()
+            }
+            (State::Loading | State::Loaded, Event::Commit { epoch, pages }) if !self.committed => {
+                self.commit(epoch, pages)
+            }
+            (State::Starting, Event::GuestRuns) => {
+                self.state = State::Ended;
+                // Recorded before the source hears of it and forgets the guest.
+                vec![Action::Promote, Action::SendRunning, Action::Finish(Ending::Runs)]
+            }
+            // After the commit the guest is ours: a lost lane or a late word of the source changes nothing.
+            (
+                State::Loading | State::Starting,
+                Event::LaneLost(_) | Event::Aborted(_) | Event::CancelRequested,
+            ) if self.committed => {
+                vec![]
+            }
+            (_, Event::LaneLost(failure)) => self.discard(failure, false),
+            (_, Event::Aborted(reason)) => self.discard(Failure::from_peer(&reason), false),
+            (_, Event::CancelRequested) => {
+                self.discard(Failure::new(FailureCode::Cancelled, "cancelled at the destination"), true)
+            }
+            (_, Event::Failed(failure)) => self.discard(failure, true),
+            (state, event) => {
+                let detail = format!("a message out of order ({event:?} while {state:?})");
+                self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true)
+            }
+        }
+    }
+
+    fn begin(&mut self, begin: &Begin) -> Vec<Action> {
+        if begin.block_pages != self.block_pages {
+            let detail = format!(
+                "the source's RAM blocks have {:?} pages, the shadow VM's {:?}",
+                begin.block_pages, self.block_pages
+            );
+            return self.discard(Failure::new(FailureCode::MemoryMismatch, detail), true);
+        }
+        if begin.epoch != self.epoch {
+            let detail = format!("the source hands over epoch {}, {} was prepared", begin.epoch, self.epoch);
+            return self.discard(Failure::new(FailureCode::StaleEpoch, detail), true);
+        }
+        self.run = begin.run;
+        self.state = State::Receiving;
+        vec![Action::SendReady]
+    }
+
+    fn round_end(&mut self, round: u32, pages: u64) -> Vec<Action> {
+        let applied = std::mem::take(&mut self.pages_in_round);
+        if applied != pages {
+            let detail = format!("round {round} had {pages} pages, {applied} arrived");
+            return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
+        }
+        vec![Action::SendRoundApplied { round, pages: applied }]
+    }
+
+    fn device_state_end(&mut self, bytes: u64) -> Vec<Action> {
+        if bytes != self.device_state_bytes {
+            let detail = format!("the device state has {bytes} bytes, {} arrived", self.device_state_bytes);
+            return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
+        }
+        self.state = State::Loading;
+        vec![Action::FinishLoad]
+    }
+
+    fn commit(&mut self, epoch: u64, pages: u64) -> Vec<Action> {
+        if epoch != self.epoch || pages != self.pages {
+            let detail = format!(
+                "the commit is for epoch {epoch} with {pages} pages; epoch {} with {} pages is here",
+                self.epoch, self.pages
+            );
+            return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
+        }
+        self.committed = true;
+        self.run_if_committed()
+    }
+
+    fn run_if_committed(&mut self) -> Vec<Action> {
+        if self.committed && self.state == State::Loaded {
+            self.state = State::Starting;
+            vec![Action::RunGuest { run: self.run }]
+        } else {
+            vec![]
+        }
+    }
+
+    /// The shadow VM goes before the source hears of it: when it does, nothing can run here any more.
+    fn discard(&mut self, failure: Failure, tell: bool) -> Vec<Action> {
+        self.state = State::Ended;
+        let mut actions = vec![Action::Discard(failure.clone())];
+        if tell {
+            actions.push(Action::Refuse(failure.clone()));
+        }
+        actions.push(Action::Finish(Ending::Discarded(failure)));
+        actions
+    }
+}

@@ -1,0 +1,187 @@
+//! The drivers: they carry out what the machines decide, on threads of their own that block on sockets. The hypervisor is
+//! behind two traits whose contracts are part of the hand-over.
+
+mod destination;
+mod handshake;
+mod source;
+mod sweep;
+
+use std::sync::mpsc;
+use std::time::Instant;
+
+use godwit_ram::{DirtyTracker, PageRange, TrackError};
+use godwit_wire::Message;
+
+use crate::failure::{Failure, FailureCode};
+use crate::source::Event;
+
+pub use destination::{DestinationJob, receive};
+pub use handshake::{WelcomedLane, say_hello, welcome};
+pub use source::{SourceJob, SourceResult, send};
+
+/// The hypervisor at the source.
+pub trait SourceHypervisor: Send {
+    /// Asks it to stop the guest for the switchover. [`HypervisorEvent::Stopped`] follows, and pieces of the device state may.
+    ///
+    /// # Errors
+    /// The guest runs on as before.
+    fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure>;
+
+    /// Lets it write the device state of the stopped guest; [`HypervisorEvent::DeviceStateEnded`] follows.
+    ///
+    /// # Errors
+    /// The guest stands still; [`SourceHypervisor::resume`] is called next.
+    fn write_device_state(&mut self) -> Result<(), Failure>;
+
+    /// Undoes the switchover, at whatever point it is. On success the guest runs as before (or is paused, if it was).
+    ///
+    /// # Errors
+    /// The guest can't be made to run here: its hypervisor is gone.
+    fn resume(&mut self) -> Result<(), Failure>;
+
+    /// The destination runs the guest: ends the hypervisor and frees what it had.
+    fn release(&mut self);
+}
+
+/// The guest's writes as the engine sees them. In the product this is [`godwit_ram::DirtyTracker`].
+pub trait Tracking: Send {
+    /// Protects all memory: from here on each write is seen.
+    ///
+    /// # Errors
+    /// The writes can't be seen: the guest can't be moved by this engine.
+    fn start(&mut self) -> Result<(), TrackError>;
+
+    /// Reports the pages of `block` within `within` that were written since they were last protected, and protects them again.
+    /// Stops after `max_pages`; returns the page to go on from.
+    ///
+    /// # Errors
+    /// As [`Tracking::start`].
+    fn take_dirty(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        max_pages: u64,
+        out: &mut Vec<PageRange>,
+    ) -> Result<u64, TrackError>;
+
+    /// Counts the dirty pages of all blocks, changing nothing.
+    ///
+    /// # Errors
+    /// As [`Tracking::start`].
+    fn count_dirty(&self) -> Result<u64, TrackError>;
+}
+
+impl Tracking for DirtyTracker {
+    fn start(&mut self) -> Result<(), TrackError> {
+        DirtyTracker::start(self)
+    }
+
+    fn take_dirty(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        max_pages: u64,
+        out: &mut Vec<PageRange>,
+    ) -> Result<u64, TrackError> {
+        DirtyTracker::take_dirty(self, block, within, max_pages, out)
+    }
+
+    fn count_dirty(&self) -> Result<u64, TrackError> {
+        DirtyTracker::count_dirty(self)
+    }
+}
+
+/// What the source's hypervisor tells on its own.
+#[derive(Debug)]
+pub enum HypervisorEvent {
+    /// The vCPUs stand still; nothing writes guest memory any more but devices finishing.
+    Stopped,
+    /// A piece of the device state stream, in order.
+    DeviceState(Vec<u8>),
+    /// The stream is complete.
+    DeviceStateEnded,
+    /// It can't go on.
+    Failed(Failure),
+}
+
+/// The hypervisor at the destination: a shadow VM that waits for a device state.
+pub trait DestinationHypervisor: Send {
+    /// Takes a piece of the device state stream.
+    ///
+    /// # Errors
+    /// The shadow VM is useless.
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// Waits until the device state is loaded. On success the guest is complete and paused.
+    ///
+    /// # Errors
+    /// The shadow VM is useless.
+    fn finish_load(&mut self) -> Result<(), Failure>;
+
+    /// Lets the guest run, unless `run` is false. Returns when the vCPUs run; who owns it is recorded by
+    /// [`DestinationHypervisor::promote`].
+    ///
+    /// # Errors
+    /// The guest does not run here and will not.
+    fn run(&mut self, run: bool) -> Result<(), Failure>;
+
+    /// Ends the shadow VM. On return nothing of it can run any more.
+    fn discard(&mut self, failure: &Failure);
+
+    /// Records that the shadow VM is a VM of this host, and announces the guest's addresses.
+    fn promote(&mut self);
+}
+
+/// What a source's driver waits for.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Machine(Event),
+    Hypervisor(HypervisorEvent),
+    Lane(Message),
+}
+
+/// Where events for a source's driver are put, from any thread.
+#[derive(Clone, Debug)]
+pub struct Inbox {
+    sender: mpsc::Sender<(Instant, Input)>,
+}
+
+/// The driver's end of an [`Inbox`].
+#[derive(Debug)]
+pub struct Events {
+    receiver: mpsc::Receiver<(Instant, Input)>,
+}
+
+/// An inbox and its end.
+#[must_use]
+pub fn inbox() -> (Inbox, Events) {
+    let (sender, receiver) = mpsc::channel();
+    (Inbox { sender }, Events { receiver })
+}
+
+impl Inbox {
+    /// Asks for a cancel. After the commit it changes nothing.
+    pub fn cancel(&self) {
+        self.put(Instant::now(), Input::Machine(Event::CancelRequested));
+    }
+
+    /// The hypervisor tells something that happened at `at`.
+    pub fn hypervisor(&self, at: Instant, event: HypervisorEvent) {
+        self.put(at, Input::Hypervisor(event));
+    }
+
+    pub(crate) fn put(&self, at: Instant, input: Input) {
+        // A driver that is over needs nothing any more.
+        let _ = self.sender.send((at, input));
+    }
+}
+
+pub(crate) fn lane_failure(error: &godwit_lanes::LaneError) -> Failure {
+    use godwit_lanes::LaneError;
+    let code = match error {
+        LaneError::Wire(_) | LaneError::OutOfBounds { .. } => FailureCode::ProtocolBroken,
+        LaneError::Memory(_) => FailureCode::MemoryFailed,
+        _ => FailureCode::LaneLost,
+    };
+    Failure::new(code, error.to_string())
+}

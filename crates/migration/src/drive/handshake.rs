@@ -1,0 +1,84 @@
+//! A lane's first words: who speaks, which version, which migration.
+
+use godwit_lanes::{Incoming, Lane, LaneReceiver, LaneSender};
+use godwit_wire::{Message, MigrationId, SUPPORTED, VersionRange, negotiate};
+
+use super::lane_failure;
+use crate::failure::{Failure, FailureCode};
+
+/// The source's side: says hello as a speaker of `versions` and waits for the answer.
+///
+/// # Errors
+/// The lane broke, or the destination's refusal.
+pub fn say_hello(
+    sender: &mut LaneSender,
+    receiver: &mut LaneReceiver,
+    migration: MigrationId,
+    versions: VersionRange,
+) -> Result<u16, Failure> {
+    sender.send(&Message::Hello { versions, migration }).map_err(|error| lane_failure(&error))?;
+    match receiver.receive().map_err(|error| lane_failure(&error))? {
+        Incoming::Message(Message::Welcome { version })
+            if (versions.oldest..=versions.newest).contains(&version) =>
+        {
+            Ok(version)
+        }
+        Incoming::Message(Message::Welcome { version }) => {
+            let VersionRange { oldest, newest } = versions;
+            let detail = format!(
+                "the destination answers in protocol version {version}; offered was {oldest} to {newest}"
+            );
+            Err(Failure::new(FailureCode::VersionMismatch, detail))
+        }
+        Incoming::Message(Message::Refused(reason)) => Err(Failure::from_peer(&reason)),
+        _ => Err(Failure::new(FailureCode::ProtocolBroken, "the destination does not answer the hello")),
+    }
+}
+
+/// A lane whose source has said which migration it belongs to.
+#[derive(Debug)]
+pub struct WelcomedLane {
+    pub(super) lane: Lane,
+    pub(super) sender: LaneSender,
+    pub(super) receiver: LaneReceiver,
+}
+
+/// The destination's side: reads the hello, checks version and migration, answers. A stranger is told why it is refused,
+/// and the next lane may be the right one.
+///
+/// # Errors
+/// The lane broke, or what the source was refused for.
+pub fn welcome(lane: Lane, expected: MigrationId) -> Result<WelcomedLane, Failure> {
+    let mut welcomed = WelcomedLane { sender: lane.sender(), receiver: lane.receiver(), lane };
+    let refusal = match welcomed.receiver.receive().map_err(|error| lane_failure(&error))? {
+        Incoming::Message(Message::Hello { versions, migration }) => {
+            match check_hello(versions, migration, expected) {
+                Ok(version) => {
+                    let answer = Message::Welcome { version };
+                    welcomed.sender.send(&answer).map_err(|error| lane_failure(&error))?;
+                    return Ok(welcomed);
+                }
+                Err(refusal) => refusal,
+            }
+        }
+        _ => Failure::new(FailureCode::ProtocolBroken, "the lane does not begin with a hello"),
+    };
+    // The peer may be gone already; the refusal is for us as well.
+    let _ = welcomed.sender.send(&Message::Refused(refusal.to_reason()));
+    welcomed.lane.finish_sending();
+    Err(refusal)
+}
+
+fn check_hello(
+    versions: VersionRange,
+    migration: MigrationId,
+    expected: MigrationId,
+) -> Result<u16, Failure> {
+    if migration != expected {
+        // The id expected here is for its source alone: it is not told.
+        let detail = format!("no migration {migration} is expected on this lane");
+        return Err(Failure::new(FailureCode::UnknownMigration, detail));
+    }
+    negotiate(SUPPORTED, versions)
+        .map_err(|error| Failure::new(FailureCode::VersionMismatch, error.to_string()))
+}

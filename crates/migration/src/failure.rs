@@ -1,0 +1,109 @@
+//! Why a migration did not go through: one code for the wire, for programs and for people.
+
+use std::fmt;
+
+use godwit_wire::Reason;
+
+use crate::report::FailureReport;
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal, $mend:literal;)*) => {
+        /// A stable code. The numbers are those of docs/protocol.md.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
+        pub enum FailureCode { $($(#[$doc])* $name = $code),* }
+
+        impl FailureCode {
+            /// The code of a number from the wire; unknown ones are [`FailureCode::Internal`].
+            #[must_use]
+            pub fn from_wire(code: u16) -> Self {
+                match code { $($code => FailureCode::$name,)* _ => FailureCode::Internal }
+            }
+
+            /// The code for programs.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(FailureCode::$name => $text),* }
+            }
+
+            /// What to do about it.
+            #[must_use]
+            pub fn mend(self) -> &'static str {
+                match self { $(FailureCode::$name => $mend),* }
+            }
+        }
+    };
+}
+
+codes! {
+    /// The peers speak no common version.
+    VersionMismatch = 1, "version-mismatch", "upgrade the older of the two agents";
+    /// The destination expects no such migration.
+    UnknownMigration = 2, "unknown-migration", "the destination's agent restarted or gave up waiting: migrate again";
+    /// The shadow VM has other RAM blocks than the source.
+    MemoryMismatch = 3, "memory-mismatch", "both agents must run the same release; migrate again";
+    /// The peer broke the protocol.
+    ProtocolBroken = 4, "protocol-broken", "check that both agents run compatible releases and that nothing alters the connection";
+    /// Guest memory could not be read, written or tracked.
+    MemoryFailed = 5, "memory-failed", "see the agent's log on the host that is named";
+    /// The hypervisor failed.
+    HypervisorFailed = 6, "hypervisor-failed", "see the VM's qemu.log on the host that is named";
+    /// An operator cancelled.
+    Cancelled = 7, "cancelled", "migrate again when it suits";
+    /// The guest dirties memory faster than the wire carries it.
+    NotConverging = 8, "not-converging", "move it when it is less busy, over a faster link, with a larger --switchover-budget, or with --engine qemu --auto-converge";
+    /// The peer knows a newer owner.
+    StaleEpoch = 9, "stale-epoch", "this host's record of the VM is old: see where the VM runs before anything else";
+    /// Anything else.
+    Internal = 10, "internal", "see the logs of both agents";
+    /// The connection to the peer broke.
+    LaneLost = 11, "lane-lost", "check the migration network between the two hosts, then migrate again";
+    /// The destination did not answer after the commit.
+    InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source only if the destination does not and can't";
+}
+
+/// A failure: code and detail. The detail is one line for people, without guest data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The code.
+    pub code: FailureCode,
+    /// What happened, naming the host or thing.
+    pub detail: String,
+}
+
+impl Failure {
+    /// A failure of a code with its detail.
+    pub fn new(code: FailureCode, detail: impl Into<String>) -> Self {
+        Failure { code, detail: detail.into() }
+    }
+
+    /// As a peer told it.
+    #[must_use]
+    pub fn from_peer(reason: &Reason) -> Self {
+        Failure::new(FailureCode::from_wire(reason.code), format!("the peer says: {}", reason.detail))
+    }
+
+    /// As a peer is told.
+    #[must_use]
+    pub fn to_reason(&self) -> Reason {
+        Reason { code: self.code as u16, detail: self.detail.clone() }
+    }
+
+    /// As the report tells it.
+    #[must_use]
+    pub fn to_report(&self) -> FailureReport {
+        FailureReport {
+            code: self.code.name().into(),
+            message: self.detail.clone(),
+            mend: self.code.mend().into(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.detail, self.code.name())
+    }
+}
+
+impl std::error::Error for Failure {}

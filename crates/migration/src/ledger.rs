@@ -1,0 +1,194 @@
+//! The book of a migration: time per phase, rounds, bytes, bandwidth. Fed by the source machine, read by the report.
+
+use std::time::Duration;
+
+use godwit_wire::PAGE_SIZE;
+
+use crate::phase::Phase;
+use crate::report::{PhaseReport, RoundReport, millis};
+
+/// Rounds smaller than this say more of the round trip than of the bandwidth.
+const TELLING_BYTES: u64 = 1 << 20;
+/// Assumed before anything was measured: 1 Gb/s.
+const ASSUMED_BYTES_PER_S: f64 = 125e6;
+
+/// What one sweep sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// Pages sent, zero pages included.
+    pub pages: u64,
+    /// Zero pages of them.
+    pub zero_pages: u64,
+    /// Bytes handed to the wire.
+    pub bytes: u64,
+}
+
+impl Sweep {
+    /// Adds another sweep's figures.
+    pub fn add(&mut self, other: Sweep) {
+        self.pages += other.pages;
+        self.zero_pages += other.zero_pages;
+        self.bytes += other.bytes;
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Ledger {
+    phase: Phase,
+    phase_since: Duration,
+    phases: Vec<(Phase, Duration)>,
+    rounds: Vec<RoundReport>,
+    round_since: Duration,
+    bandwidth_bytes_per_s: Option<f64>,
+    dirty_pages_per_s: f64,
+    /// Pages of all sweeps.
+    pub(crate) pages: u64,
+}
+
+impl Ledger {
+    pub(crate) fn new(phase: Phase) -> Self {
+        Ledger {
+            phase,
+            phase_since: Duration::ZERO,
+            phases: Vec::new(),
+            rounds: Vec::new(),
+            round_since: Duration::ZERO,
+            bandwidth_bytes_per_s: None,
+            dirty_pages_per_s: 0.0,
+            pages: 0,
+        }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub(crate) fn enter(&mut self, now: Duration, phase: Phase) {
+        let spent = now.saturating_sub(self.phase_since);
+        match self.phases.iter_mut().find(|(known, _)| *known == self.phase) {
+            Some((_, total)) => *total += spent,
+            None => self.phases.push((self.phase, spent)),
+        }
+        (self.phase, self.phase_since) = (phase, now);
+    }
+
+    pub(crate) fn round_begins(&mut self, now: Duration) {
+        self.round_since = now;
+    }
+
+    /// The sweep's pages are handed to the wire; the destination has not applied them yet.
+    pub(crate) fn round_sent(&mut self, round: u32, sweep: Sweep) {
+        self.pages += sweep.pages;
+        self.rounds.push(RoundReport {
+            round,
+            pages: sweep.pages,
+            zero_pages: sweep.zero_pages,
+            bytes: sweep.bytes,
+            duration_ms: 0.0,
+            dirty_pages_per_s: 0.0,
+        });
+    }
+
+    pub(crate) fn round_applied(&mut self, now: Duration, round_trip: Duration) {
+        let Some(report) = self.rounds.last_mut() else {
+            return;
+        };
+        let took = now.saturating_sub(self.round_since);
+        report.duration_ms = millis(took);
+        // A sweep that found zeros nearly everywhere took its time reading, not sending.
+        let told_by_sending = report.zero_pages <= 8 * (report.pages - report.zero_pages);
+        if report.bytes >= TELLING_BYTES && told_by_sending {
+            let on_the_wire = took.saturating_sub(round_trip).max(Duration::from_micros(100));
+            self.bandwidth_bytes_per_s = Some(report.bytes as f64 / on_the_wire.as_secs_f64());
+        }
+    }
+
+    /// `remaining` pages were dirtied since the round began to protect them.
+    pub(crate) fn counted(&mut self, now: Duration, remaining: u64) {
+        let since = now.saturating_sub(self.round_since).as_secs_f64();
+        self.dirty_pages_per_s = if since > 0.0 { remaining as f64 / since } else { 0.0 };
+        if let Some(report) = self.rounds.last_mut() {
+            report.dirty_pages_per_s = self.dirty_pages_per_s;
+        }
+    }
+
+    /// The last round: what was sent while the guest stood still, in one or two sweeps.
+    pub(crate) fn last_round(&mut self, now: Duration, round: u32, sweep: Sweep) {
+        self.pages += sweep.pages;
+        match self.rounds.last_mut().filter(|report| report.round == round) {
+            Some(report) => {
+                report.pages += sweep.pages;
+                report.zero_pages += sweep.zero_pages;
+                report.bytes += sweep.bytes;
+            }
+            None => {
+                self.round_since = now;
+                self.pages -= sweep.pages;
+                self.round_sent(round, sweep);
+            }
+        }
+    }
+
+    pub(crate) fn last_round_over(&mut self, now: Duration) {
+        if let Some(report) = self.rounds.last_mut() {
+            report.duration_ms = millis(now.saturating_sub(self.round_since));
+        }
+    }
+
+    pub(crate) fn bandwidth(&self) -> f64 {
+        self.bandwidth_bytes_per_s.unwrap_or(ASSUMED_BYTES_PER_S)
+    }
+
+    pub(crate) fn dirty_bytes_per_s(&self) -> f64 {
+        self.dirty_pages_per_s * f64::from(PAGE_SIZE)
+    }
+
+    pub(crate) fn dirty_pages_per_s(&self) -> f64 {
+        self.dirty_pages_per_s
+    }
+
+    pub(crate) fn rounds(&self) -> Vec<RoundReport> {
+        self.rounds.clone()
+    }
+
+    pub(crate) fn phases(&self, now: Duration) -> Vec<PhaseReport> {
+        let mut closed = self.clone();
+        closed.enter(now, Phase::Report);
+        closed
+            .phases
+            .iter()
+            .map(|&(phase, spent)| PhaseReport { phase, duration_ms: millis(spent) })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_of_a_phase_adds_up_over_its_visits() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::Prepare);
+        ledger.enter(ms(10), Phase::PreCopy);
+        ledger.enter(ms(30), Phase::Convergence);
+        ledger.enter(ms(31), Phase::PreCopy);
+        let phases = ledger.phases(ms(41));
+        let spent: Vec<_> = phases.iter().map(|report| (report.phase, report.duration_ms)).collect();
+        assert_eq!(spent, [(Phase::Prepare, 10.0), (Phase::PreCopy, 30.0), (Phase::Convergence, 1.0)]);
+    }
+
+    #[test]
+    fn bandwidth_comes_from_rounds_that_tell() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::PreCopy);
+        ledger.round_begins(ms(0));
+        ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000 });
+        ledger.round_applied(ms(1040), ms(40));
+        assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
+        ledger.round_begins(ms(1040));
+        ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124 });
+        ledger.round_applied(ms(1080), ms(40));
+        assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
+    }
+}

@@ -1,0 +1,23 @@
+//! The algorithm of a migration, without I/O: phases, rounds, convergence and hand-over as state machines, and the
+//! drivers that carry out what they decide. Knows no QEMU: the hypervisor is a trait.
+
+mod clock;
+pub mod destination;
+pub mod drive;
+mod failure;
+mod ledger;
+mod phase;
+mod policy;
+mod report;
+pub mod source;
+
+pub use clock::PeerClock;
+pub use failure::{Failure, FailureCode};
+pub use ledger::Sweep;
+pub use phase::Phase;
+pub use policy::{
+    Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, Measured, Policy,
+};
+pub use report::{
+    EngineKind, FailureReport, Outcome, PhaseReport, Progress, Report, RoundReport, SwitchoverReport, millis,
+};

@@ -1,0 +1,175 @@
+//! What a migration tells: progress while it runs, a report when it is over. The same keys everywhere.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::phase::Phase;
+
+/// Which engine moved the memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The engine of this project, beside the hypervisor.
+    #[default]
+    Godwit,
+    /// QEMU's own migration.
+    Qemu,
+}
+
+/// How a migration ended, and so where the guest is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The guest runs at the destination.
+    Completed,
+    /// Nothing moved; the guest runs on at the source.
+    Failed,
+    /// Somebody cancelled; the guest runs on at the source.
+    Cancelled,
+    /// The link broke after the commit and the destination did not answer since: the guest is kept paused at
+    /// the source until it is known whether the destination runs it.
+    InDoubt,
+}
+
+/// Why a migration did not complete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureReport {
+    /// Stable code for programs, kebab-case.
+    pub code: String,
+    /// What failed and why, one line for people.
+    pub message: String,
+    /// What to do about it.
+    pub mend: String,
+}
+
+/// One sweep over the guest's memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RoundReport {
+    /// 0 is all of memory; the last one runs while the guest stands still.
+    pub round: u32,
+    /// Pages sent, zero pages included.
+    pub pages: u64,
+    /// Pages of them that were zero and cost a few bytes a run.
+    pub zero_pages: u64,
+    /// Bytes on the wire.
+    pub bytes: u64,
+    /// From the first page looked at to the destination's word that all is applied.
+    pub duration_ms: f64,
+    /// Pages that the guest dirtied meanwhile, a second.
+    pub dirty_pages_per_s: f64,
+}
+
+/// Time spent in one phase, summed over its visits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PhaseReport {
+    /// The phase.
+    pub phase: Phase,
+    /// Time in it.
+    pub duration_ms: f64,
+}
+
+/// The vCPUs' pause, piece by piece. The pieces follow each other and add up to the whole.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SwitchoverReport {
+    /// Guest stopped → last dirty pages handed to the wire (the device state is written meanwhile).
+    pub last_pages_ms: f64,
+    /// → the device state's last byte and the commit handed to the wire.
+    pub device_state_ms: f64,
+    /// → the commit read at the destination (clocks compared by the lane's pings).
+    pub flight_ms: f64,
+    /// → the device state loaded there.
+    pub load_ms: f64,
+    /// → the vCPUs run.
+    pub resume_ms: f64,
+}
+
+impl SwitchoverReport {
+    /// The whole pause.
+    #[must_use]
+    pub fn total_ms(&self) -> f64 {
+        self.last_pages_ms + self.device_state_ms + self.flight_ms + self.load_ms + self.resume_ms
+    }
+}
+
+/// The report of a migration. Times in milliseconds, sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Which engine moved it.
+    pub engine: EngineKind,
+    /// The VM's name.
+    pub vm: String,
+    /// The source host's name.
+    pub from: String,
+    /// The destination host's name.
+    pub to: String,
+    /// From the request to the guest running at the destination and the source let go.
+    pub migration_time_ms: f64,
+    /// The vCPUs' pause; none where the guest was never stopped.
+    pub switchover_ms: Option<f64>,
+    /// The longest silence that a client outside saw; none where nobody watches.
+    pub blackout_ms: Option<f64>,
+    /// Bytes sent over the wire.
+    pub wire_bytes: u64,
+    /// The guest's RAM.
+    pub guest_bytes: u64,
+    /// The shortest round trip that the lane's pings saw.
+    pub round_trip_ms: Option<f64>,
+    /// Every round.
+    pub rounds: Vec<RoundReport>,
+    /// Every phase entered.
+    pub phases: Vec<PhaseReport>,
+    /// The pause in pieces; none where the engine does not tell them.
+    pub switchover: Option<SwitchoverReport>,
+    /// Why it did not complete.
+    pub error: Option<FailureReport>,
+}
+
+/// Where a running migration is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The phase.
+    pub phase: Phase,
+    /// The round.
+    pub round: u32,
+    /// Bytes of guest memory that this round still has to look at or send.
+    pub remaining_bytes: u64,
+    /// The guest's RAM.
+    pub total_bytes: u64,
+    /// Bytes sent over the wire so far.
+    pub sent_bytes: u64,
+    /// What the guest dirties.
+    pub dirty_bytes_per_s: f64,
+    /// What the wire takes, measured.
+    pub bandwidth_bytes_per_s: f64,
+    /// Time to the end, as far as it can be told.
+    pub eta_ms: Option<f64>,
+    /// Time since the request.
+    pub elapsed_ms: f64,
+}
+
+impl Progress {
+    /// The progress of a migration that has not sent anything yet.
+    #[must_use]
+    pub fn begin(total_bytes: u64) -> Self {
+        Progress {
+            phase: Phase::Preflight,
+            round: 0,
+            remaining_bytes: total_bytes,
+            total_bytes,
+            sent_bytes: 0,
+            dirty_bytes_per_s: 0.0,
+            bandwidth_bytes_per_s: 0.0,
+            eta_ms: None,
+            elapsed_ms: 0.0,
+        }
+    }
+}
+
+/// Milliseconds of a duration, with the fraction.
+#[must_use]
+pub fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

@@ -1,0 +1,459 @@
+//! The source of a migration as a state machine: (state, event) → (state, actions). It does no I/O and reads no clock;
+//! `drive::source` carries out what it decides, and the tests do so against an in-memory peer.
+//!
+//! Who may run the guest, state by state:
+//! - up to and including [`State::LastPages`]: the source, whatever fails;
+//! - [`State::Committed`]: the destination. The commit point is the action [`Action::SendCommit`];
+//! - back at the source only by the destination's explicit refusal.
+
+use std::time::Duration;
+
+use godwit_wire::Running;
+
+use crate::failure::{Failure, FailureCode};
+use crate::ledger::{Ledger, Sweep};
+use crate::phase::Phase;
+use crate::policy::{Convergence, Decision, Measured, Policy};
+use crate::report::{Outcome, PhaseReport, RoundReport};
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The lane is up and the version agreed.
+    Connected,
+    /// The destination's shadow VM fits.
+    PeerReady,
+    /// The sweep asked for is handed to the wire.
+    RoundSent(Sweep),
+    /// The destination has applied the round.
+    RoundApplied {
+        /// Which.
+        round: u32,
+    },
+    /// The answer to [`Action::CountRemaining`].
+    RemainingCounted {
+        /// Pages dirty now.
+        pages: u64,
+        /// The lane's round trip.
+        round_trip: Duration,
+    },
+    /// The vCPUs stand still.
+    GuestStopped,
+    /// The hypervisor has written all of the device state.
+    DeviceStateEnded,
+    /// The last pages asked for are handed to the wire.
+    LastPagesSent(Sweep),
+    /// The destination runs the guest.
+    PeerRunning(Running),
+    /// The destination does not and will not run the guest.
+    PeerRefused(Failure),
+    /// The lane broke, or the peer broke the protocol.
+    LaneLost(Failure),
+    /// The hypervisor, the tracking or the memory failed on this host.
+    Failed(Failure),
+    /// Somebody cancels.
+    CancelRequested,
+    /// The answer to [`Action::ResumeGuest`].
+    GuestResumed(Result<(), Failure>),
+    /// The answer to [`Action::AskVerdict`].
+    Verdict(Verdict),
+    /// The answer to [`Action::ReleaseGuest`].
+    Released,
+}
+
+/// What the destination says of a hand-over when it is asked again, after the lane broke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It runs the guest.
+    Runs,
+    /// It does not and will not.
+    Refused(Failure),
+    /// It can't be reached.
+    Unknown,
+}
+
+/// What is to be done. The driver carries actions out in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Tell the destination what comes.
+    SendBegin,
+    /// Protect all memory: from here on each write is seen.
+    StartTracking,
+    /// Send what is dirty (round 0: everything), then the round's end. Answered by [`Event::RoundSent`].
+    SendRound {
+        /// Which.
+        round: u32,
+    },
+    /// Count dirty pages. Answered by [`Event::RemainingCounted`].
+    CountRemaining,
+    /// Stop the guest. Answered by [`Event::GuestStopped`].
+    BeginSwitchover {
+        /// Pages that the last round is expected to send: what the lane must take in one flight.
+        expected_pages: u64,
+    },
+    /// Let the hypervisor write the device state, which is kept back. Answered by [`Event::DeviceStateEnded`].
+    WriteDeviceState,
+    /// Send every page dirtied since the last sweep. Answered by [`Event::LastPagesSent`].
+    SendLastPages {
+        /// The round's number.
+        round: u32,
+    },
+    /// Send the device state that was written since the guest stopped, and its end. After the last page, so that the
+    /// destination's hypervisor, which reads queues in guest memory while it loads, reads what the source's left there.
+    SendDeviceState,
+    /// The commit point: from here on the destination owns the guest.
+    SendCommit {
+        /// Pages sent in all.
+        pages: u64,
+    },
+    /// Tell the destination to forget it. Best effort.
+    AbortPeer(Failure),
+    /// Undo the switchover: the guest runs as before, or stays paused if it was. Answered by [`Event::GuestResumed`].
+    ResumeGuest,
+    /// The guest's writes need not be seen any more.
+    StopTracking,
+    /// Ask the destination, on another connection, whether it runs the guest. Answered by [`Event::Verdict`].
+    AskVerdict,
+    /// The guest is gone for good: end its hypervisor, free its memory. Answered by [`Event::Released`].
+    ReleaseGuest,
+    /// It is over.
+    Finish,
+}
+
+/// Where the source is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing was sent.
+    Connecting,
+    /// Waiting for the shadow VM.
+    Preparing,
+    /// Sending a round.
+    Sending,
+    /// Waiting for the destination to have applied the round.
+    Draining,
+    /// Counting what remains.
+    Counting,
+    /// The guest is being stopped.
+    Stopping,
+    /// The guest stands still; last pages and device state travel.
+    LastPages,
+    /// The destination owns the guest.
+    Committed,
+    /// The lane broke after the commit.
+    InDoubt,
+    /// The guest is being resumed here.
+    RollingBack,
+    /// The destination runs the guest; the source lets go.
+    Releasing,
+    /// Over.
+    Ended,
+}
+
+/// What the source is to do, fixed at the start.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// When to switch over.
+    pub policy: Policy,
+    /// How long the checks before it took: the clock of events runs since their begin.
+    pub preflight: Duration,
+}
+
+/// The source's machine.
+#[derive(Debug)]
+pub struct Source {
+    state: State,
+    round: u32,
+    convergence: Convergence,
+    ledger: Ledger,
+    device_state_ended: bool,
+    first_last_pages_sent: bool,
+    stopped_at: Option<Duration>,
+    last_pages_at: Option<Duration>,
+    committed_at: Option<Duration>,
+    running: Option<Running>,
+    ending: Option<(Outcome, Option<Failure>)>,
+}
+
+impl Source {
+    /// A source that is connecting to its destination.
+    #[must_use]
+    pub fn new(plan: &Plan) -> Self {
+        let mut ledger = Ledger::new(Phase::Preflight);
+        ledger.enter(plan.preflight, Phase::Prepare);
+        Source {
+            state: State::Connecting,
+            round: 0,
+            convergence: Convergence::new(plan.policy),
+            ledger,
+            device_state_ended: false,
+            first_last_pages_sent: false,
+            stopped_at: None,
+            last_pages_at: None,
+            committed_at: None,
+            running: None,
+            ending: None,
+        }
+    }
+
+    /// Takes an event that happened at `now` (since the migration's start) and says what to do.
+    pub fn on(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        if let Some(actions) = self.on_trouble(now, &event) {
+            return actions;
+        }
+        match (self.state, event) {
+            (State::Connecting, Event::Connected) => self.to(State::Preparing, vec![Action::SendBegin]),
+            (State::Preparing, Event::PeerReady) => {
+                let mut actions = vec![Action::StartTracking];
+                actions.extend(self.next_round(now, 0));
+                actions
+            }
+            (State::Sending, Event::RoundSent(sweep)) => {
+                self.ledger.round_sent(self.round, sweep);
+                self.ledger.enter(now, Phase::Convergence);
+                self.to(State::Draining, vec![])
+            }
+            (State::Draining, Event::RoundApplied { round }) if round == self.round => {
+                self.to(State::Counting, vec![Action::CountRemaining])
+            }
+            (State::Counting, Event::RemainingCounted { pages, round_trip }) => {
+                self.converge(now, pages, round_trip)
+            }
+            (State::Stopping, Event::GuestStopped) => {
+                self.stopped_at = Some(now);
+                let round = self.round;
+                self.to(State::LastPages, vec![Action::WriteDeviceState, Action::SendLastPages { round }])
+            }
+            (State::LastPages, Event::LastPagesSent(sweep)) => self.last_pages_sent(now, sweep),
+            (State::LastPages, Event::DeviceStateEnded) => {
+                self.device_state_ended = true;
+                self.sweep_once_more()
+            }
+            (State::Committed, Event::PeerRunning(running)) => self.peer_runs(now, Some(running)),
+            (State::InDoubt, Event::Verdict(Verdict::Runs)) => self.peer_runs(now, None),
+            (State::RollingBack, Event::GuestResumed(resumed)) => self.resumed(now, resumed),
+            (State::Releasing, Event::Released) => self.finish(now),
+            (
+                State::Connecting
+                | State::Preparing
+                | State::Sending
+                | State::Draining
+                | State::Counting
+                | State::Stopping
+                | State::LastPages
+                | State::Committed,
+                Event::PeerReady | Event::RoundApplied { .. } | Event::PeerRunning(_),
+            ) => {
+                let failure =
+                    Failure::new(FailureCode::ProtocolBroken, "the destination answered out of order");
+                self.on(now, Event::LaneLost(failure))
+            }
+            _ => vec![],
+        }
+    }
+
+    /// What can go wrong in any state.
+    fn on_trouble(&mut self, now: Duration, event: &Event) -> Option<Vec<Action>> {
+        use State::{Committed, Ended, InDoubt, Releasing, RollingBack};
+        let failure = match event {
+            Event::LaneLost(failure) | Event::Failed(failure) | Event::PeerRefused(failure) => {
+                failure.clone()
+            }
+            Event::CancelRequested => {
+                Failure::new(FailureCode::Cancelled, "cancelled before the switchover was complete")
+            }
+            Event::Verdict(Verdict::Refused(failure)) => failure.clone(),
+            Event::Verdict(Verdict::Unknown) => Failure::new(
+                FailureCode::InDoubt,
+                "the lane broke after the commit and the destination can't be asked",
+            ),
+            _ => return None,
+        };
+        Some(match (self.state, event) {
+            (Ended | RollingBack | Releasing, _) => vec![],
+            (Committed | InDoubt, Event::PeerRefused(_) | Event::Verdict(Verdict::Refused(_))) => {
+                self.roll_back(now, Outcome::Failed, failure)
+            }
+            (Committed, Event::LaneLost(_)) => self.to(InDoubt, vec![Action::AskVerdict]),
+            (InDoubt, Event::Verdict(Verdict::Unknown)) => {
+                self.ending = Some((Outcome::InDoubt, Some(failure)));
+                self.finish(now)
+            }
+            // The guest is the destination's: nothing that fails or is asked here changes that.
+            (Committed | InDoubt, _) => vec![],
+            (_, Event::CancelRequested) => self.give_up(now, Outcome::Cancelled, failure, true),
+            (_, Event::Failed(_)) => self.give_up(now, Outcome::Failed, failure, true),
+            (_, _) => self.give_up(now, Outcome::Failed, failure, false),
+        })
+    }
+
+    /// Ends a migration that has not committed; the guest runs on, or is made to.
+    fn give_up(&mut self, now: Duration, outcome: Outcome, failure: Failure, tell: bool) -> Vec<Action> {
+        let mut actions = if tell { vec![Action::AbortPeer(failure.clone())] } else { vec![] };
+        if matches!(self.state, State::Stopping | State::LastPages) {
+            // The guest first, the peer after: every millisecond here is one in which the guest stands still.
+            let mut resume = self.roll_back(now, outcome, failure);
+            resume.append(&mut actions);
+            return resume;
+        }
+        self.ending = Some((outcome, Some(failure)));
+        actions.push(Action::StopTracking);
+        actions.extend(self.finish(now));
+        actions
+    }
+
+    fn roll_back(&mut self, now: Duration, outcome: Outcome, failure: Failure) -> Vec<Action> {
+        self.ledger.enter(now, Phase::Switchover);
+        self.ending = Some((outcome, Some(failure)));
+        self.to(State::RollingBack, vec![Action::ResumeGuest])
+    }
+
+    fn resumed(&mut self, now: Duration, resumed: Result<(), Failure>) -> Vec<Action> {
+        if let (Err(failure), Some((_, Some(first)))) = (resumed, &mut self.ending) {
+            first.detail =
+                format!("{}; then the guest could not be resumed here: {}", first.detail, failure.detail);
+        }
+        let mut actions = vec![Action::StopTracking];
+        actions.extend(self.finish(now));
+        actions
+    }
+
+    fn next_round(&mut self, now: Duration, round: u32) -> Vec<Action> {
+        self.round = round;
+        self.ledger.enter(now, Phase::PreCopy);
+        self.ledger.round_begins(now);
+        self.to(State::Sending, vec![Action::SendRound { round }])
+    }
+
+    fn converge(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
+        self.ledger.round_applied(now, round_trip);
+        self.ledger.counted(now, remaining);
+        let measured = Measured {
+            remaining_pages: remaining,
+            dirty_pages_per_s: self.ledger.dirty_pages_per_s(),
+            bandwidth_bytes_per_s: self.ledger.bandwidth(),
+            round_trip,
+        };
+        match self.convergence.decide(&measured) {
+            Decision::NextRound => self.next_round(now, self.round + 1),
+            Decision::Switchover => {
+                self.round += 1;
+                self.ledger.enter(now, Phase::Switchover);
+                self.to(State::Stopping, vec![Action::BeginSwitchover { expected_pages: remaining }])
+            }
+            Decision::GiveUp => {
+                let detail = format!(
+                    "the guest dirties {:.0} MB/s, the wire carries {:.0} MB/s, and {remaining} pages remain after {} rounds",
+                    self.ledger.dirty_bytes_per_s() / 1e6,
+                    self.ledger.bandwidth() / 1e6,
+                    self.round + 1,
+                );
+                self.give_up(now, Outcome::Failed, Failure::new(FailureCode::NotConverging, detail), true)
+            }
+        }
+    }
+
+    fn last_pages_sent(&mut self, now: Duration, sweep: Sweep) -> Vec<Action> {
+        self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, sweep);
+        if !self.first_last_pages_sent {
+            self.first_last_pages_sent = true;
+            self.last_pages_at = Some(now);
+            return self.sweep_once_more();
+        }
+        self.committed_at = Some(now);
+        let pages = self.ledger.pages;
+        self.to(State::Committed, vec![Action::SendDeviceState, Action::SendCommit { pages }])
+    }
+
+    /// Devices may write memory until their state is complete: once it is, one more sweep makes sure of the last byte.
+    fn sweep_once_more(&mut self) -> Vec<Action> {
+        if self.device_state_ended && self.first_last_pages_sent {
+            vec![Action::SendLastPages { round: self.round }]
+        } else {
+            vec![]
+        }
+    }
+
+    fn peer_runs(&mut self, now: Duration, running: Option<Running>) -> Vec<Action> {
+        self.running = running;
+        self.ledger.last_round_over(now);
+        self.ledger.enter(now, Phase::Announce);
+        self.ending = Some((Outcome::Completed, None));
+        self.to(State::Releasing, vec![Action::StopTracking, Action::ReleaseGuest])
+    }
+
+    fn finish(&mut self, now: Duration) -> Vec<Action> {
+        self.ledger.enter(now, Phase::Report);
+        self.to(State::Ended, vec![Action::Finish])
+    }
+
+    fn to(&mut self, state: State, actions: Vec<Action>) -> Vec<Action> {
+        self.state = state;
+        actions
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The phase, for progress.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.ledger.phase()
+    }
+
+    /// The round under way.
+    #[must_use]
+    pub fn round(&self) -> u32 {
+        self.round
+    }
+
+    /// The wire's bandwidth and the guest's dirty rate as measured, bytes a second.
+    #[must_use]
+    pub fn rates(&self) -> (f64, f64) {
+        (self.ledger.bandwidth(), self.ledger.dirty_bytes_per_s())
+    }
+
+    /// How it ended, once it has.
+    #[must_use]
+    pub fn ending(&self) -> Option<(Outcome, Option<&Failure>)> {
+        self.ending.as_ref().map(|(outcome, failure)| (*outcome, failure.as_ref()))
+    }
+
+    /// The rounds so far.
+    #[must_use]
+    pub fn rounds(&self) -> Vec<RoundReport> {
+        self.ledger.rounds()
+    }
+
+    /// Time per phase.
+    #[must_use]
+    pub fn phases(&self, now: Duration) -> Vec<PhaseReport> {
+        self.ledger.phases(now)
+    }
+
+    /// The switchover's times on the source's clock, and the destination's on its own.
+    #[must_use]
+    pub fn switchover(&self) -> Option<SwitchoverTimes> {
+        Some(SwitchoverTimes {
+            stopped: self.stopped_at?,
+            last_pages: self.last_pages_at?,
+            committed: self.committed_at?,
+            destination: self.running?,
+        })
+    }
+}
+
+/// When the steps of a switchover happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchoverTimes {
+    /// The guest stood still, since the start.
+    pub stopped: Duration,
+    /// Its last pages were handed to the wire.
+    pub last_pages: Duration,
+    /// The commit was handed to the wire.
+    pub committed: Duration,
+    /// The destination's own times, by its clock.
+    pub destination: Running,
+}

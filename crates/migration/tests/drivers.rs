@@ -1,0 +1,398 @@
+//! Both drivers against each other over a real lane, with memory in files and hypervisors that exist in this file alone.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{Lane, accept, connect, listen};
+use godwit_migration::destination::Ending;
+use godwit_migration::drive::{
+    DestinationHypervisor, DestinationJob, HypervisorEvent, Inbox, SourceHypervisor, SourceJob, SourceResult,
+    Tracking, WelcomedLane, inbox, receive, say_hello, send, welcome,
+};
+use godwit_migration::source::Verdict;
+use godwit_migration::{Failure, FailureCode, Outcome, Policy};
+use godwit_ram::{PAGE_SIZE, PageRange, Region, TrackError};
+use godwit_wire::{Message, MigrationId, VersionRange};
+
+const ID: MigrationId = MigrationId(*b"a migration's id");
+const BLOCKS: [u64; 2] = [700, 133];
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Pages written, as (block, page).
+type Dirty = Arc<Mutex<BTreeSet<(usize, u64)>>>;
+
+struct FakeTracking {
+    dirty: Dirty,
+}
+
+impl Tracking for FakeTracking {
+    fn start(&mut self) -> Result<(), TrackError> {
+        self.dirty.lock().unwrap().clear();
+        Ok(())
+    }
+
+    fn take_dirty(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        max_pages: u64,
+        out: &mut Vec<PageRange>,
+    ) -> Result<u64, TrackError> {
+        let mut dirty = self.dirty.lock().unwrap();
+        let found: Vec<_> = dirty
+            .range((block, within.first)..(block, within.end()))
+            .take(usize::try_from(max_pages).unwrap_or(usize::MAX))
+            .copied()
+            .collect();
+        for entry in &found {
+            dirty.remove(entry);
+            out.push(PageRange { first: entry.1, count: 1 });
+        }
+        let stopped_early = found.len() as u64 == max_pages;
+        Ok(if stopped_early { found.last().unwrap().1 + 1 } else { within.end() })
+    }
+
+    fn count_dirty(&self) -> Result<u64, TrackError> {
+        Ok(self.dirty.lock().unwrap().len() as u64)
+    }
+}
+
+/// What a test sees of the source's guest.
+#[derive(Default)]
+struct Guest {
+    resumed: AtomicU32,
+    released: AtomicBool,
+}
+
+struct FakeSource {
+    guest: Arc<Guest>,
+    inbox: Option<Inbox>,
+    memory: Arc<Region>,
+    dirty: Dirty,
+    cancels_itself: bool,
+}
+
+impl SourceHypervisor for FakeSource {
+    fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure> {
+        events.hypervisor(Instant::now(), HypervisorEvent::DeviceState(vec![1; 500]));
+        events.hypervisor(Instant::now(), HypervisorEvent::Stopped);
+        self.inbox = Some(events.clone());
+        Ok(())
+    }
+
+    fn write_device_state(&mut self) -> Result<(), Failure> {
+        let inbox = self.inbox.as_ref().unwrap();
+        if self.cancels_itself {
+            inbox.cancel();
+            return Ok(());
+        }
+        self.memory.copy_in(5 * PAGE_SIZE, &[0xdd; 64]).unwrap();
+        self.dirty.lock().unwrap().insert((0, 5));
+        inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceState(vec![2; 300_000]));
+        inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), Failure> {
+        self.guest.resumed.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn release(&mut self) {
+        self.guest.released.store(true, Ordering::SeqCst);
+    }
+}
+
+struct FakeDestination {
+    state: Vec<u8>,
+    load_fails: bool,
+    log: mpsc::Sender<&'static str>,
+}
+
+impl DestinationHypervisor for FakeDestination {
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.state.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish_load(&mut self) -> Result<(), Failure> {
+        assert_eq!(self.state.len(), 300_500);
+        if self.load_fails {
+            return Err(Failure::new(FailureCode::HypervisorFailed, "no such device"));
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, run: bool) -> Result<(), Failure> {
+        self.log.send(if run { "runs" } else { "stays paused" }).unwrap();
+        Ok(())
+    }
+
+    fn discard(&mut self, _failure: &Failure) {
+        self.log.send("discarded").unwrap();
+    }
+
+    fn promote(&mut self) {
+        self.log.send("promoted").unwrap();
+    }
+}
+
+fn regions(folder: &tempfile::TempDir, name: &str) -> Vec<Arc<Region>> {
+    BLOCKS
+        .iter()
+        .enumerate()
+        .map(|(block, pages)| {
+            let path = folder.path().join(format!("{name}{block}"));
+            Arc::new(Region::create(&path, pages * PAGE_SIZE, None).unwrap())
+        })
+        .collect()
+}
+
+fn content(regions: &[Arc<Region>]) -> Vec<Vec<u8>> {
+    regions
+        .iter()
+        .map(|region| {
+            let mut bytes = vec![0; usize::try_from(region.size_bytes()).unwrap()];
+            region.copy_out(0, &mut bytes).unwrap();
+            bytes
+        })
+        .collect()
+}
+
+fn fill(regions: &[Arc<Region>]) {
+    for (block, region) in regions.iter().enumerate() {
+        for page in (0..region.pages()).filter(|page| page % 3 != 0) {
+            let byte = u8::try_from((page * 7 + block as u64) % 251 + 1).unwrap();
+            region.copy_in(page * PAGE_SIZE + page % 4000, &[byte; 96]).unwrap();
+        }
+    }
+}
+
+fn lanes(address: SocketAddr) -> (Lane, Lane) {
+    let listener = listen(address).unwrap();
+    let to = listener.local_addr().unwrap();
+    let source = connect(to, LIMIT).unwrap();
+    (source, accept(&[listener], LIMIT).unwrap().unwrap())
+}
+
+fn loopback() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+#[derive(Clone, Copy, Default)]
+struct Twist {
+    load_fails: bool,
+    cancels_itself: bool,
+    paused: bool,
+    ipv6: bool,
+    other_epoch: bool,
+}
+
+struct Moved {
+    result: SourceResult,
+    ending: Ending,
+    guest: Arc<Guest>,
+    said: Vec<&'static str>,
+    same_memory: bool,
+}
+
+fn migrate(twist: Twist) -> Moved {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (regions(&folder, "from"), regions(&folder, "to"));
+    fill(&from);
+    let address = if twist.ipv6 { (Ipv6Addr::LOCALHOST, 0).into() } else { loopback() };
+    let (source_lane, destination_lane) = lanes(address);
+    let guest = Arc::new(Guest::default());
+    let dirty = Dirty::default();
+    let (log, said) = mpsc::channel();
+    let hypervisor = FakeSource {
+        guest: Arc::clone(&guest),
+        inbox: None,
+        memory: Arc::clone(&from[0]),
+        dirty: Arc::clone(&dirty),
+        cancels_itself: twist.cancels_itself,
+    };
+    let (regions, load_fails) = (to.clone(), twist.load_fails);
+    let destination = move |lane: WelcomedLane| DestinationJob {
+        lane,
+        epoch: 2 + u64::from(twist.other_epoch),
+        regions,
+        hypervisor: FakeDestination { state: Vec::new(), load_fails, log },
+    };
+    let (_keep, cancel) = mpsc::channel();
+    let (result, ending) = std::thread::scope(|scope| {
+        let receiving =
+            scope.spawn(move || receive(destination(welcome(destination_lane, ID).unwrap()), &cancel));
+        let (inbox, events) = inbox();
+        let job = SourceJob {
+            lane: source_lane,
+            migration: ID,
+            epoch: 2,
+            runs: !twist.paused,
+            policy: Policy::default(),
+            preflight: Duration::ZERO,
+            regions: from.clone(),
+            tracker: FakeTracking { dirty },
+            hypervisor,
+            begun: Instant::now(),
+            progress: &|_| {},
+            ask_verdict: &|| Verdict::Unknown,
+        };
+        let result = send(job, &inbox, events);
+        (result, receiving.join().unwrap())
+    });
+    let same_memory = content(&from) == content(&to);
+    Moved { result, ending, guest, said: said.try_iter().collect(), same_memory }
+}
+
+#[test]
+fn a_guest_moves_whole() {
+    let moved = migrate(Twist::default());
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert_eq!(moved.ending, Ending::Runs);
+    assert!(moved.same_memory && moved.guest.released.load(Ordering::SeqCst));
+    assert_eq!(moved.said, ["runs", "promoted"]);
+    let pages: u64 = moved.result.rounds.iter().map(|round| round.pages).sum();
+    assert_eq!(pages, BLOCKS.iter().sum::<u64>() + 1);
+    assert!(moved.result.rounds[0].zero_pages > 200);
+    assert!(moved.result.switchover.is_some() && moved.result.round_trip.is_some());
+}
+
+#[test]
+fn ipv6_is_as_good() {
+    let moved = migrate(Twist { ipv6: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed);
+    assert!(moved.same_memory);
+}
+
+#[test]
+fn a_paused_guest_stays_paused() {
+    let moved = migrate(Twist { paused: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed);
+    assert_eq!(moved.said, ["stays paused", "promoted"]);
+}
+
+#[test]
+fn a_destination_that_can_not_load_gives_the_guest_back() {
+    let moved = migrate(Twist { load_fails: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Failed);
+    assert_eq!(moved.result.failure.unwrap().code, FailureCode::HypervisorFailed);
+    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1);
+    assert!(!moved.guest.released.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_cancel_while_the_guest_stands_still_resumes_it() {
+    let moved = migrate(Twist { cancels_itself: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Cancelled);
+    assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1);
+    assert_eq!(moved.said, ["discarded"]);
+    assert!(matches!(moved.ending, Ending::Discarded(failure) if failure.code == FailureCode::Cancelled));
+}
+
+#[test]
+fn another_epoch_is_refused() {
+    let moved = migrate(Twist { other_epoch: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Failed);
+    assert_eq!(moved.result.failure.unwrap().code, FailureCode::StaleEpoch);
+}
+
+/// A destination that a peer of this file's own talks to.
+fn lying_peer(speak: impl FnOnce(&Lane)) -> (Ending, Vec<&'static str>) {
+    let folder = tempfile::tempdir().unwrap();
+    let (peer, lane) = lanes(loopback());
+    let (log, said) = mpsc::channel();
+    let regions = regions(&folder, "to");
+    let hypervisor = FakeDestination { state: Vec::new(), load_fails: false, log };
+    let (_keep, cancel) = mpsc::channel();
+    let ending = std::thread::scope(|scope| {
+        let receiving = scope.spawn(move || match welcome(lane, ID) {
+            Ok(lane) => receive(DestinationJob { lane, epoch: 2, regions, hypervisor }, &cancel),
+            Err(failure) => Ending::Discarded(failure),
+        });
+        speak(&peer);
+        peer.finish_sending();
+        let ending = receiving.join().unwrap();
+        peer.close();
+        ending
+    });
+    (ending, said.try_iter().collect())
+}
+
+fn refused_with(ending: Ending, code: FailureCode) {
+    match ending {
+        Ending::Discarded(failure) => assert_eq!(failure.code, code, "{failure}"),
+        Ending::Runs => panic!("it runs"),
+    }
+}
+
+#[test]
+fn a_peer_of_another_version_is_told_so() {
+    let (ending, said) = lying_peer(|peer| {
+        let versions = VersionRange { oldest: 900, newest: 901 };
+        let answer = say_hello(&mut peer.sender(), &mut peer.receiver(), ID, versions).unwrap_err();
+        assert_eq!(answer.code, FailureCode::VersionMismatch);
+        assert!(answer.detail.contains("900 to 901"), "{answer}");
+    });
+    refused_with(ending, FailureCode::VersionMismatch);
+    assert_eq!(said, [""; 0]);
+}
+
+#[test]
+fn a_peer_with_another_migration_is_told_so() {
+    let (ending, _) = lying_peer(|peer| {
+        let other = MigrationId([9; 16]);
+        let answer = say_hello(&mut peer.sender(), &mut peer.receiver(), other, godwit_wire::SUPPORTED);
+        assert_eq!(answer.unwrap_err().code, FailureCode::UnknownMigration);
+    });
+    refused_with(ending, FailureCode::UnknownMigration);
+}
+
+#[test]
+fn pages_that_the_vm_does_not_have_end_the_lane() {
+    for message in [
+        Message::Zeros(godwit_wire::Zeros {
+            round: 0,
+            runs: vec![godwit_wire::BlockRun { block: 0, first: BLOCKS[0] - 1, count: 2 }],
+        }),
+        Message::Zeros(godwit_wire::Zeros {
+            round: 0,
+            runs: vec![godwit_wire::BlockRun { block: 7, first: 0, count: 1 }],
+        }),
+    ] {
+        let (ending, said) = lying_peer(|peer| {
+            let mut sender = peer.sender();
+            say_hello(&mut sender, &mut peer.receiver(), ID, godwit_wire::SUPPORTED).unwrap();
+            sender.send(&message).unwrap();
+        });
+        refused_with(ending, FailureCode::ProtocolBroken);
+        assert_eq!(said, ["discarded"]);
+    }
+}
+
+#[test]
+fn a_lane_that_ends_before_the_commit_leaves_nothing() {
+    let (ending, said) = lying_peer(|peer| {
+        let mut sender = peer.sender();
+        say_hello(&mut sender, &mut peer.receiver(), ID, godwit_wire::SUPPORTED).unwrap();
+        let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+        sender.send(&Message::Begin(begin)).unwrap();
+    });
+    refused_with(ending, FailureCode::LaneLost);
+    assert_eq!(said, ["discarded"]);
+}
+
+#[test]
+fn something_that_is_no_lane_is_told_apart() {
+    let (ending, _) = lying_peer(|peer| {
+        let mut sender = peer.sender();
+        sender.send(&Message::Ready).unwrap();
+    });
+    refused_with(ending, FailureCode::ProtocolBroken);
+}

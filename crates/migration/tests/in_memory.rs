@@ -1,0 +1,466 @@
+//! Source and destination machines against each other, over a lane, guests and memory that exist in this file alone. Every
+//! migration is replayed with a fault at every single step.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use godwit_migration::source::{Action as SourceAction, Event as SourceEvent, Plan, Source, State, Verdict};
+use godwit_migration::{Failure, FailureCode, Outcome, Policy, Sweep, destination};
+use godwit_wire::{Begin, Running};
+
+use destination::{Action as DestinationAction, Destination, Ending, Event as DestinationEvent};
+
+const PAGES: usize = 400;
+const EPOCH: u64 = 7;
+/// 4 KiB pages at this rate make rounds long enough that the policy needs several.
+const STEP: Duration = Duration::from_millis(3);
+
+#[derive(Clone, Debug, PartialEq)]
+enum Word {
+    Begin,
+    Pages(Vec<(usize, u64)>),
+    RoundEnd(u32, u64),
+    DeviceState,
+    DeviceStateEnd(u64),
+    Commit(u64),
+    Abort(Failure),
+    Ready,
+    RoundApplied(u32),
+    Running,
+    Refused(Failure),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    LaneCut,
+    SourceFails,
+    DestinationFails,
+    LoadFails,
+    Cancel,
+    None,
+}
+
+/// The whole world of one migration.
+struct World {
+    source: Source,
+    destination: Destination,
+    now: Duration,
+    to_destination: VecDeque<Word>,
+    to_source: VecDeque<Word>,
+    lane_up: bool,
+    source_events: VecDeque<SourceEvent>,
+    destination_events: VecDeque<DestinationEvent>,
+    source_memory: Vec<u64>,
+    destination_memory: Vec<u64>,
+    dirty: BTreeSet<usize>,
+    tracking: bool,
+    source_runs: bool,
+    destination_runs: bool,
+    load_fails: bool,
+    finished: Option<Ending>,
+    source_finished: bool,
+    released: bool,
+    seed: u64,
+    writes_per_step: usize,
+    log: Vec<String>,
+}
+
+impl World {
+    fn new(seed: u64, writes_per_step: usize) -> Self {
+        World {
+            source: Source::new(&Plan { policy: Policy::default(), preflight: Duration::ZERO }),
+            destination: Destination::new(vec![PAGES as u64], EPOCH),
+            now: Duration::ZERO,
+            to_destination: VecDeque::new(),
+            to_source: VecDeque::new(),
+            lane_up: true,
+            source_events: VecDeque::from([SourceEvent::Connected]),
+            destination_events: VecDeque::new(),
+            source_memory: (0..PAGES as u64).collect(),
+            destination_memory: vec![u64::MAX; PAGES],
+            dirty: BTreeSet::new(),
+            tracking: false,
+            source_runs: true,
+            destination_runs: false,
+            load_fails: false,
+            finished: None,
+            source_finished: false,
+            released: false,
+            seed,
+            writes_per_step,
+            log: Vec::new(),
+        }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.seed >> 33
+    }
+
+    fn guest_works(&mut self) {
+        for _ in 0..self.writes_per_step {
+            let page = usize::try_from(self.random()).unwrap() % PAGES;
+            let value = self.random();
+            if self.source_runs {
+                self.source_memory[page] = value;
+                if self.tracking {
+                    self.dirty.insert(page);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, word: Word) {
+        if self.lane_up {
+            match word {
+                Word::Ready | Word::RoundApplied(_) | Word::Running | Word::Refused(_) => {
+                    self.to_source.push_back(word);
+                }
+                _ => self.to_destination.push_back(word),
+            }
+        }
+    }
+
+    fn sweep(&mut self, everything: bool) -> Sweep {
+        let pages: Vec<usize> =
+            if everything { (0..PAGES).collect() } else { self.dirty.iter().copied().collect() };
+        self.dirty.clear();
+        let content: Vec<_> = pages.iter().map(|&page| (page, self.source_memory[page])).collect();
+        let pages = content.len() as u64;
+        self.send(Word::Pages(content));
+        Sweep { pages, zero_pages: 0, bytes: pages * 4128 + 2_000_000 }
+    }
+
+    fn source_acts(&mut self, action: SourceAction) {
+        match action {
+            SourceAction::SendBegin => self.send(Word::Begin),
+            SourceAction::StartTracking => {
+                self.tracking = true;
+                self.dirty.clear();
+            }
+            SourceAction::SendRound { round } => {
+                let sweep = self.sweep(round == 0);
+                self.send(Word::RoundEnd(round, sweep.pages));
+                self.source_events.push_back(SourceEvent::RoundSent(sweep));
+            }
+            SourceAction::CountRemaining => {
+                let pages = self.dirty.len() as u64;
+                let round_trip = Duration::from_millis(1);
+                self.source_events.push_back(SourceEvent::RemainingCounted { pages, round_trip });
+            }
+            SourceAction::BeginSwitchover { .. } => {
+                self.guest_works();
+                self.source_runs = false;
+                self.source_events.push_back(SourceEvent::GuestStopped);
+            }
+            SourceAction::WriteDeviceState => {
+                // The device's last write comes while its state is written.
+                self.source_memory[3] = 0xdead;
+                self.dirty.insert(3);
+                self.source_events.push_back(SourceEvent::DeviceStateEnded);
+            }
+            SourceAction::SendLastPages { .. } => {
+                let sweep = self.sweep(false);
+                self.source_events.push_back(SourceEvent::LastPagesSent(sweep));
+            }
+            SourceAction::SendDeviceState => {
+                self.send(Word::DeviceState);
+                self.send(Word::DeviceStateEnd(100));
+            }
+            SourceAction::SendCommit { pages } => self.send(Word::Commit(pages)),
+            SourceAction::AbortPeer(failure) => self.send(Word::Abort(failure)),
+            SourceAction::ResumeGuest => {
+                assert!(!self.destination_runs, "resumed at the source while the destination runs it");
+                self.source_runs = true;
+                self.source_events.push_back(SourceEvent::GuestResumed(Ok(())));
+            }
+            SourceAction::StopTracking => self.tracking = false,
+            SourceAction::AskVerdict => {
+                let verdict = match &self.finished {
+                    Some(Ending::Runs) => Verdict::Runs,
+                    Some(Ending::Discarded(failure)) => Verdict::Refused(failure.clone()),
+                    None => Verdict::Unknown,
+                };
+                self.source_events.push_back(SourceEvent::Verdict(verdict));
+            }
+            SourceAction::ReleaseGuest => {
+                assert!(!self.source_runs);
+                self.released = true;
+                self.source_events.push_back(SourceEvent::Released);
+            }
+            SourceAction::Finish => self.source_finished = true,
+        }
+    }
+
+    fn destination_acts(&mut self, action: DestinationAction) {
+        match action {
+            DestinationAction::SendReady => self.send(Word::Ready),
+            DestinationAction::SendRoundApplied { round, .. } => self.send(Word::RoundApplied(round)),
+            DestinationAction::FinishLoad => self.destination_events.push_back(if self.load_fails {
+                DestinationEvent::Failed(Failure::new(FailureCode::HypervisorFailed, "load failed"))
+            } else {
+                DestinationEvent::Loaded
+            }),
+            DestinationAction::RunGuest { run } => {
+                assert!(!self.source_runs, "runs at both ends");
+                assert_eq!(self.destination_memory, self.source_memory, "runs with other memory");
+                self.destination_runs = run;
+                self.destination_events.push_back(DestinationEvent::GuestRuns);
+            }
+            DestinationAction::SendRunning => self.send(Word::Running),
+            DestinationAction::Refuse(failure) => self.send(Word::Refused(failure)),
+            DestinationAction::Discard(_) => assert!(!self.destination_runs, "discards a guest that runs"),
+            DestinationAction::Promote => assert!(self.destination_runs),
+            DestinationAction::Finish(ending) => self.finished = Some(ending),
+        }
+    }
+
+    fn word_at_destination(&mut self, word: Word) -> DestinationEvent {
+        match word {
+            Word::Begin => {
+                DestinationEvent::Begin(Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] })
+            }
+            Word::Pages(content) => {
+                for &(page, value) in &content {
+                    self.destination_memory[page] = value;
+                }
+                DestinationEvent::PagesApplied { pages: content.len() as u64 }
+            }
+            Word::RoundEnd(round, pages) => DestinationEvent::RoundEnd { round, pages },
+            Word::DeviceState => DestinationEvent::DeviceStateFed { bytes: 100 },
+            Word::DeviceStateEnd(bytes) => DestinationEvent::DeviceStateEnd { bytes },
+            Word::Commit(pages) => DestinationEvent::Commit { epoch: EPOCH, pages },
+            Word::Abort(failure) => DestinationEvent::Aborted(failure.to_reason()),
+            other => panic!("{other:?} at the destination"),
+        }
+    }
+
+    /// One event, taken somewhere. False when nothing is left to happen.
+    fn step(&mut self) -> bool {
+        self.now += STEP;
+        self.guest_works();
+        if let Some(event) = self.destination_events.pop_front() {
+            self.destination_takes(event);
+        } else if let Some(event) = self.source_events.pop_front() {
+            self.source_takes(event);
+        } else if let Some(word) = self.to_destination.pop_front() {
+            let event = self.word_at_destination(word);
+            self.destination_takes(event);
+        } else if let Some(word) = self.to_source.pop_front() {
+            let event = match word {
+                Word::Ready => SourceEvent::PeerReady,
+                Word::RoundApplied(round) => SourceEvent::RoundApplied { round },
+                Word::Running => {
+                    SourceEvent::PeerRunning(Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 })
+                }
+                Word::Refused(failure) => SourceEvent::PeerRefused(failure),
+                other => panic!("{other:?} at the source"),
+            };
+            self.source_takes(event);
+        } else {
+            return false;
+        }
+        assert!(!(self.source_runs && self.destination_runs), "two guests run");
+        true
+    }
+
+    fn source_takes(&mut self, event: SourceEvent) {
+        self.log.push(format!("source {:?} ← {event:?}", self.source.state()));
+        for action in self.source.on(self.now, event) {
+            self.source_acts(action);
+        }
+    }
+
+    fn destination_takes(&mut self, event: DestinationEvent) {
+        self.log.push(format!("destination ← {event:?}"));
+        for action in self.destination.on(event) {
+            self.destination_acts(action);
+        }
+    }
+
+    fn inject(&mut self, fault: Fault) {
+        let failed = |what: &str| Failure::new(FailureCode::HypervisorFailed, what);
+        match fault {
+            Fault::LaneCut => {
+                self.lane_up = false;
+                // What was in flight may have arrived or not.
+                if self.random().is_multiple_of(2) {
+                    self.to_destination.clear();
+                }
+                if self.random().is_multiple_of(2) {
+                    self.to_source.clear();
+                }
+                while let Some(word) = self.to_destination.pop_front() {
+                    let event = self.word_at_destination(word);
+                    self.destination_takes(event);
+                }
+                let lost = Failure::new(FailureCode::LaneLost, "cut");
+                self.destination_events.push_back(DestinationEvent::LaneLost(lost.clone()));
+                while let Some(event) = self.destination_events.pop_front() {
+                    self.destination_takes(event);
+                }
+                self.source_events.push_back(SourceEvent::LaneLost(lost));
+            }
+            Fault::SourceFails => self.source_events.push_front(SourceEvent::Failed(failed("source"))),
+            Fault::DestinationFails => {
+                // While the guest is being started, a failure is the answer to that: it does not run.
+                if self.destination_events.contains(&DestinationEvent::GuestRuns) {
+                    self.destination_runs = false;
+                    self.destination_events.clear();
+                }
+                self.destination_events.push_front(DestinationEvent::Failed(failed("destination")));
+            }
+            Fault::LoadFails => self.load_fails = true,
+            Fault::Cancel => self.source_events.push_front(SourceEvent::CancelRequested),
+            Fault::None => {}
+        }
+    }
+
+    /// Runs to the end with a fault before step `at`; returns the number of steps.
+    fn run(&mut self, fault: Fault, at: usize) -> usize {
+        let mut steps = 0;
+        loop {
+            if steps == at {
+                self.inject(fault);
+            }
+            if !self.step() {
+                return steps;
+            }
+            steps += 1;
+            assert!(steps < 100_000, "it does not end");
+        }
+    }
+
+    fn check(&self, fault: Fault, at: usize) {
+        let context = || format!("{fault:?} at step {at}:\n{}", self.log.join("\n"));
+        assert!(self.source_finished, "the source does not end: {}", context());
+        assert_eq!(self.source.state(), State::Ended);
+        let (outcome, failure) = self.source.ending().unwrap();
+        match outcome {
+            Outcome::Completed => {
+                assert!(self.destination_runs && !self.source_runs && self.released, "{}", context());
+            }
+            Outcome::Failed | Outcome::Cancelled => {
+                assert!(self.source_runs && !self.destination_runs && !self.released, "{}", context());
+                assert!(!self.tracking && failure.is_some(), "{}", context());
+            }
+            Outcome::InDoubt => panic!("the destination could be asked: {}", context()),
+        }
+    }
+}
+
+#[test]
+fn a_guest_moves_with_every_write_it_made() {
+    for seed in 0..200 {
+        let mut world = World::new(seed, (seed % 7) as usize);
+        world.run(Fault::None, 0);
+        world.check(Fault::None, 0);
+        assert_eq!(world.source.ending().unwrap().0, Outcome::Completed);
+        assert_eq!(world.finished, Some(Ending::Runs));
+    }
+}
+
+#[test]
+fn a_fault_at_any_step_leaves_exactly_one_guest() {
+    let faults =
+        [Fault::LaneCut, Fault::SourceFails, Fault::DestinationFails, Fault::LoadFails, Fault::Cancel];
+    for seed in 0..20 {
+        let steps = World::new(seed, 3).run(Fault::None, 0);
+        for fault in faults {
+            for at in 0..=steps {
+                let mut world = World::new(seed, 3);
+                world.run(fault, at);
+                world.check(fault, at);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cancel_before_the_commit_always_keeps_the_guest_at_the_source() {
+    let steps = World::new(1, 3).run(Fault::None, 0);
+    let mut cancelled = 0;
+    for at in 0..steps {
+        let mut world = World::new(1, 3);
+        world.run(Fault::Cancel, at);
+        let (outcome, _) = world.source.ending().unwrap();
+        cancelled += usize::from(outcome == Outcome::Cancelled);
+    }
+    assert!(cancelled > steps / 2, "{cancelled} of {steps}");
+}
+
+#[test]
+fn silence_after_the_commit_is_doubt() {
+    let mut source = Source::new(&Plan { policy: Policy::default(), preflight: Duration::ZERO });
+    let second = Duration::from_secs(1);
+    let sweep = Sweep { pages: 1, zero_pages: 0, bytes: 5000 };
+    let script = [
+        SourceEvent::Connected,
+        SourceEvent::PeerReady,
+        SourceEvent::RoundSent(sweep),
+        SourceEvent::RoundApplied { round: 0 },
+        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO },
+        SourceEvent::GuestStopped,
+        SourceEvent::LastPagesSent(sweep),
+        SourceEvent::DeviceStateEnded,
+        SourceEvent::LastPagesSent(sweep),
+    ];
+    let actions: Vec<_> = script.into_iter().flat_map(|event| source.on(second, event)).collect();
+    assert_eq!(actions.last(), Some(&SourceAction::SendCommit { pages: 3 }));
+    let lost = Failure::new(FailureCode::LaneLost, "cut");
+    assert_eq!(source.on(second, SourceEvent::LaneLost(lost)), [SourceAction::AskVerdict]);
+    assert_eq!(source.on(second, SourceEvent::CancelRequested), []);
+    assert_eq!(source.on(second, SourceEvent::Verdict(Verdict::Unknown)), [SourceAction::Finish]);
+    assert_eq!(source.ending().unwrap().0, Outcome::InDoubt);
+}
+
+#[test]
+fn a_message_out_of_order_discards_the_shadow() {
+    let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
+    let actions = destination.on(DestinationEvent::Commit { epoch: EPOCH, pages: 0 });
+    assert!(matches!(actions[0], DestinationAction::Discard(_)));
+    assert!(
+        matches!(&actions[1], DestinationAction::Refuse(failure) if failure.code == FailureCode::ProtocolBroken)
+    );
+}
+
+#[test]
+fn a_page_after_the_device_state_discards_the_shadow() {
+    let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
+    let begin = Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] };
+    destination.on(DestinationEvent::Begin(begin));
+    assert_eq!(
+        destination.on(DestinationEvent::DeviceStateEnd { bytes: 0 }),
+        [DestinationAction::FinishLoad]
+    );
+    let actions = destination.on(DestinationEvent::PagesApplied { pages: 1 });
+    assert!(matches!(actions[0], DestinationAction::Discard(_)));
+}
+
+#[test]
+fn an_answer_out_of_order_ends_the_move_and_keeps_the_guest() {
+    let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO };
+    let running = Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 };
+    for early in [SourceEvent::PeerRunning(running), SourceEvent::RoundApplied { round: 9 }] {
+        let mut source = Source::new(&plan);
+        source.on(Duration::ZERO, SourceEvent::Connected);
+        source.on(Duration::ZERO, SourceEvent::PeerReady);
+        let actions = source.on(Duration::ZERO, early);
+        assert_eq!(actions.last(), Some(&SourceAction::Finish));
+        assert_eq!(source.ending().unwrap().0, Outcome::Failed);
+    }
+}
+
+#[test]
+fn a_lost_page_is_noticed_before_the_guest_runs() {
+    let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
+    let begin = Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] };
+    assert_eq!(destination.on(DestinationEvent::Begin(begin)), [DestinationAction::SendReady]);
+    destination.on(DestinationEvent::PagesApplied { pages: 5 });
+    destination.on(DestinationEvent::DeviceStateEnd { bytes: 0 });
+    destination.on(DestinationEvent::Loaded);
+    let actions = destination.on(DestinationEvent::Commit { epoch: EPOCH, pages: 6 });
+    assert!(matches!(actions[0], DestinationAction::Discard(_)));
+}

@@ -1,0 +1,203 @@
+//! Whether KVM really runs 64-bit guests here.
+//!
+//! That `/dev/kvm` opens says little: in some clouds and sandboxes KVM has been replaced by something that runs
+//! only the guests of its maker, and a stock kernel hangs in it without a word. So a guest of 900 bytes is booted
+//! that does what a 64-bit kernel does first (`accel/probe.S` lists its steps) and says how far it came.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+use crate::spec::{Accelerator, DEFAULT_CPU_MODEL};
+
+/// The probe guest, made from `accel/probe.S` by the command in its head.
+const PROBE_GUEST: &[u8] = include_bytes!("accel/probe.bin");
+/// How QEMU ends when the guest wrote 0x2a to isa-debug-exit.
+const PASSED_EXIT_CODE: i32 = 0x2a * 2 + 1;
+/// The guest needs 0.1 s under TCG, with the firmware before it.
+const TIME_LIMIT: Duration = Duration::from_secs(3);
+/// What each letter that the guest prints says it can do.
+const STEPS: [(char, &str); 10] = [
+    ('a', "start in protected mode"),
+    ('b', "enter long mode with paging"),
+    ('c', "run in the upper half of the address space"),
+    ('d', "load its descriptor tables and write MSRs"),
+    ('e', "take a breakpoint and return from it"),
+    ('f', "repair a page fault"),
+    ('g', "take timer interrupts out of hlt"),
+    ('h', "enter user mode and come back by an interrupt"),
+    ('i', "come back by a system call"),
+    ('j', "use SSE registers"),
+];
+
+/// What the probe found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccelProbe {
+    /// Whether 64-bit guests run under KVM.
+    pub kvm: bool,
+    /// Why, in one sentence.
+    pub reason: String,
+}
+
+/// Finds out whether 64-bit guests run under KVM here: boots the probe guest, for 3 s at most. Does not fail: what
+/// goes wrong is the reason why KVM isn't used.
+pub async fn usable_accel(qemu: &Path) -> AccelProbe {
+    let device = Path::new("/dev/kvm");
+    if let Err(why) = std::fs::OpenOptions::new().read(true).write(true).open(device) {
+        return AccelProbe { kvm: false, reason: format!("/dev/kvm can't be opened: {why}") };
+    }
+    match run_probe(qemu, Accelerator::Kvm).await {
+        Ok(()) => AccelProbe { kvm: true, reason: "a 64-bit guest runs under KVM".to_owned() },
+        Err(reason) => AccelProbe { kvm: false, reason },
+    }
+}
+
+/// Boots the probe guest.
+///
+/// # Errors
+/// In one sentence, what the guest or QEMU could not do.
+async fn run_probe(qemu: &Path, accel: Accelerator) -> Result<(), String> {
+    let not_run =
+        |what: &str, why: &std::io::Error| format!("the probe guest could not be run: {what}: {why}");
+    let mut guest = tempfile::NamedTempFile::new().map_err(|why| not_run("temporary file", &why))?;
+    guest.write_all(PROBE_GUEST).map_err(|why| not_run("temporary file", &why))?;
+    let mut command = Command::new(qemu);
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "64"])
+        .args(["-machine", "q35", "-accel", accel.name(), "-cpu", DEFAULT_CPU_MODEL])
+        .args(["-chardev", "stdio,id=steps,signal=off", "-device", "isa-debugcon,chardev=steps,iobase=0xe9"])
+        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-kernel"])
+        .arg(guest.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let mut child = command.spawn().map_err(|why| not_run("QEMU", &why))?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    // The pipes end with QEMU, so reading them to their ends runs beside the wait.
+    let steps = tokio::spawn(read_start(stdout));
+    let complaints = tokio::spawn(read_start(stderr));
+    let exit = tokio::time::timeout(TIME_LIMIT, child.wait()).await;
+    if exit.is_err() {
+        child.kill().await.map_err(|why| not_run("QEMU", &why))?;
+    }
+    let steps = steps.await.unwrap_or_default();
+    let complaints = complaints.await.unwrap_or_default();
+    let code = exit.ok().and_then(Result::ok).and_then(|status| status.code());
+    judge(accel, code, &steps, &complaints)
+}
+
+/// Reads what QEMU prints, up to 64 KiB, and lets the rest go by.
+async fn read_start(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
+    use tokio::io::AsyncReadExt;
+    let mut start = Vec::new();
+    if let Some(mut pipe) = pipe {
+        let mut limited = (&mut pipe).take(64 << 10);
+        // What was read before an error is all there is to judge.
+        let _ = limited.read_to_end(&mut start).await;
+        let _ = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await;
+    }
+    String::from_utf8_lossy(&start).into_owned()
+}
+
+/// Turns what the probe's QEMU left behind into a verdict. `code` is `None` when it had to be killed.
+fn judge(accel: Accelerator, code: Option<i32>, steps: &str, complaints: &str) -> Result<(), String> {
+    let accel = accel.name().to_uppercase();
+    if code == Some(PASSED_EXIT_CODE) {
+        // QEMU drops features that the accelerator lacks with a warning; a VM with the default CPU would not start.
+        let missing: Vec<&str> = complaints
+            .lines()
+            .filter_map(|line| line.split_once("doesn't support requested feature: "))
+            .map(|(_, feature)| feature.trim())
+            .collect();
+        return match missing[..] {
+            [] => Ok(()),
+            _ => Err(format!("{accel} lacks features of {DEFAULT_CPU_MODEL}: {}", missing.join(", "))),
+        };
+    }
+    let internal_error = complaints.lines().find(|line| line.contains("KVM internal error"));
+    let next_step = STEPS.into_iter().find(|(letter, _)| !steps.contains(*letter));
+    let (_, wish) = next_step.unwrap_or((' ', "end"));
+    let end = match (code, internal_error) {
+        (_, Some(error)) => format!("\"{}\"", error.trim()),
+        (None, None) => format!("it hung for {TIME_LIMIT:?}"),
+        (Some(0), None) => "it was reset".to_owned(),
+        (Some(code), None) if steps.is_empty() => {
+            let last = complaints.lines().rfind(|line| !line.contains("warning:")).unwrap_or("nothing said");
+            return Err(format!("QEMU ended with exit code {code} on {accel}: {}", last.trim()));
+        }
+        (Some(code), None) => format!("QEMU ended with exit code {code}"),
+    };
+    Err(format!("a 64-bit guest could not {wish} under {accel}: {end}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn qemu() -> Option<&'static Path> {
+        let path = Path::new("/usr/bin/qemu-system-x86_64");
+        if !path.exists() {
+            eprintln!("skipped: no {}", path.display());
+            return None;
+        }
+        Some(path)
+    }
+
+    #[tokio::test]
+    async fn the_probe_guest_passes_where_64_bit_guests_run() {
+        let Some(qemu) = qemu() else { return };
+        assert_eq!(run_probe(qemu, Accelerator::Tcg).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn kvm_gets_a_verdict_with_a_reason() {
+        let Some(qemu) = qemu() else { return };
+        let probe = usable_accel(qemu).await;
+        eprintln!("{probe:?}");
+        assert!(!probe.reason.is_empty());
+        let missing = usable_accel(Path::new("/nowhere/qemu")).await;
+        assert!(!missing.kvm);
+    }
+
+    #[test]
+    fn the_embedded_guest_is_what_its_source_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/accel/probe.S");
+        let script = "as --64 -o probe.o \"$1\" && \
+            ld -m elf_x86_64 -Ttext=0x100000 -e entry --oformat binary -o probe.bin probe.o";
+        let text = std::fs::read_to_string(&source).unwrap();
+        assert!(text.contains("as --64 -o probe.o probe.S && ld -m elf_x86_64 -Ttext=0x100000 -e entry"));
+        let tools =
+            std::process::Command::new("sh").args(["-c", "command -v as && command -v ld"]).output().unwrap();
+        if !tools.status.success() {
+            eprintln!("skipped: no as and ld (package binutils)");
+            return;
+        }
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(&source).current_dir(folder.path());
+        assert!(command.status().unwrap().success());
+        assert!(std::fs::read(folder.path().join("probe.bin")).unwrap() == PROBE_GUEST, "probe.bin is stale");
+    }
+
+    #[test]
+    fn verdicts_name_what_failed() {
+        let kvm = Accelerator::Kvm;
+        let case = |code, steps, complaints| judge(kvm, code, steps, complaints).unwrap_err();
+        assert_eq!(judge(kvm, Some(PASSED_EXIT_CODE), "abcdefghij", ""), Ok(()));
+        assert!(
+            case(None, "abc", "").contains("load its descriptor tables and write MSRs under KVM: it hung")
+        );
+        assert!(case(Some(0), "a", "").contains("enter long mode with paging under KVM: it was reset"));
+        assert!(case(None, "abcd", "KVM internal error. Suberror: 1\nmore").contains("KVM internal error"));
+        assert!(
+            case(Some(1), "", "failed to initialize kvm: Permission denied").contains("Permission denied")
+        );
+        let warning = "qemu: warning: host doesn't support requested feature: CPUID.01H:ECX.aes [bit 25]";
+        assert!(case(Some(PASSED_EXIT_CODE), "abcdefghij", warning).contains("ECX.aes"));
+    }
+}

@@ -1,0 +1,307 @@
+//! What a QEMU binary is and can: version, machine types, CPU models. Asked from the binary itself, never guessed.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::process::Command;
+
+use crate::obstacle::Obstacle;
+
+/// The first QEMU that Godwit works with: `-device` and `-object` in JSON, `x-ignore-shared` beside file backends.
+pub const OLDEST_QEMU: (u32, u32, u32) = (7, 2, 0);
+
+/// How long a QEMU may take to print its version or a list.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+/// Longest answer that is read from it.
+const LONGEST_ANSWER_BYTES: usize = 1 << 20;
+
+/// A QEMU binary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QemuInfo {
+    /// The binary, absolute.
+    pub path: PathBuf,
+    /// Major, minor, micro.
+    pub version: (u32, u32, u32),
+    /// The machine types it has.
+    pub machines: Vec<MachineType>,
+    /// The CPU models it has, in fixed versions and by their aliases.
+    pub cpu_models: Vec<String>,
+}
+
+/// A machine type of a QEMU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineType {
+    /// Its full name, `pc-q35-7.2`.
+    pub name: String,
+    /// A short name that stands for it in this QEMU, `q35`.
+    pub alias: Option<String>,
+    /// Whether QEMU takes it when none is named.
+    pub is_default: bool,
+}
+
+/// Why a binary can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// It isn't there or can't be started.
+    #[error("QEMU \"{}\" can't be started: {why}", path.display())]
+    CannotStart {
+        /// The binary asked for.
+        path: PathBuf,
+        /// What the system said.
+        why: std::io::Error,
+    },
+    /// It does not answer as QEMU does.
+    #[error("\"{}\" does not answer as QEMU does: {why}", path.display())]
+    NotQemu {
+        /// The binary asked for.
+        path: PathBuf,
+        /// What it did instead.
+        why: String,
+    },
+    /// It is too old.
+    #[error("QEMU {found} at \"{}\" is too old: Godwit needs 7.2 or later", path.display())]
+    TooOld {
+        /// The binary asked for.
+        path: PathBuf,
+        /// Its version.
+        found: String,
+    },
+}
+
+impl InspectError {
+    /// A stable code for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            InspectError::CannotStart { .. } => "qemu-not-found",
+            InspectError::NotQemu { .. } => "qemu-not-qemu",
+            InspectError::TooOld { .. } => "qemu-too-old",
+        }
+    }
+
+    /// What the operator can do about it.
+    #[must_use]
+    pub fn mend(&self) -> String {
+        let wanted = "QEMU 7.2 or later (Debian: apt-get install qemu-system-x86)";
+        match self {
+            InspectError::CannotStart { .. } => format!("install {wanted}, or name its path"),
+            InspectError::NotQemu { .. } => "name the path of a qemu-system-x86_64".to_owned(),
+            InspectError::TooOld { .. } => format!("install {wanted}, or name the path of a newer one"),
+        }
+    }
+
+    /// Code, message and mend together.
+    #[must_use]
+    pub fn obstacle(&self) -> Obstacle {
+        Obstacle::new(self.code(), self.to_string(), self.mend())
+    }
+}
+
+impl QemuInfo {
+    /// The versioned machine type behind a name or alias; `None` where this QEMU lacks it.
+    #[must_use]
+    pub fn versioned_machine(&self, name: &str) -> Option<&str> {
+        let named = self.machines.iter().find(|machine| machine.name == name);
+        let found =
+            named.or_else(|| self.machines.iter().find(|machine| machine.alias.as_deref() == Some(name)));
+        found.map(|machine| machine.name.as_str())
+    }
+
+    /// The machine type that this QEMU takes when none is named.
+    #[must_use]
+    pub fn default_machine(&self) -> Option<&str> {
+        self.machines.iter().find(|machine| machine.is_default).map(|machine| machine.name.as_str())
+    }
+
+    /// Whether it has that CPU model; features behind a comma are not looked at.
+    #[must_use]
+    pub fn knows_cpu_model(&self, model: &str) -> bool {
+        let name = model.split(',').next().unwrap_or(model);
+        self.cpu_models.iter().any(|known| known == name)
+    }
+
+    /// The version as people write it.
+    #[must_use]
+    pub fn version_text(&self) -> String {
+        version_text(self.version)
+    }
+}
+
+fn version_text((major, minor, micro): (u32, u32, u32)) -> String {
+    format!("{major}.{minor}.{micro}")
+}
+
+/// Asks a binary what it is. `path` may be a bare name, then looked for in PATH.
+///
+/// # Errors
+/// It can't be started, it is no QEMU, or it is older than [`OLDEST_QEMU`].
+pub async fn inspect(path: impl AsRef<Path>) -> Result<QemuInfo, InspectError> {
+    let path = absolute(path.as_ref())?;
+    let version = supported_version(&path, &ask(&path, &["--version"]).await?)?;
+    let machines = parse_machines(&ask(&path, &["-machine", "help"]).await?);
+    if machines.is_empty() {
+        let why = "-machine help lists no machine type".to_owned();
+        return Err(InspectError::NotQemu { path, why });
+    }
+    let cpu_models = parse_cpu_models(&ask(&path, &["-cpu", "help"]).await?);
+    Ok(QemuInfo { path, version, machines, cpu_models })
+}
+
+/// The absolute path of a binary, looked for in PATH where it is a bare name.
+fn absolute(path: &Path) -> Result<PathBuf, InspectError> {
+    let error = |why| InspectError::CannotStart { path: path.to_owned(), why };
+    if path.components().count() > 1 || path.is_absolute() {
+        return std::path::absolute(path).map_err(error);
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let candidates = std::env::split_paths(&folders).map(|folder| folder.join(path));
+    let found = candidates.filter(|candidate| candidate.is_absolute()).find(|candidate| candidate.is_file());
+    found
+        .ok_or_else(|| error(std::io::Error::new(std::io::ErrorKind::NotFound, "it is in no folder of PATH")))
+}
+
+/// What a binary prints for these arguments.
+async fn ask(path: &Path, arguments: &[&str]) -> Result<String, InspectError> {
+    let not_qemu = |why: String| InspectError::NotQemu { path: path.to_owned(), why };
+    let mut command = Command::new(path);
+    command.args(arguments.iter().map(OsStr::new)).stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(ANSWER_LIMIT, command.output())
+        .await
+        .map_err(|_| not_qemu(format!("no answer to {} within {ANSWER_LIMIT:?}", arguments.join(" "))))?
+        .map_err(|why| InspectError::CannotStart { path: path.to_owned(), why })?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let said = stderr.lines().next().unwrap_or("nothing").to_owned();
+        return Err(not_qemu(format!("{} ended with {}: {said}", arguments.join(" "), output.status)));
+    }
+    let printed = &output.stdout[..output.stdout.len().min(LONGEST_ANSWER_BYTES)];
+    Ok(String::from_utf8_lossy(printed).into_owned())
+}
+
+/// The version in the answer to `--version`, if Godwit works with it.
+fn supported_version(path: &Path, answer: &str) -> Result<(u32, u32, u32), InspectError> {
+    let path = path.to_owned();
+    let Some(version) = parse_version(answer) else {
+        let why = format!("--version printed {:?}", answer.lines().next().unwrap_or(""));
+        return Err(InspectError::NotQemu { path, why });
+    };
+    if version < OLDEST_QEMU {
+        return Err(InspectError::TooOld { path, found: version_text(version) });
+    }
+    Ok(version)
+}
+
+/// `QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)` → (7, 2, 22).
+fn parse_version(answer: &str) -> Option<(u32, u32, u32)> {
+    let rest = answer.lines().next()?.strip_prefix("QEMU emulator version ")?;
+    let number = rest.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
+    let mut parts = number.split('.').map(|part| part.parse::<u32>().ok());
+    let major = parts.next()??;
+    let minor = parts.next()??;
+    Some((major, minor, parts.next().flatten().unwrap_or(0)))
+}
+
+/// Reads `-machine help`: `NAME  DESCRIPTION (alias of NAME)` and `NAME  DESCRIPTION (default)` (7.2 to 10.x).
+fn parse_machines(answer: &str) -> Vec<MachineType> {
+    let rows = || answer.lines().skip(1).filter_map(|line| line.split_once(char::is_whitespace));
+    let alias_target = |description: &str| {
+        let (_, rest) = description.rsplit_once("(alias of ")?;
+        Some(rest.split(')').next()?.to_owned())
+    };
+    let mut machines: Vec<MachineType> = rows()
+        .filter(|(_, description)| alias_target(description).is_none())
+        .map(|(name, description)| MachineType {
+            name: name.to_owned(),
+            alias: None,
+            is_default: description.contains("(default)"),
+        })
+        .collect();
+    for (alias, description) in rows() {
+        let target = alias_target(description);
+        if let Some(machine) = machines.iter_mut().find(|machine| Some(&machine.name) == target.as_ref()) {
+            machine.alias = Some(alias.to_owned());
+        }
+    }
+    machines
+}
+
+/// Reads `-cpu help`: rows of `x86 NAME  DESCRIPTION` (7.2) or `  NAME  DESCRIPTION` (9.x and later), up to the flags.
+fn parse_cpu_models(answer: &str) -> Vec<String> {
+    let rows = answer.lines().skip(1).take_while(|line| !line.starts_with("Recognized"));
+    let names = rows.filter_map(|row| {
+        let row = row.trim_start();
+        row.strip_prefix("x86 ").unwrap_or(row).split_whitespace().next()
+    });
+    names.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_every_vendor_are_read() {
+        let cases = [
+            ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright", Some((7, 2, 22))),
+            ("QEMU emulator version 10.0.2", Some((10, 0, 2))),
+            ("QEMU emulator version 9.1", Some((9, 1, 0))),
+            ("QEMU emulator version 8.2.0-rc1", Some((8, 2, 0))),
+            ("GNU bash, version 5.2", None),
+            ("", None),
+        ];
+        for (answer, version) in cases {
+            assert_eq!(parse_version(answer), version, "{answer}");
+        }
+    }
+
+    #[test]
+    fn machine_lists_of_old_and_new_qemu_are_read() {
+        let list = "Supported machines are:\n\
+            pc                   Standard PC (i440FX + PIIX, 1996) (alias of pc-i440fx-7.2)\n\
+            pc-i440fx-7.2        Standard PC (i440FX + PIIX, 1996) (default)\n\
+            q35                  Standard PC (Q35 + ICH9, 2009) (alias of pc-q35-7.2)\n\
+            pc-q35-7.2           Standard PC (Q35 + ICH9, 2009)\n\
+            pc-q35-2.4           Standard PC (Q35 + ICH9, 2009) (deprecated)\n";
+        let info = QemuInfo {
+            path: "/q".into(),
+            version: (7, 2, 0),
+            machines: parse_machines(list),
+            cpu_models: Vec::new(),
+        };
+        assert_eq!(info.versioned_machine("q35"), Some("pc-q35-7.2"));
+        assert_eq!(info.versioned_machine("pc-q35-2.4"), Some("pc-q35-2.4"));
+        assert_eq!(info.versioned_machine("pc-q35-9.0"), None);
+        assert_eq!(info.default_machine(), Some("pc-i440fx-7.2"));
+    }
+
+    #[test]
+    fn cpu_lists_of_old_and_new_qemu_are_read() {
+        let old = "Available CPUs:\nx86 486                   (alias configured by machine type)\n\
+            x86 Westmere-v1           Westmere E56xx\n\nRecognized CPUID flags:\n  3dnow aes\n";
+        let new = "Available CPUs:\n  486                   (alias configured by machine type)\n  \
+            Westmere-v1           Westmere E56xx\n\nRecognized CPUID flags:\n  3dnow aes\n";
+        for list in [old, new] {
+            assert_eq!(parse_cpu_models(list), ["486", "Westmere-v1"]);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_qemu_is_refused() {
+        let error = inspect("/nowhere/qemu").await.unwrap_err();
+        assert_eq!(error.code(), "qemu-not-found");
+        assert_eq!(inspect("no-such-qemu-anywhere").await.unwrap_err().code(), "qemu-not-found");
+        assert_eq!(inspect("/bin/true").await.unwrap_err().code(), "qemu-not-qemu");
+        assert_eq!(inspect("/bin/false").await.unwrap_err().code(), "qemu-not-qemu");
+    }
+
+    #[test]
+    fn a_qemu_of_another_age_is_told_apart() {
+        let path = Path::new("/q");
+        let error = supported_version(path, "QEMU emulator version 6.2.0").unwrap_err();
+        assert_eq!(error.code(), "qemu-too-old", "{error}");
+        assert_eq!(supported_version(path, "QEMU emulator version 7.2.0").unwrap(), OLDEST_QEMU);
+    }
+}

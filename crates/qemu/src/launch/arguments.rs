@@ -1,0 +1,218 @@
+//! QEMU's command line. Pure: the same specification gives the same arguments on every host but for paths and
+//! descriptor numbers, and devices in the same order, so that a stream of one QEMU loads in another.
+//!
+//! Objects, devices and disks are given as JSON (QEMU 7.2 takes it for all three), where a comma in a path is a comma.
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, RawFd};
+
+use serde_json::{Value, json};
+
+use super::Launch;
+use crate::spec::{Accelerator, Backing, Disk, ResolvedSpec};
+
+/// The numbers, in QEMU, of what it inherits for its monitor and console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InheritedFds {
+    /// Listening socket of the monitor.
+    pub qmp: RawFd,
+    /// Listening socket of the console.
+    pub serial: RawFd,
+    /// The console's log, open to append.
+    pub console_log: RawFd,
+}
+
+/// The id of memory block `index`, also the name of its block in a migration stream: never change it.
+#[must_use]
+pub fn memory_id(index: usize) -> String {
+    format!("ram{index}")
+}
+
+/// Arguments one after the other.
+#[derive(Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn add(&mut self, option: &str, value: impl Into<OsString>) {
+        self.0.push(option.into());
+        self.0.push(value.into());
+    }
+
+    fn add_json(&mut self, option: &str, value: &Value) {
+        self.add(option, value.to_string());
+    }
+}
+
+impl Launch {
+    /// The arguments, without the binary itself.
+    #[must_use]
+    pub fn command_line(&self, fds: &InheritedFds) -> Vec<OsString> {
+        let spec = &self.spec;
+        let mut arguments = Arguments::default();
+        for flag in ["-nodefaults", "-no-user-config"] {
+            arguments.0.push(flag.into());
+        }
+        arguments.add("-display", "none");
+        arguments.add("-name", format!("guest={},debug-threads=on", spec.name));
+        add_machine(&mut arguments, spec);
+        self.add_memory(&mut arguments);
+        add_consoles(&mut arguments, fds);
+        add_boot(&mut arguments, spec);
+        for (index, disk) in spec.disks.iter().enumerate() {
+            add_disk(&mut arguments, index, disk, spec.kernel.is_none());
+        }
+        self.add_nics(&mut arguments);
+        for device in &spec.extra_devices {
+            arguments.add("-device", device);
+        }
+        if self.incoming {
+            arguments.add("-incoming", "defer");
+        }
+        if self.paused {
+            arguments.0.push("-S".into());
+        }
+        arguments.0
+    }
+
+    fn add_memory(&self, arguments: &mut Arguments) {
+        let spec = &self.spec;
+        arguments.add("-m", format!("{}B", spec.memory_bytes()));
+        let mut files = self.ram_files.iter();
+        for (index, block) in spec.memory.iter().enumerate() {
+            let mut object =
+                json!({"id": memory_id(index), "size": block.size.bytes(), "merge": false, "dump": false});
+            match block.backing {
+                Backing::Shared => {
+                    object["qom-type"] = "memory-backend-file".into();
+                    object["mem-path"] =
+                        files.next().map_or(Value::Null, |path| path.to_string_lossy().into());
+                    object["share"] = true.into();
+                    object["prealloc"] = false.into();
+                }
+                Backing::Private => {
+                    object["qom-type"] = "memory-backend-ram".into();
+                    object["share"] = false.into();
+                }
+            }
+            arguments.add_json("-object", &object);
+        }
+        if spec.memory.len() < 2 {
+            return;
+        }
+        for (index, cpus) in cpus_of_nodes(spec.vcpus, spec.memory.len()).into_iter().enumerate() {
+            let cpus = cpus.map_or(String::new(), |(first, last)| format!(",cpus={first}-{last}"));
+            arguments.add("-numa", format!("node,nodeid={index}{cpus},memdev={}", memory_id(index)));
+        }
+    }
+
+    fn add_nics(&self, arguments: &mut Arguments) {
+        for (index, (nic, tap)) in self.spec.nics.iter().zip(&self.tap_fds).enumerate() {
+            // vhost=off: the kernel's vhost threads would write guest memory beside the tracker.
+            arguments.add("-netdev", format!("tap,id=net{index},fd={},vhost=off", tap.as_raw_fd()));
+            // No boot ROM: 256 KiB less in QEMU's own stream.
+            // QEMU announces the address itself (RARP), before the guest runs; a guest that did it too would spend its first
+            // milliseconds at the destination on that instead of on its clients.
+            let device = json!({"driver": "virtio-net-pci", "id": format!("nic{index}"), "guest_announce": false,
+                "netdev": format!("net{index}"), "mac": nic.mac.to_string(), "romfile": ""});
+            arguments.add_json("-device", &device);
+        }
+    }
+}
+
+fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
+    // A PC without what no guest of ours needs: each device left out is device state not sent in a switchover.
+    // suppress-vmdesc: the stream carries no description of itself, half of its bytes after the stop.
+    let mut machine = format!("{},suppress-vmdesc=on,dump-guest-core=off,mem-merge=off", spec.machine);
+    if spec.machine.starts_with("pc-") {
+        machine.push_str(",usb=off,vmport=off,hpet=off,smbus=off,graphics=off");
+        if spec.machine.starts_with("pc-q35") {
+            machine.push_str(",sata=off");
+        }
+    }
+    if spec.memory.len() == 1 {
+        machine.push_str(&format!(",memory-backend={}", memory_id(0)));
+    }
+    arguments.add("-machine", machine);
+    let accel = match spec.accel {
+        Accelerator::Kvm => "kvm",
+        Accelerator::Tcg => "tcg,thread=multi",
+    };
+    arguments.add("-accel", accel);
+    // A feature that is missing must be told now, not by a guest that fails after a migration. A model that says
+    // something about it itself is left alone.
+    let enforce = if spec.cpu_model.contains("enforce") { "" } else { ",enforce=on" };
+    arguments.add("-cpu", format!("{}{enforce}", spec.cpu_model));
+    arguments.add("-smp", spec.vcpus.to_string());
+}
+
+fn add_consoles(arguments: &mut Arguments, fds: &InheritedFds) {
+    arguments.add("-add-fd", format!("fd={},set=1,opaque=console.log", fds.console_log));
+    arguments.add("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", fds.qmp));
+    arguments.add("-mon", "chardev=qmp,mode=control");
+    let log = "logfile=/dev/fdset/1,logappend=on";
+    arguments.add("-chardev", format!("socket,id=serial0,fd={},server=on,wait=off,{log}", fds.serial));
+    arguments.add("-serial", "chardev:serial0");
+}
+
+fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec) {
+    for (option, path) in [("-kernel", &spec.kernel), ("-initrd", &spec.initrd)] {
+        if let Some(path) = path {
+            arguments.add(option, path.as_os_str());
+        }
+    }
+    if let Some(cmdline) = &spec.cmdline {
+        arguments.add("-append", cmdline);
+    }
+}
+
+fn add_disk(arguments: &mut Arguments, index: usize, disk: &Disk, is_booted: bool) {
+    let (file, node) = (format!("disk{index}-file"), format!("disk{index}"));
+    // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, and the dirty tracking does not see it. What
+    // one host has cached of a shared disk QEMU flushes before, and drops after, the other host has it (file driver,
+    // drop-cache=on). locking: the lock passes over with the VM.
+    let cache = json!({"direct": false, "no-flush": false});
+    arguments.add_json(
+        "-blockdev",
+        &json!({"driver": "file", "node-name": file, "filename": disk.path, "locking": "on", "cache": cache,
+            "read-only": disk.readonly, "discard": "unmap"}),
+    );
+    arguments.add_json(
+        "-blockdev",
+        &json!({"driver": disk.format.name(), "node-name": node, "file": file, "cache": cache,
+            "read-only": disk.readonly, "discard": "unmap"}),
+    );
+    let mut device = json!({"driver": "virtio-blk-pci", "id": format!("virtio-{node}"), "drive": node});
+    if is_booted {
+        device["bootindex"] = (index + 1).into();
+    }
+    arguments.add_json("-device", &device);
+}
+
+/// Shares vCPUs out to NUMA nodes, in runs as even as can be; `None` for a node without vCPUs.
+fn cpus_of_nodes(vcpus: u32, nodes: usize) -> Vec<Option<(u32, u32)>> {
+    let nodes_u64 = nodes as u64;
+    let first = |node: u64| u64::from(vcpus) * node / nodes_u64;
+    (0..nodes_u64)
+        .map(|node| {
+            let (first, end) = (first(node), first(node + 1));
+            let last = u32::try_from(end.checked_sub(1)?).ok()?;
+            let first = u32::try_from(first).ok()?;
+            (first <= last).then_some((first, last))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_vcpu_has_one_node() {
+        for (vcpus, nodes) in [(1, 2), (2, 2), (7, 3), (3, 8), (64, 5)] {
+            let shares = cpus_of_nodes(vcpus, nodes);
+            assert_eq!(shares.len(), nodes);
+            let all: Vec<u32> = shares.into_iter().flatten().flat_map(|(first, last)| first..=last).collect();
+            assert_eq!(all, (0..vcpus).collect::<Vec<_>>(), "{vcpus} vCPUs, {nodes} nodes");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Why QEMU does not start, and what to do about it.
+
+use std::path::{Path, PathBuf};
+
+use crate::obstacle::Obstacle;
+use crate::process::Exit;
+use crate::qmp::QmpError;
+
+/// Why QEMU does not start.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// Something that QEMU needs can't be made.
+    #[error("QEMU was not started: the agent can't {what} {}: {why}", path.display())]
+    Prepare {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// The binary can't be started.
+    #[error("QEMU \"{}\" can't be started: {why}", qemu.display())]
+    Spawn {
+        /// The binary.
+        qemu: PathBuf,
+        /// What the system said.
+        why: String,
+    },
+    /// QEMU started and ended.
+    #[error("QEMU ended at its start ({exit}): {}", or_nothing(last_words))]
+    Exited {
+        /// How it ended.
+        exit: Exit,
+        /// The last lines it wrote.
+        last_words: String,
+    },
+    /// QEMU started, but its monitor could not be used; it was killed.
+    #[error("QEMU started, but {why}; it wrote: {}", or_nothing(last_words))]
+    NotReady {
+        /// What its monitor did.
+        why: QmpError,
+        /// The last lines it wrote.
+        last_words: String,
+    },
+}
+
+fn or_nothing(last_words: &str) -> &str {
+    if last_words.is_empty() { "it wrote nothing" } else { last_words }
+}
+
+/// Words of QEMU (7.2 to 10.x) and the mend of what they tell; the first that is found counts.
+const MENDS: [(&str, &str); 13] = [
+    ("support requested feature", "choose a CPU model that this host has, or tcg as accelerator"),
+    (
+        "KVM kernel module: Permission",
+        "put QEMU's user into the group of /dev/kvm, or choose tcg as accelerator",
+    ),
+    ("failed to initialize kvm", "load the KVM module of this host's CPU, or choose tcg as accelerator"),
+    ("Could not access KVM", "load the KVM module of this host's CPU, or choose tcg as accelerator"),
+    ("\" lock", "stop the VM or program that uses this disk image, or give the VM its own"),
+    ("O_DIRECT", "put the disk image on a file system that takes O_DIRECT"),
+    ("is not a valid device model name", "correct the device's name: see `-device help` of this QEMU"),
+    ("Permission denied", "let QEMU's user read this file, and write it where it is a disk"),
+    ("could not open kernel file", "give the path of a kernel that this host and QEMU's user can read"),
+    ("could not load initrd", "give the path of an initrd that this host and QEMU's user can read"),
+    ("No such file", "give a path that exists on this host"),
+    ("not in qcow2 format", "give the format that the disk image really has"),
+    ("Cannot allocate memory", "free memory on this host, or give the VM less"),
+];
+
+impl StartError {
+    pub(super) fn prepare(what: &'static str, path: &Path, why: &std::io::Error) -> StartError {
+        StartError::Prepare { what, path: path.to_owned(), why: why.to_string() }
+    }
+
+    /// A stable code for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            StartError::Prepare { .. } => "qemu-not-prepared",
+            StartError::Spawn { .. } => "qemu-not-found",
+            StartError::Exited { .. } => "qemu-exited",
+            StartError::NotReady { .. } => "qemu-not-ready",
+        }
+    }
+
+    /// What the operator can do about it.
+    #[must_use]
+    pub fn mend(&self) -> String {
+        let text = match self {
+            StartError::Prepare { .. } => {
+                "check that the agent's run directory is short, writable and not full"
+            }
+            StartError::Spawn { .. } => "install QEMU 7.2 or later, or name its path",
+            StartError::Exited { last_words, .. } | StartError::NotReady { last_words, .. } => {
+                MENDS.iter().find(|(words, _)| last_words.contains(words)).map_or(
+                    "change what QEMU complains of; the VM's QEMU log has all it wrote",
+                    |(_, mend)| mend,
+                )
+            }
+        };
+        text.to_owned()
+    }
+
+    /// Code, message and mend together.
+    #[must_use]
+    pub fn obstacle(&self) -> Obstacle {
+        Obstacle::new(self.code(), self.to_string(), self.mend())
+    }
+}

@@ -1,0 +1,148 @@
+//! The command line as a whole, and what an error tells of QEMU's log.
+
+use super::*;
+use crate::accel::AccelProbe;
+use crate::inspect::{MachineType, QemuInfo};
+use crate::size::ByteSize;
+use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
+
+const FDS: InheritedFds = InheritedFds { qmp: 10, serial: 11, console_log: 12 };
+
+fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
+    let mut spec = VmSpec { kernel: Some("/boot/vmlinuz".into()), ..VmSpec::new("web") };
+    change(&mut spec);
+    let machine = MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: false };
+    let (path, cpu_models) = ("/q".into(), vec!["Westmere-v1".into(), "host".into()]);
+    let info = QemuInfo { path, version: (7, 2, 0), machines: vec![machine], cpu_models };
+    let spec = spec.resolve(&info, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
+    Launch {
+        ram_files: (0..spec.memory.len()).map(|index| format!("/ram/web.{index}").into()).collect(),
+        spec,
+        qemu: "/q".into(),
+        run_dir: "/run/web".into(),
+        tap_fds: Vec::new(),
+        tracker: None,
+        user: None,
+        incoming: false,
+        paused: false,
+    }
+}
+
+fn line(launch: &Launch) -> String {
+    let arguments = launch.command_line(&FDS);
+    arguments.iter().map(|argument| argument.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_small_vm_has_this_command_line() {
+    let expected = "-nodefaults -no-user-config -display none -name guest=web,debug-threads=on \
+        -machine pc-q35-7.2,suppress-vmdesc=on,dump-guest-core=off,mem-merge=off,usb=off,vmport=off,hpet=off,\
+        smbus=off,graphics=off,sata=off,memory-backend=ram0 -accel tcg,thread=multi -cpu Westmere-v1,enforce=on \
+        -smp 1 -m 1073741824B \
+        -object {\"dump\":false,\"id\":\"ram0\",\"mem-path\":\"/ram/web.0\",\"merge\":false,\"prealloc\":false,\
+        \"qom-type\":\"memory-backend-file\",\"share\":true,\"size\":1073741824} \
+        -add-fd fd=12,set=1,opaque=console.log -chardev socket,id=qmp,fd=10,server=on,wait=off \
+        -mon chardev=qmp,mode=control \
+        -chardev socket,id=serial0,fd=11,server=on,wait=off,logfile=/dev/fdset/1,logappend=on \
+        -serial chardev:serial0 -kernel /boot/vmlinuz";
+    assert_eq!(line(&launch(|_| {})), expected);
+}
+
+#[test]
+fn several_blocks_become_nodes() {
+    let text = line(&launch(|spec| {
+        spec.vcpus = 3;
+        spec.memory = vec![MemoryBlock::shared(ByteSize::from_mib(64)); 2];
+        spec.memory.push(MemoryBlock { size: ByteSize::from_mib(32), backing: Backing::Private });
+    }));
+    for part in [
+        "-m 167772160B",
+        "-numa node,nodeid=0,cpus=0-0,memdev=ram0 -numa node,nodeid=1,cpus=1-1,memdev=ram1",
+        "-numa node,nodeid=2,cpus=2-2,memdev=ram2",
+        "\"id\":\"ram2\",\"merge\":false,\"qom-type\":\"memory-backend-ram\",\"share\":false",
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    assert!(!text.contains("memory-backend=ram0"));
+}
+
+#[test]
+fn disks_are_given_whole_whatever_their_path() {
+    let text = line(&launch(|spec| {
+        spec.kernel = None;
+        spec.disks = vec![
+            Disk { path: "/srv/a,b=\"c\".img".into(), format: DiskFormat::Raw, readonly: false },
+            Disk { path: "/srv/d.qcow2".into(), format: DiskFormat::Qcow2, readonly: true },
+        ];
+    }));
+    for part in [
+        r#""filename":"/srv/a,b=\"c\".img","locking":"on","node-name":"disk0-file","read-only":false"#,
+        r#""driver":"raw","file":"disk0-file","node-name":"disk0""#,
+        r#""driver":"qcow2","file":"disk1-file","node-name":"disk1","read-only":true"#,
+        r#"{"bootindex":1,"drive":"disk0","driver":"virtio-blk-pci","id":"virtio-disk0"}"#,
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+}
+
+#[test]
+fn a_nic_gets_its_tap() {
+    let mut launch = launch(|spec| {
+        let mac = Some("52:54:00:00:00:07".to_owned());
+        spec.nics = vec![Nic { network: "lan".into(), mac, address: None }];
+    });
+    let tap: OwnedFd = File::open("/dev/null").unwrap().into();
+    let number = tap.as_raw_fd();
+    launch.tap_fds.push(tap);
+    let text = line(&launch);
+    assert!(text.contains(&format!("-netdev tap,id=net0,fd={number},vhost=off")), "{text}");
+    assert!(text.contains(r#""mac":"52:54:00:00:00:07","netdev":"net0","romfile":"""#), "{text}");
+}
+
+#[test]
+fn a_paused_shadow_never_starts_by_itself() {
+    let shadow = Launch { incoming: true, paused: true, ..launch(|_| {}) };
+    assert!(line(&shadow).ends_with("-incoming defer -S"));
+    let runs_on_arrival = Launch { incoming: true, ..launch(|_| {}) };
+    assert!(line(&runs_on_arrival).ends_with("-incoming defer"));
+    let paused = Launch { paused: true, ..launch(|_| {}) };
+    assert!(line(&paused).ends_with("/boot/vmlinuz -S"));
+}
+
+#[test]
+fn the_user_has_the_last_word_on_the_cpu() {
+    let text = line(&launch(|spec| {
+        spec.accel = Accel::Kvm;
+        spec.cpu_model = Some("host,enforce=off".into());
+        spec.extra_devices = vec!["virtio-rng-pci,id=rng0".into()];
+    }));
+    assert!(text.contains("-accel kvm -cpu host,enforce=off -smp"), "{text}");
+    assert!(text.contains("-device virtio-rng-pci,id=rng0"), "{text}");
+}
+
+#[test]
+fn last_words_are_errors_of_this_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join(QEMU_LOG);
+    let old = "qemu-system-x86_64: an error of last week\n";
+    let new = "qemu-system-x86_64: warning: slow\nqemu-system-x86_64: -device foo: not valid\n\n";
+    std::fs::write(&log, format!("{old}{new}")).unwrap();
+    assert_eq!(last_words(&log, old.len() as u64), "-device foo: not valid");
+    std::fs::write(&log, "qemu-system-x86_64: warning: slow\n").unwrap();
+    assert_eq!(last_words(&log, 0), "warning: slow");
+    std::fs::write(&log, "x".repeat(100_000)).unwrap();
+    assert!(last_words(&log, 0).len() <= 8 << 10);
+    assert_eq!(last_words(folder.path(), 0), "");
+}
+
+#[test]
+fn mends_fit_what_qemu_says() {
+    let mend = |words: &str| {
+        StartError::Exited { exit: crate::process::Exit::Code(1), last_words: words.to_owned() }.mend()
+    };
+    assert!(mend("Failed to get \"write\" lock").contains("uses this disk image"));
+    assert!(mend("Host doesn't support requested features").contains("CPU model"));
+    assert!(mend("could not open kernel file '/x': No such file").contains("kernel"));
+    assert!(mend("Could not open '/x.img': No such file or directory").contains("exists"));
+    assert!(mend("something else").contains("log"));
+}

@@ -1,0 +1,34 @@
+//! The hypervisor: VM specifications, QEMU's command line, its start and its control by QMP, what its binary and
+//! the host's KVM can do. Knows nothing of the migration protocol, of networks or of the host agent.
+
+mod accel;
+mod commands;
+mod devices;
+mod inspect;
+mod launch;
+mod mac;
+mod obstacle;
+mod process;
+mod qmp;
+mod size;
+mod spec;
+
+pub use accel::{AccelProbe, usable_accel};
+pub use commands::{
+    AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,
+    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
+};
+pub use devices::external_engine_obstacles;
+pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, inspect};
+pub use launch::{
+    CONSOLE_LOG, InheritedFds, Launch, QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tracker, memory_id,
+};
+pub use mac::{MacAddress, MacError};
+pub use obstacle::Obstacle;
+pub use process::{AdoptError, Exit, QemuProcess, is_alive};
+pub use qmp::{Qmp, QmpError, QmpEvent, wait_for_event};
+pub use size::{ByteSize, SizeError};
+pub use spec::{
+    Accel, Accelerator, Backing, DEFAULT_CPU_MODEL, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock, Nic,
+    ResolvedNic, ResolvedSpec, SpecError, VmSpec,
+};

@@ -1,0 +1,216 @@
+//! The client against a scripted QEMU.
+
+use std::os::fd::AsFd;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+use super::*;
+
+const GREETING: &str =
+    r#"{"QMP": {"version": {"qemu": {"major": 7}}, "capabilities": ["oob"], "later": {}}}"#;
+
+/// The other end of a connection, past its negotiation.
+struct FakeQemu {
+    stream: BufReader<UnixStream>,
+}
+
+impl FakeQemu {
+    async fn say(&mut self, line: &str) {
+        self.stream.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
+    }
+
+    async fn hear(&mut self) -> Value {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).await.unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    async fn return_empty(&mut self, request: &Value) {
+        self.say(&json!({"return": {}, "id": request["id"]}).to_string()).await;
+    }
+}
+
+async fn connected() -> (Qmp, FakeQemu) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut fake = FakeQemu { stream: BufReader::new(theirs) };
+    let negotiate = tokio::spawn(Qmp::negotiate(ours));
+    fake.say(GREETING).await;
+    let request = fake.hear().await;
+    assert_eq!(request["execute"], "qmp_capabilities");
+    fake.say(r#"{"event": "EARLY", "timestamp": {"seconds": 1, "microseconds": 2}}"#).await;
+    fake.return_empty(&request).await;
+    (negotiate.await.unwrap().unwrap(), fake)
+}
+
+#[tokio::test]
+async fn events_and_unknown_things_may_come_between() {
+    let (qmp, mut fake) = connected().await;
+    let mut events = qmp.events();
+    let call = tokio::spawn(async move { qmp.execute("query-status", Value::Null).await });
+    let request = fake.hear().await;
+    assert!(request.get("arguments").is_none());
+    fake.say(r#"{"event": "NEVER_HEARD_OF", "data": {"deep": [1, {"x": null}]}}"#).await;
+    fake.say(r#"{"some": "thing new"}"#).await;
+    fake.say(r#"{"return": {}, "id": 99999}"#).await;
+    fake.say(&json!({"return": {"status": "running"}, "id": request["id"], "extra": 1}).to_string()).await;
+    assert_eq!(call.await.unwrap().unwrap(), json!({"status": "running"}));
+    assert_eq!(events.recv().await.unwrap().name, "NEVER_HEARD_OF");
+}
+
+#[tokio::test]
+async fn answers_find_their_command_in_any_order() {
+    let (qmp, mut fake) = connected().await;
+    let other = qmp.clone();
+    let first = tokio::spawn(async move { qmp.execute("one", json!({"a": 1})).await });
+    let one = fake.hear().await;
+    let second = tokio::spawn(async move { other.execute("two", Value::Null).await });
+    let two = fake.hear().await;
+    assert_eq!(one["arguments"], json!({"a": 1}));
+    fake.say(&json!({"return": 2, "id": two["id"]}).to_string()).await;
+    fake.say(&json!({"return": 1, "id": one["id"]}).to_string()).await;
+    assert_eq!(first.await.unwrap().unwrap(), 1);
+    assert_eq!(second.await.unwrap().unwrap(), 2);
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_command() {
+    let (qmp, mut fake) = connected().await;
+    let call = tokio::spawn(async move { qmp.execute("migrate", Value::Null).await });
+    let request = fake.hear().await;
+    let error = json!({"error": {"class": "GenericError", "desc": "no such thing"}, "id": request["id"]});
+    fake.say(&error.to_string()).await;
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "QEMU refuses migrate: no such thing");
+}
+
+#[tokio::test]
+async fn the_end_of_the_connection_reaches_all_who_wait() {
+    let (qmp, mut fake) = connected().await;
+    let caller = qmp.clone();
+    let call = tokio::spawn(async move { caller.execute("stop", Value::Null).await });
+    fake.hear().await;
+    fake.stream.write_all(b"{\"return\": {").await.unwrap();
+    drop(fake);
+    assert_eq!(call.await.unwrap().unwrap_err().code(), "qmp-closed");
+    assert_eq!(qmp.closed().await, "QEMU closed it");
+    assert!(qmp.is_closed());
+    assert_eq!(qmp.execute("cont", Value::Null).await.unwrap_err().code(), "qmp-closed");
+}
+
+#[tokio::test]
+async fn waiting_for_an_event_ends_with_the_connection() {
+    let (qmp, fake) = connected().await;
+    let mut events = qmp.events();
+    drop(fake);
+    let error = wait_for_event(&mut events, "STOP", Duration::from_secs(60), |_| true).await.unwrap_err();
+    assert_eq!(error.code(), "qmp-closed");
+    qmp.closed().await;
+    assert!(qmp.events().recv().await.is_err());
+}
+
+#[tokio::test]
+async fn what_is_no_qmp_ends_the_connection() {
+    let (qmp, mut fake) = connected().await;
+    fake.say("HTTP/1.1 400 Bad Request").await;
+    assert!(qmp.closed().await.contains("HTTP/1.1"));
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut fake = FakeQemu { stream: BufReader::new(theirs) };
+    fake.say(r#"{"event": "STOP"}"#).await;
+    assert_eq!(Qmp::negotiate(ours).await.unwrap_err().code(), "qmp-protocol");
+}
+
+#[tokio::test]
+async fn a_line_without_end_is_bounded() {
+    let (qmp, mut fake) = connected().await;
+    let flood = tokio::spawn(async move {
+        let block = vec![b' '; 1 << 20];
+        while fake.stream.write_all(&block).await.is_ok() {}
+    });
+    assert!(qmp.closed().await.contains("a line of more than"));
+    drop(qmp);
+    flood.await.unwrap();
+}
+
+#[tokio::test]
+async fn long_and_joined_lines_are_cut_where_they_end() {
+    let (qmp, mut fake) = connected().await;
+    let mut events = qmp.events();
+    let long = "x".repeat(1 << 20);
+    let text = format!("{{\"event\": \"A\", \"data\": {{\"t\": \"{long}\"}}}}\r\n{{\"event\": \"B\"}}\r\n");
+    for piece in text.as_bytes().chunks(70_001) {
+        fake.stream.write_all(piece).await.unwrap();
+        fake.stream.flush().await.unwrap();
+    }
+    assert_eq!(events.recv().await.unwrap().data["t"].as_str().unwrap().len(), 1 << 20);
+    assert_eq!(events.recv().await.unwrap().name, "B");
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_come_is_given_up() {
+    let (qmp, mut fake) = connected().await;
+    let error = qmp.execute_within("slow", Value::Null, Duration::from_millis(1)).await.unwrap_err();
+    assert_eq!(error.code(), "qmp-timeout");
+    // Its late answer is nobody's, and the connection still serves.
+    let slow = fake.hear().await;
+    fake.return_empty(&slow).await;
+    let call = tokio::spawn(async move { qmp.execute("quick", Value::Null).await });
+    let quick = fake.hear().await;
+    fake.return_empty(&quick).await;
+    call.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_descriptor_travels_with_its_command() {
+    let (qmp, fake) = connected().await;
+    let (mut left, right) = std::io::pipe().unwrap();
+    let call = tokio::spawn(async move {
+        let result = qmp.execute_with_fd("getfd", json!({"fdname": "m"}), right.as_fd()).await;
+        (qmp, result)
+    });
+    let stream = fake.stream.into_inner();
+    let mut bytes = [0; 4096];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = rustix::net::RecvAncillaryBuffer::new(&mut space);
+    let length = stream
+        .async_io(Interest::READABLE, || {
+            let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
+            Ok(rustix::net::recvmsg(&stream, &mut parts, &mut control, rustix::net::RecvFlags::empty())?
+                .bytes)
+        })
+        .await
+        .unwrap();
+    let request: Value = serde_json::from_slice(&bytes[..length]).unwrap();
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let rustix::net::RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    assert_eq!(fds.len(), 1);
+    let mut fake = FakeQemu { stream: BufReader::new(stream) };
+    fake.return_empty(&request).await;
+    let (_qmp, result) = call.await.unwrap();
+    result.unwrap();
+    // The caller's own descriptor is gone with its task; the pipe still works through the one that travelled.
+    rustix::io::write(&fds[0], b"hi").unwrap();
+    drop(fds);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut left, &mut text).unwrap();
+    assert_eq!(text, "hi");
+}
+
+#[tokio::test]
+async fn the_connection_ends_with_its_last_owner() {
+    let (qmp, mut fake) = connected().await;
+    drop(qmp.clone());
+    drop(qmp);
+    let mut line = String::new();
+    assert_eq!(fake.stream.read_line(&mut line).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn an_absent_monitor_is_named() {
+    let error = Qmp::connect("/nowhere/qmp.sock").await.unwrap_err();
+    assert_eq!(error.code(), "qmp-unreachable");
+    assert!(error.to_string().contains("/nowhere/qmp.sock"));
+}

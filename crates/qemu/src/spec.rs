@@ -1,0 +1,669 @@
+//! What a VM is: the specification a user writes, checked, and the resolved form in which nothing is left to a
+//! host's defaults, so that both ends of a migration start the same machine.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::accel::AccelProbe;
+use crate::inspect::QemuInfo;
+use crate::mac::MacAddress;
+use crate::obstacle::Obstacle;
+use crate::size::ByteSize;
+
+/// The CPU model of a VM whose specification names none: x86-64-v2 with AES.
+///
+/// A named model in a fixed version, so the guest sees the same CPU on every host (`host` and `max` show each
+/// host's own and must not be migrated). Every server CPU since 2011 has it, Intel or AMD; QEMU's TCG implements
+/// all of it (no warning in 7.2 or 10.0), so a VM may run on either accelerator; and it meets the baseline of
+/// today's distributions (Debian: x86-64-v1, RHEL 9: v2). `qemu64` would lack SSE4 and carry `svm`, which Intel
+/// hosts refuse; the later models have features that TCG lacks (`spec-ctrl`, `pcid`, `tsc-deadline`).
+pub const DEFAULT_CPU_MODEL: &str = "Westmere-v1";
+
+/// The machine type of a VM whose specification names none; resolved to the versioned type behind it.
+pub const DEFAULT_MACHINE: &str = "q35";
+
+/// Bytes in a page, the unit that memory blocks are made of.
+const PAGE_BYTES: u64 = 4096;
+/// QEMU rounds a machine's memory up to this (7.2 `set_memory_options`) and then refuses a backend of another size.
+const TOTAL_MEMORY_UNIT_BYTES: u64 = 8192;
+/// Most memory blocks (NUMA nodes) a VM may have.
+const MAX_MEMORY_BLOCKS: usize = 64;
+/// Least memory that a PC starts with.
+const MIN_MEMORY_BYTES: u64 = 1 << 20;
+/// Most vCPUs a VM may have (KVM_MAX_VCPUS of Linux 6 on x86).
+const MAX_VCPUS: u32 = 4096;
+/// Longest VM name: it becomes part of file names and of unix socket paths.
+const MAX_NAME_BYTES: usize = 48;
+/// Longest kernel command line that x86 takes (COMMAND_LINE_SIZE, Linux 6).
+const MAX_CMDLINE_BYTES: usize = 2047;
+
+/// A VM as its user describes it. JSON or TOML; unknown keys are refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// Unique among all hosts; letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Memory blocks; several become as many NUMA nodes. A bare size stands for one shared block.
+    #[serde(default = "default_memory", deserialize_with = "memory_blocks")]
+    pub memory: Vec<MemoryBlock>,
+    /// Number of vCPUs.
+    #[serde(default = "default_vcpus")]
+    pub vcpus: u32,
+    /// A CPU model of `qemu -cpu help`, with `,+feature` or `,-feature` behind it if wanted. Default: [`DEFAULT_CPU_MODEL`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_model: Option<String>,
+    /// A machine type or alias of `qemu -machine help`. Default: [`DEFAULT_MACHINE`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// What runs the guest's code.
+    #[serde(default)]
+    pub accel: Accel,
+    /// Another QEMU than the host's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qemu: Option<PathBuf>,
+    /// A kernel to boot directly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<PathBuf>,
+    /// The initial RAM disk of that kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initrd: Option<PathBuf>,
+    /// The command line of that kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cmdline: Option<String>,
+    /// Disks, in the order in which the guest finds them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<Disk>,
+    /// Network interfaces, in the order in which the guest finds them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+    /// Further `-device` arguments, as QEMU takes them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_devices: Vec<String>,
+}
+
+/// One block of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryBlock {
+    /// A multiple of 4 KiB.
+    pub size: ByteSize,
+    /// Where the pages live.
+    #[serde(default)]
+    pub backing: Backing,
+}
+
+impl MemoryBlock {
+    /// A block in a file that the agent maps too: what the external engine moves.
+    #[must_use]
+    pub fn shared(size: ByteSize) -> MemoryBlock {
+        MemoryBlock { size, backing: Backing::Shared }
+    }
+}
+
+/// Where the pages of a memory block live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backing {
+    /// In a file of the host's RAM directory, mapped by QEMU and by the agent.
+    #[default]
+    Shared,
+    /// In QEMU's own anonymous memory: only QEMU's own migration can move it.
+    Private,
+}
+
+/// What a user asks to run the guest's code with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accel {
+    /// KVM where a 64-bit guest really runs on it, else TCG.
+    #[default]
+    Auto,
+    /// KVM, also where the host's probe for 64-bit guests failed (a 32-bit guest may run all the same).
+    Kvm,
+    /// QEMU's own translator.
+    Tcg,
+}
+
+/// What runs the guest's code, decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// The kernel's hypervisor.
+    Kvm,
+    /// QEMU's own translator.
+    Tcg,
+}
+
+impl Accelerator {
+    /// The name that QEMU's `-accel` takes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg",
+        }
+    }
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A disk: an image on a path that every host of the VM sees.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// The image, absolute.
+    pub path: PathBuf,
+    /// The image's format. Never guessed from its content: a guest could write another header into a raw image.
+    pub format: DiskFormat,
+    /// Whether the guest may only read it.
+    #[serde(default)]
+    pub readonly: bool,
+}
+
+/// Formats of disk images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskFormat {
+    /// The disk's bytes, one by one.
+    Raw,
+    /// QEMU's own format.
+    Qcow2,
+}
+
+impl DiskFormat {
+    /// The name of QEMU's block driver.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            DiskFormat::Raw => "raw",
+            DiskFormat::Qcow2 => "qcow2",
+        }
+    }
+}
+
+/// A network interface as its user describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nic {
+    /// The network of the host's configuration that it joins.
+    pub network: String,
+    /// Its hardware address. Default: made from the VM's name and the interface's place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// The address the guest has there: for those who watch it from outside, never given to the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+}
+
+/// A VM in which nothing is left to defaults: what a host starts, what it remembers, what it sends to another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResolvedSpec {
+    /// See [`VmSpec::name`].
+    pub name: String,
+    /// At least one block. Block `i` has the id `ram<i>` in QEMU.
+    pub memory: Vec<MemoryBlock>,
+    /// At least one.
+    pub vcpus: u32,
+    /// What `-cpu` gets.
+    pub cpu_model: String,
+    /// A versioned machine type, `pc-q35-7.2`.
+    pub machine: String,
+    /// What runs the guest's code.
+    pub accel: Accelerator,
+    /// Another QEMU than the host's own, if the user asked for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qemu: Option<PathBuf>,
+    /// See [`VmSpec::kernel`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<PathBuf>,
+    /// See [`VmSpec::initrd`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initrd: Option<PathBuf>,
+    /// See [`VmSpec::cmdline`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cmdline: Option<String>,
+    /// See [`VmSpec::disks`].
+    #[serde(default)]
+    pub disks: Vec<Disk>,
+    /// Network interfaces with their addresses.
+    #[serde(default)]
+    pub nics: Vec<ResolvedNic>,
+    /// See [`VmSpec::extra_devices`].
+    #[serde(default)]
+    pub extra_devices: Vec<String>,
+}
+
+/// A network interface with its hardware address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResolvedNic {
+    /// See [`Nic::network`].
+    pub network: String,
+    /// The hardware address, the same on every host.
+    pub mac: MacAddress,
+    /// See [`Nic::address`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+}
+
+/// Why a specification is refused. The text says what and why; [`SpecError::mend`] what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// A name that can't be part of file names.
+    #[error("\"{name}\" can't be a VM's name")]
+    Name {
+        /// The name given.
+        name: String,
+    },
+    /// Memory that QEMU would refuse.
+    #[error("the VM's memory is refused: {why}")]
+    Memory {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// No vCPU, or more than KVM has.
+    #[error("{vcpus} vCPUs: a VM has 1 to {MAX_VCPUS}")]
+    Vcpus {
+        /// The number given.
+        vcpus: u32,
+    },
+    /// A relative path, or one that is no UTF-8.
+    #[error("{role} \"{}\" is {why}", path.display())]
+    Path {
+        /// What the path is for.
+        role: &'static str,
+        /// The path given.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Neither a kernel nor a disk.
+    #[error("the VM has nothing to boot: no kernel and no disk")]
+    NothingToBoot,
+    /// An initrd or a command line without a kernel.
+    #[error("{what} was given without a kernel")]
+    NoKernel {
+        /// Which option lacks its kernel.
+        what: &'static str,
+    },
+    /// A kernel command line that the kernel would cut, or that holds a control character.
+    #[error("the kernel command line is refused: {why}")]
+    Cmdline {
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// No hardware address of a single station.
+    #[error("\"{mac}\" is no hardware address of a network interface")]
+    Mac {
+        /// The address given.
+        mac: String,
+    },
+    /// Two interfaces with one hardware address.
+    #[error("two network interfaces have the hardware address {mac}")]
+    MacTwice {
+        /// The address.
+        mac: MacAddress,
+    },
+    /// A value that would spill into other options.
+    #[error("{what} \"{value}\" is refused: it is empty or holds a character that has no place there")]
+    Value {
+        /// Which option.
+        what: &'static str,
+        /// The value given.
+        value: String,
+    },
+    /// A machine type that this QEMU lacks.
+    #[error("machine type \"{machine}\" is unknown to {} (QEMU {version})", qemu.display())]
+    UnknownMachine {
+        /// The machine type given.
+        machine: String,
+        /// The QEMU asked.
+        qemu: PathBuf,
+        /// Its version.
+        version: String,
+    },
+    /// A CPU model that this QEMU lacks.
+    #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
+    UnknownCpuModel {
+        /// The model given.
+        model: String,
+        /// The QEMU asked.
+        qemu: PathBuf,
+        /// Its version.
+        version: String,
+    },
+}
+
+impl SpecError {
+    /// A stable code for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            SpecError::Name { .. } => "vm-name",
+            SpecError::Memory { .. } => "vm-memory",
+            SpecError::Vcpus { .. } => "vm-vcpus",
+            SpecError::Path { .. } => "vm-path",
+            SpecError::NothingToBoot => "vm-nothing-to-boot",
+            SpecError::NoKernel { .. } => "vm-no-kernel",
+            SpecError::Cmdline { .. } => "vm-cmdline",
+            SpecError::Mac { .. } | SpecError::MacTwice { .. } => "vm-mac",
+            SpecError::Value { .. } => "vm-value",
+            SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
+            SpecError::UnknownCpuModel { .. } => "qemu-cpu-model-unknown",
+        }
+    }
+
+    /// What the user can do about it.
+    #[must_use]
+    pub fn mend(&self) -> String {
+        match self {
+            SpecError::Name { .. } => {
+                format!(
+                    "use 1 to {MAX_NAME_BYTES} letters, digits, \"-\", \"_\" or \".\", starting with a letter or digit"
+                )
+            }
+            SpecError::Memory { .. } => {
+                "give blocks like 1GiB, each a multiple of 4 KiB, 8 KiB in all".to_owned()
+            }
+            SpecError::Vcpus { .. } => "set vcpus to the number of CPUs the guest shall have".to_owned(),
+            SpecError::Path { .. } => "give the absolute path as the host sees it".to_owned(),
+            SpecError::NothingToBoot => "give a kernel (with initrd) or a disk image".to_owned(),
+            SpecError::NoKernel { .. } => "give the kernel too, or leave this out".to_owned(),
+            SpecError::Cmdline { .. } => {
+                format!("use at most {MAX_CMDLINE_BYTES} bytes of printable text")
+            }
+            SpecError::Mac { .. } => {
+                "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even".to_owned()
+            }
+            SpecError::MacTwice { .. } => "give each interface its own, or leave it out".to_owned(),
+            SpecError::Value { .. } => "see the names that the host's QEMU and configuration know".to_owned(),
+            SpecError::UnknownMachine { qemu, .. } => {
+                format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
+            }
+            SpecError::UnknownCpuModel { qemu, .. } => {
+                format!("choose one of `{} -cpu help`, or another --qemu", qemu.display())
+            }
+        }
+    }
+
+    /// Code, message and mend together.
+    #[must_use]
+    pub fn obstacle(&self) -> Obstacle {
+        Obstacle::new(self.code(), self.to_string(), self.mend())
+    }
+}
+
+fn default_vcpus() -> u32 {
+    1
+}
+
+fn default_memory() -> Vec<MemoryBlock> {
+    vec![MemoryBlock::shared(ByteSize::from_mib(1024))]
+}
+
+/// Takes `"1GiB"`, `1073741824`, one block or a list of blocks.
+fn memory_blocks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<MemoryBlock>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a size like \"1GiB\" or a list of blocks { size, backing }")]
+    enum Memory {
+        Size(ByteSize),
+        Block(MemoryBlock),
+        Blocks(Vec<MemoryBlock>),
+    }
+    Ok(match Memory::deserialize(deserializer)? {
+        Memory::Size(size) => vec![MemoryBlock::shared(size)],
+        Memory::Block(block) => vec![block],
+        Memory::Blocks(blocks) => blocks,
+    })
+}
+
+impl VmSpec {
+    /// A VM of that name with one vCPU, 1 GiB of shared memory and nothing to boot yet.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> VmSpec {
+        VmSpec {
+            name: name.into(),
+            memory: default_memory(),
+            vcpus: default_vcpus(),
+            cpu_model: None,
+            machine: None,
+            accel: Accel::Auto,
+            qemu: None,
+            kernel: None,
+            initrd: None,
+            cmdline: None,
+            disks: Vec::new(),
+            nics: Vec::new(),
+            extra_devices: Vec::new(),
+        }
+    }
+
+    /// Checks all that can be checked without a host.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        check_name(&self.name)?;
+        check_memory(&self.memory)?;
+        if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
+            return Err(SpecError::Vcpus { vcpus: self.vcpus });
+        }
+        for (what, value) in [("CPU model", &self.cpu_model), ("machine type", &self.machine)] {
+            if let Some(value) = value {
+                check_value(what, value, "=,+-._")?;
+            }
+        }
+        for device in &self.extra_devices {
+            if device.is_empty() || device.chars().any(char::is_control) {
+                return Err(SpecError::Value { what: "device", value: device.clone() });
+            }
+        }
+        self.check_boot()?;
+        for nic in &self.nics {
+            check_value("network", &nic.network, "-._")?;
+        }
+        self.resolved_nics().map(drop)
+    }
+
+    fn check_boot(&self) -> Result<(), SpecError> {
+        let paths = [("QEMU", &self.qemu), ("kernel", &self.kernel), ("initrd", &self.initrd)].into_iter();
+        let paths = paths.filter_map(|(role, path)| path.as_deref().map(|path| (role, path)));
+        for (role, path) in paths.chain(self.disks.iter().map(|disk| ("disk", disk.path.as_path()))) {
+            check_path(role, path)?;
+        }
+        if self.kernel.is_none() {
+            if self.initrd.is_some() {
+                return Err(SpecError::NoKernel { what: "an initrd" });
+            }
+            if self.cmdline.is_some() {
+                return Err(SpecError::NoKernel { what: "a kernel command line" });
+            }
+            if self.disks.is_empty() {
+                return Err(SpecError::NothingToBoot);
+            }
+        }
+        match &self.cmdline {
+            Some(line) if line.len() > MAX_CMDLINE_BYTES => Err(SpecError::Cmdline { why: "it is too long" }),
+            Some(line) if line.chars().any(char::is_control) => {
+                Err(SpecError::Cmdline { why: "it holds a control character" })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn resolved_nics(&self) -> Result<Vec<ResolvedNic>, SpecError> {
+        let mut nics: Vec<ResolvedNic> = Vec::with_capacity(self.nics.len());
+        for (index, nic) in self.nics.iter().enumerate() {
+            let mac = match &nic.mac {
+                Some(text) => text.parse().map_err(|_| SpecError::Mac { mac: text.clone() })?,
+                None => MacAddress::derived(&self.name, index),
+            };
+            if nics.iter().any(|other| other.mac == mac) {
+                return Err(SpecError::MacTwice { mac });
+            }
+            nics.push(ResolvedNic { network: nic.network.clone(), mac, address: nic.address });
+        }
+        Ok(nics)
+    }
+
+    /// Settles what the specification leaves open, with the QEMU that will run it and what the host's KVM can do.
+    ///
+    /// # Errors
+    /// Whatever [`VmSpec::validate`] finds, and machine types and CPU models that this QEMU lacks.
+    pub fn resolve(self, qemu: &QemuInfo, accel: &AccelProbe) -> Result<ResolvedSpec, SpecError> {
+        self.validate()?;
+        let machine = self.machine.as_deref().unwrap_or(DEFAULT_MACHINE);
+        let machine = qemu.versioned_machine(machine).ok_or_else(|| SpecError::UnknownMachine {
+            machine: machine.to_owned(),
+            qemu: qemu.path.clone(),
+            version: qemu.version_text(),
+        })?;
+        let cpu_model = self.cpu_model.as_deref().unwrap_or(DEFAULT_CPU_MODEL);
+        if !qemu.knows_cpu_model(cpu_model) {
+            return Err(SpecError::UnknownCpuModel {
+                model: cpu_model.to_owned(),
+                qemu: qemu.path.clone(),
+                version: qemu.version_text(),
+            });
+        }
+        Ok(ResolvedSpec {
+            nics: self.resolved_nics()?,
+            cpu_model: cpu_model.to_owned(),
+            machine: machine.to_owned(),
+            accel: match self.accel {
+                Accel::Auto if accel.kvm => Accelerator::Kvm,
+                Accel::Auto | Accel::Tcg => Accelerator::Tcg,
+                Accel::Kvm => Accelerator::Kvm,
+            },
+            name: self.name,
+            memory: self.memory,
+            vcpus: self.vcpus,
+            qemu: self.qemu,
+            kernel: self.kernel,
+            initrd: self.initrd,
+            cmdline: self.cmdline,
+            disks: self.disks,
+            extra_devices: self.extra_devices,
+        })
+    }
+}
+
+impl ResolvedSpec {
+    /// All memory of the guest, in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.iter().map(|block| block.size.bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// The memory of the guest that lives in files of the RAM directory, in bytes.
+    #[must_use]
+    pub fn shared_memory_bytes(&self) -> u64 {
+        let shared = self.memory.iter().filter(|block| block.backing == Backing::Shared);
+        shared.map(|block| block.size.bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// Checks a specification that came from a peer as strictly as one that came from a user.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        self.to_vm_spec().validate()
+    }
+
+    /// The same VM as a specification with every choice spelled out.
+    #[must_use]
+    pub fn to_vm_spec(&self) -> VmSpec {
+        VmSpec {
+            name: self.name.clone(),
+            memory: self.memory.clone(),
+            vcpus: self.vcpus,
+            cpu_model: Some(self.cpu_model.clone()),
+            machine: Some(self.machine.clone()),
+            accel: match self.accel {
+                Accelerator::Kvm => Accel::Kvm,
+                Accelerator::Tcg => Accel::Tcg,
+            },
+            qemu: self.qemu.clone(),
+            kernel: self.kernel.clone(),
+            initrd: self.initrd.clone(),
+            cmdline: self.cmdline.clone(),
+            disks: self.disks.clone(),
+            nics: self
+                .nics
+                .iter()
+                .map(|nic| Nic {
+                    network: nic.network.clone(),
+                    mac: Some(nic.mac.to_string()),
+                    address: nic.address,
+                })
+                .collect(),
+            extra_devices: self.extra_devices.clone(),
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<(), SpecError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if starts_well && name.len() <= MAX_NAME_BYTES && name.chars().all(good) {
+        return Ok(());
+    }
+    Err(SpecError::Name { name: name.to_owned() })
+}
+
+fn check_value(what: &'static str, value: &str, punctuation: &str) -> Result<(), SpecError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || punctuation.contains(c);
+    if value.starts_with(|c: char| c.is_ascii_alphanumeric()) && value.chars().all(good) {
+        return Ok(());
+    }
+    Err(SpecError::Value { what, value: value.to_owned() })
+}
+
+fn check_path(role: &'static str, path: &Path) -> Result<(), SpecError> {
+    let error = |why| Err(SpecError::Path { role, path: path.to_owned(), why });
+    match path.to_str() {
+        None => error("no UTF-8"),
+        Some(text) if text.chars().any(char::is_control) => error("a path with a control character"),
+        Some(_) if !path.is_absolute() => error("no absolute path"),
+        Some(_) => Ok(()),
+    }
+}
+
+fn check_memory(blocks: &[MemoryBlock]) -> Result<(), SpecError> {
+    let error = |why: String| Err(SpecError::Memory { why });
+    if blocks.is_empty() {
+        return error("it has no block".to_owned());
+    }
+    if blocks.len() > MAX_MEMORY_BLOCKS {
+        return error(format!("{} blocks are more than {MAX_MEMORY_BLOCKS}", blocks.len()));
+    }
+    let mut total_bytes: u64 = 0;
+    for (index, block) in blocks.iter().enumerate() {
+        let bytes = block.size.bytes();
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+            return error(format!("block {index} of {} is no whole number of 4 KiB pages", block.size));
+        }
+        total_bytes = match total_bytes.checked_add(bytes) {
+            Some(total) => total,
+            None => return error("it is larger than any machine".to_owned()),
+        };
+    }
+    if total_bytes < MIN_MEMORY_BYTES {
+        return error(format!("{} in all is less than 1 MiB", ByteSize::from_bytes(total_bytes)));
+    }
+    if !total_bytes.is_multiple_of(TOTAL_MEMORY_UNIT_BYTES) {
+        return error(format!("{total_bytes} bytes in all is no multiple of 8 KiB"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

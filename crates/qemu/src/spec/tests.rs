@@ -1,0 +1,136 @@
+use super::*;
+use crate::inspect::MachineType;
+
+fn bootable() -> VmSpec {
+    VmSpec { kernel: Some("/boot/vmlinuz".into()), ..VmSpec::new("web-1") }
+}
+
+fn qemu() -> QemuInfo {
+    let machine = |name: &str, alias: Option<&str>, is_default| MachineType {
+        name: name.to_owned(),
+        alias: alias.map(str::to_owned),
+        is_default,
+    };
+    QemuInfo {
+        path: "/usr/bin/qemu-system-x86_64".into(),
+        version: (7, 2, 22),
+        machines: vec![machine("pc-i440fx-7.2", Some("pc"), true), machine("pc-q35-7.2", Some("q35"), false)],
+        cpu_models: vec!["Westmere-v1".to_owned(), "Nehalem".to_owned()],
+    }
+}
+
+fn no_kvm() -> AccelProbe {
+    AccelProbe { kvm: false, reason: "there is no /dev/kvm".to_owned() }
+}
+
+#[test]
+fn a_short_file_is_enough() {
+    let spec: VmSpec =
+        serde_json::from_str(r#"{"name":"web-1","memory":"2GiB","vcpus":2,"kernel":"/boot/vmlinuz"}"#)
+            .unwrap();
+    assert_eq!(spec.memory, [MemoryBlock::shared(ByteSize::from_mib(2048))]);
+    assert_eq!(spec.accel, Accel::Auto);
+    spec.validate().unwrap();
+}
+
+#[test]
+fn blocks_may_be_listed() {
+    let text = r#"{"name":"a","kernel":"/k","memory":[{"size":"512M"},{"size":4096,"backing":"private"}]}"#;
+    let spec: VmSpec = serde_json::from_str(text).unwrap();
+    assert_eq!(spec.memory.len(), 2);
+    assert_eq!(spec.memory[1].backing, Backing::Private);
+    let again: VmSpec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
+    assert_eq!(again, spec);
+}
+
+#[test]
+fn unknown_keys_are_refused() {
+    for text in [
+        r#"{"name":"a","memry":"1G"}"#,
+        r#"{"name":"a","disks":[{"path":"/d","format":"raw","cache":"none"}]}"#,
+        r#"{"name":"a","memory":[{"size":"1G","shared":true}]}"#,
+    ] {
+        assert!(serde_json::from_str::<VmSpec>(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_told_by_its_code() {
+    type Spoil = fn(&mut VmSpec);
+    let cases: [(&str, Spoil); 17] = [
+        ("vm-name", |s| s.name = "../etc".to_owned()),
+        ("vm-name", |s| s.name = "x".repeat(49)),
+        ("vm-memory", |s| s.memory.clear()),
+        ("vm-memory", |s| {
+            s.memory = vec![MemoryBlock::shared(ByteSize::from_bytes(1 << 30 | 512))];
+        }),
+        ("vm-memory", |s| {
+            s.memory = vec![MemoryBlock::shared(ByteSize::from_bytes((1 << 30) + 4096))];
+        }),
+        ("vm-memory", |s| {
+            s.memory = vec![MemoryBlock::shared(ByteSize::from_bytes(u64::MAX - 4095)); 2];
+        }),
+        ("vm-vcpus", |s| s.vcpus = 0),
+        ("vm-path", |s| s.kernel = Some("vmlinuz".into())),
+        ("vm-nothing-to-boot", |s| s.kernel = None),
+        ("vm-no-kernel", |s| {
+            (s.kernel, s.initrd) = (None, Some("/initrd".into()));
+        }),
+        ("vm-no-kernel", |s| {
+            (s.kernel, s.cmdline) = (None, Some("quiet".into()));
+        }),
+        ("vm-cmdline", |s| s.cmdline = Some("quiet\nroot".into())),
+        ("vm-cmdline", |s| s.cmdline = Some("x".repeat(2048))),
+        ("vm-mac", |s| {
+            s.nics = vec![Nic { network: "lan".into(), mac: Some("1:2".into()), address: None }];
+        }),
+        ("vm-mac", |s| {
+            let mac = Some("52:54:00:00:00:01".to_owned());
+            s.nics = vec![Nic { network: "lan".into(), mac, address: None }; 2];
+        }),
+        ("vm-value", |s| s.machine = Some("q35 -daemonize".into())),
+        ("vm-value", |s| s.extra_devices = vec![String::new()]),
+    ];
+    for (code, spoil) in cases {
+        let mut spec = bootable();
+        spoil(&mut spec);
+        let error = spec.validate().unwrap_err();
+        assert_eq!(error.code(), code, "{error}");
+        assert!(!error.mend().is_empty());
+    }
+}
+
+#[test]
+fn nothing_is_left_open_once_resolved() {
+    let mut spec = bootable();
+    spec.nics = vec![Nic { network: "lan".into(), mac: None, address: None }; 2];
+    let resolved = spec.resolve(&qemu(), &no_kvm()).unwrap();
+    assert_eq!(resolved.machine, "pc-q35-7.2");
+    assert_eq!(resolved.accel, Accelerator::Tcg);
+    assert_eq!(resolved.cpu_model, DEFAULT_CPU_MODEL);
+    assert_ne!(resolved.nics[0].mac, resolved.nics[1].mac);
+    let text = serde_json::to_string(&resolved).unwrap();
+    assert_eq!(serde_json::from_str::<ResolvedSpec>(&text).unwrap(), resolved);
+    resolved.validate().unwrap();
+    assert_eq!(resolved.to_vm_spec().resolve(&qemu(), &no_kvm()).unwrap(), resolved);
+}
+
+#[test]
+fn kvm_is_taken_where_it_works_or_where_it_is_asked_for() {
+    let yes = AccelProbe { kvm: true, reason: String::new() };
+    let resolve =
+        |accel, probe: &AccelProbe| VmSpec { accel, ..bootable() }.resolve(&qemu(), probe).unwrap().accel;
+    assert_eq!(resolve(Accel::Auto, &yes), Accelerator::Kvm);
+    assert_eq!(resolve(Accel::Tcg, &yes), Accelerator::Tcg);
+    assert_eq!(resolve(Accel::Kvm, &no_kvm()), Accelerator::Kvm);
+}
+
+#[test]
+fn what_this_qemu_lacks_is_named() {
+    let machine = VmSpec { machine: Some("pc-q35-10.0".into()), ..bootable() };
+    assert_eq!(machine.resolve(&qemu(), &no_kvm()).unwrap_err().code(), "qemu-machine-unknown");
+    let model = VmSpec { cpu_model: Some("Zen9,+avx2".into()), ..bootable() };
+    assert_eq!(model.resolve(&qemu(), &no_kvm()).unwrap_err().code(), "qemu-cpu-model-unknown");
+    let features = VmSpec { cpu_model: Some("Nehalem,+avx2".into()), ..bootable() };
+    assert_eq!(features.resolve(&qemu(), &no_kvm()).unwrap().cpu_model, "Nehalem,+avx2");
+}

@@ -1,0 +1,170 @@
+//! Device state from one QEMU to another, memory by our own hands.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use godwit_qemu::{
+    EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QemuProcess, RESUME, RunState,
+    STOP, X_IGNORE_SHARED, wait_for_event,
+};
+
+use crate::bench::{Bench, LIMIT, written};
+
+/// Waits for a migration status.
+async fn reached(
+    events: &mut tokio::sync::broadcast::Receiver<godwit_qemu::QmpEvent>,
+    status: &MigrationStatus,
+) {
+    let what = status.name();
+    wait_for_event(events, &what, LIMIT, |event| MigrationStatus::of_event(event).as_ref() == Some(status))
+        .await
+        .unwrap();
+}
+
+fn copy_memory(bench: &Bench, from: &str, to: &str) {
+    let bytes = std::fs::read(bench.path(&format!("{from}.0.ram"))).unwrap();
+    // Into the same file: the destination maps it already.
+    let file = std::fs::File::options().write(true).open(bench.path(&format!("{to}.0.ram"))).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
+}
+
+fn count(ram: &Path) -> u32 {
+    let mut bytes = [0; 4];
+    let file = std::fs::File::open(ram).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0x8000).unwrap();
+    u32::from_le_bytes(bytes)
+}
+
+async fn source(bench: &Bench) -> QemuProcess {
+    let source = bench.start("a", &bench.spec(|_| {})).await.unwrap();
+    source.qmp.cont().await.unwrap();
+    written(&source.run_dir, 0).await;
+    let capabilities = [(X_IGNORE_SHARED, true), (PAUSE_BEFORE_SWITCHOVER, true), (EVENTS, true)];
+    source.qmp.migrate_set_capabilities(&capabilities).await.unwrap();
+    source
+}
+
+async fn shadow(bench: &Bench) -> QemuProcess {
+    let mut launch = bench.launch("b", &bench.spec(|_| {}));
+    (launch.incoming, launch.paused) = (true, true);
+    let shadow = bench.begin(launch).await.unwrap();
+    let capabilities = [(X_IGNORE_SHARED, true), (LATE_BLOCK_ACTIVATE, true), (EVENTS, true)];
+    shadow.qmp.migrate_set_capabilities(&capabilities).await.unwrap();
+    shadow
+}
+
+#[tokio::test]
+async fn a_guest_moves_with_its_disk() {
+    let Some(bench) = Bench::new().await else { return };
+    bench.disk();
+    let source = source(&bench).await;
+    let shadow = shadow(&bench).await;
+    let (near, far) = UnixStream::pair().unwrap();
+    source.qmp.getfd("state", near.as_fd()).await.unwrap();
+    shadow.qmp.getfd("state", far.as_fd()).await.unwrap();
+    drop((near, far));
+    let (mut at_source, mut at_shadow) = (source.qmp.events(), shadow.qmp.events());
+    shadow.qmp.migrate_incoming("fd:state").await.unwrap();
+    source.qmp.migrate("fd:state").await.unwrap();
+    wait_for_event(&mut at_source, "STOP", LIMIT, |event| event.name == STOP).await.unwrap();
+    reached(&mut at_source, &MigrationStatus::PreSwitchover).await;
+    copy_memory(&bench, "a", "b");
+    let count_at_stop = count(&bench.path("a.0.ram"));
+    source.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await.unwrap();
+    reached(&mut at_source, &MigrationStatus::Completed).await;
+    reached(&mut at_shadow, &MigrationStatus::Completed).await;
+    assert_eq!(shadow.qmp.status().await.unwrap(), RunState::Paused);
+    assert_eq!(source.qmp.status().await.unwrap(), RunState::Postmigrate);
+    let info = source.qmp.query_migrate().await.unwrap();
+    assert_eq!(info.status, Some(MigrationStatus::Completed));
+    shadow.qmp.cont().await.unwrap();
+    written(&shadow.run_dir, 0).await;
+    assert!(count(&bench.path("b.0.ram")) > count_at_stop, "it counts on from where it stood");
+    assert_eq!(count(&bench.path("a.0.ram")), count_at_stop);
+    source.quit().await;
+    shadow.quit().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_move_leaves_the_guest_running_with_its_disk() {
+    let Some(bench) = Bench::new().await else { return };
+    bench.disk();
+    let source = source(&bench).await;
+    let (near, far) = UnixStream::pair().unwrap();
+    source.qmp.getfd("state", near.as_fd()).await.unwrap();
+    let mut events = source.qmp.events();
+    source.qmp.migrate("fd:state").await.unwrap();
+    reached(&mut events, &MigrationStatus::PreSwitchover).await;
+    source.qmp.migrate_cancel().await.unwrap();
+    reached(&mut events, &MigrationStatus::Cancelled).await;
+    drop(far);
+    assert_eq!(source.qmp.status().await.unwrap(), RunState::Running);
+    let so_far = written(&source.run_dir, 0).await;
+    written(&source.run_dir, so_far).await;
+    source.quit().await;
+}
+
+#[tokio::test]
+async fn the_source_can_take_the_guest_back_after_all_was_sent() {
+    let Some(bench) = Bench::new().await else { return };
+    bench.disk();
+    let source = source(&bench).await;
+    let shadow = shadow(&bench).await;
+    let (near, far) = UnixStream::pair().unwrap();
+    source.qmp.getfd("state", near.as_fd()).await.unwrap();
+    shadow.qmp.getfd("state", far.as_fd()).await.unwrap();
+    drop((near, far));
+    let (mut at_source, mut at_shadow) = (source.qmp.events(), shadow.qmp.events());
+    shadow.qmp.migrate_incoming("fd:state").await.unwrap();
+    source.qmp.migrate("fd:state").await.unwrap();
+    reached(&mut at_source, &MigrationStatus::PreSwitchover).await;
+    copy_memory(&bench, "a", "b");
+    source.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await.unwrap();
+    reached(&mut at_source, &MigrationStatus::Completed).await;
+    reached(&mut at_shadow, &MigrationStatus::Completed).await;
+    // The shadow holds everything but the disk's lock: no commit came, so the source goes on.
+    shadow.kill().await;
+    source.qmp.cont().await.unwrap();
+    let so_far = written(&source.run_dir, 0).await;
+    written(&source.run_dir, so_far).await;
+    source.quit().await;
+}
+
+#[tokio::test]
+async fn cont_before_the_state_needs_no_command_after_it() {
+    let Some(bench) = Bench::new().await else { return };
+    bench.disk();
+    let source = source(&bench).await;
+    let shadow = shadow(&bench).await;
+    let (from_source, mut state_out) = UnixStream::pair().unwrap();
+    let (mut state_in, to_shadow) = UnixStream::pair().unwrap();
+    source.qmp.getfd("state", from_source.as_fd()).await.unwrap();
+    shadow.qmp.getfd("state", to_shadow.as_fd()).await.unwrap();
+    drop((from_source, to_shadow));
+    let (mut at_source, mut at_shadow) = (source.qmp.events(), shadow.qmp.events());
+    shadow.qmp.migrate_incoming("fd:state").await.unwrap();
+    let stream = tokio::task::spawn_blocking(move || {
+        let mut stream = Vec::new();
+        state_out.read_to_end(&mut stream).unwrap();
+        stream
+    });
+    source.qmp.migrate("fd:state").await.unwrap();
+    reached(&mut at_source, &MigrationStatus::PreSwitchover).await;
+    copy_memory(&bench, "a", "b");
+    // Here the disk's lock is the source's still: the shadow can't take it.
+    let refusal = shadow.qmp.cont().await.unwrap_err();
+    assert!(refusal.to_string().contains("lock"), "{refusal}");
+    source.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await.unwrap();
+    let stream = stream.await.unwrap();
+    // The stream is whole, the disk let go: what a commit says. The shadow may start as soon as it has loaded.
+    shadow.qmp.cont().await.unwrap();
+    assert_eq!(shadow.qmp.status().await.unwrap(), RunState::Inmigrate);
+    state_in.write_all(&stream).unwrap();
+    wait_for_event(&mut at_shadow, "RESUME", LIMIT, |event| event.name == RESUME).await.unwrap();
+    written(&shadow.run_dir, 0).await;
+    assert_eq!(shadow.qmp.status().await.unwrap(), RunState::Running);
+    source.quit().await;
+    shadow.quit().await;
+}

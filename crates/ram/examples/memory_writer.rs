@@ -1,0 +1,86 @@
+//! A process that maps RAM files as QEMU does and writes to them on command: what the tests of dirty tracking track.
+//!
+//! Arguments: `shared:PATH` or `private:PATH`, each a mapping, numbered from 0. Commands on standard input, a line each:
+//! `write MAPPING PAGE COUNT [STEP]` (every STEPth page of COUNT), `kernel MAPPING PAGE COUNT` (the kernel writes, by read(2)), `read MAPPING PAGE COUNT`,
+//! `discard MAPPING PAGE COUNT` (as a balloon does), `environment`. Each is answered with a line when it is done.
+#![allow(unsafe_code, reason = "maps memory and writes single bytes of it, as a hypervisor would")]
+
+use std::error::Error;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, Write};
+
+use godwit_ram::PAGE_SIZE;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+struct Mapping {
+    base: *mut u8,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mappings = std::env::args().skip(1).map(|argument| map(&argument)).collect::<Result<Vec<_>, _>>()?;
+    let zeros = File::open("/dev/zero")?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "ready")?;
+    for line in std::io::stdin().lock().lines() {
+        let answer = run(&mappings, &zeros, &line?)?;
+        writeln!(out, "{answer}")?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn map(argument: &str) -> Result<Mapping, Box<dyn Error>> {
+    let (kind, path) = argument.split_once(':').ok_or("shared:PATH or private:PATH")?;
+    let flags = match kind {
+        "shared" => MapFlags::SHARED,
+        _ => MapFlags::PRIVATE,
+    };
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let len = usize::try_from(file.metadata()?.len())?;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let base = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)?
+    };
+    Ok(Mapping { base: base.cast() })
+}
+
+fn run(mappings: &[Mapping], zeros: &File, line: &str) -> Result<String, Box<dyn Error>> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [command, numbers @ ..] = words.as_slice() else {
+        return Err("an empty line".into());
+    };
+    if *command == "environment" {
+        let names: Vec<String> = std::env::vars()
+            .map(|(name, _)| name)
+            .filter(|name| name == "LD_PRELOAD" || name.starts_with("GODWIT"))
+            .collect();
+        return Ok(format!("environment {}", names.join(" ")));
+    }
+    let numbers = numbers.iter().map(|word| word.parse::<u64>()).collect::<Result<Vec<_>, _>>()?;
+    let (mapping, first, count, step) = match numbers[..] {
+        [mapping, first, count] => (mapping, first, count, 1),
+        [mapping, first, count, step] => (mapping, first, count, step),
+        _ => return Err("COMMAND MAPPING PAGE COUNT [STEP]".into()),
+    };
+    let mapping = mappings.get(usize::try_from(mapping)?).ok_or("no such mapping")?;
+    for page in (first..first + count).step_by(usize::try_from(step)?) {
+        let address = mapping.base.wrapping_add(usize::try_from(page * PAGE_SIZE)?);
+        // SAFETY: the tests name pages of the mapping only, and no reference to its memory exists.
+        unsafe {
+            match *command {
+                "write" => address.write_volatile(address.read_volatile().wrapping_add(1)),
+                "read" => {
+                    address.read_volatile();
+                }
+                "kernel" => {
+                    rustix::io::read(zeros, std::slice::from_raw_parts_mut(address, 16))?;
+                }
+                "discard" => {
+                    rustix::mm::madvise(address.cast(), usize::try_from(PAGE_SIZE)?, Advice::LinuxRemove)?;
+                }
+                _ => return Err("no such command".into()),
+            }
+        }
+    }
+    Ok("done".to_owned())
+}

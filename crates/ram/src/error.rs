@@ -1,0 +1,197 @@
+//! What can go wrong with guest RAM, each with its cause and the mend.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::pages::PageRange;
+
+/// A failure of a RAM block or of the file system that holds it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RamError {
+    /// A call to the system failed.
+    #[error("cannot {what} {path}: {source}", path = path.display())]
+    Io {
+        /// What was attempted.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A RAM file of that name is there.
+    #[error("{path} exists already: another VM of this name runs or has left its RAM behind; stop it, or remove the file",
+        path = path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The size is zero or not in whole pages.
+    #[error("a RAM block of {size_bytes} bytes ({path}): the size must be a multiple of 4096 bytes and not zero",
+        path = path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// The host has not enough memory left.
+    #[error("no memory left for {bytes} bytes of {path}: free memory on this host, or choose another",
+        path = path.display())]
+    NoSpace {
+        /// The file.
+        path: PathBuf,
+        /// What was wanted.
+        bytes: u64,
+    },
+    /// Pages or bytes outside the block.
+    #[error("bytes {offset_bytes} to {end_bytes} lie outside {path} of {size_bytes} bytes", path = path.display())]
+    OutOfBounds {
+        /// The file.
+        path: PathBuf,
+        /// The first byte asked for.
+        offset_bytes: u64,
+        /// The byte after the last.
+        end_bytes: u64,
+        /// The block's size.
+        size_bytes: u64,
+    },
+    /// Something else than a tmpfs is mounted where guest RAM should be.
+    #[error("{path} is a mount of another kind than tmpfs: guest RAM can only be tracked on tmpfs; unmount it, or \
+        choose another ram_dir", path = path.display())]
+    NotTmpfs {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The tmpfs could not be mounted.
+    #[error("cannot mount a tmpfs for guest RAM at {path}: {source}; run the agent as root (CAP_SYS_ADMIN), or mount \
+        one there beforehand (mount -t tmpfs -o huge=within_size,size=100% godwit-ram {path})", path = path.display())]
+    Mount {
+        /// The directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl RamError {
+    pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>, source: impl Into<io::Error>) -> RamError {
+        RamError::Io { what, path: path.into(), source: source.into() }
+    }
+}
+
+/// A failure of dirty tracking.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrackError {
+    /// The kernel lacks what tracking is made of.
+    #[error(
+        "this kernel ({found}) cannot track dirty pages from outside QEMU ({missing}): boot Linux 6.7 or later, \
+        or migrate with --engine qemu"
+    )]
+    KernelTooOld {
+        /// The running kernel's release.
+        found: String,
+        /// What it lacks.
+        missing: &'static str,
+    },
+    /// The kernel's pages are not of 4 KiB.
+    #[error(
+        "this kernel's pages are of {found} bytes, and Godwit tracks pages of 4096: boot a kernel with 4 KiB pages, \
+        or migrate with --engine qemu"
+    )]
+    PageSize {
+        /// The page size, in bytes.
+        found: usize,
+    },
+    /// No way to a userfaultfd.
+    #[error(
+        "no userfaultfd to be had: {reason}; run the agent as root, and see that /dev/userfaultfd is there \
+        (CONFIG_USERFAULTFD) and not barred by a container's device rules"
+    )]
+    NoUserfaultfd {
+        /// Who refused it and why.
+        reason: String,
+    },
+    /// QEMU runs without the tracker library.
+    #[error("QEMU does not answer at {socket} ({source}): it was not started with the tracker library; stop the VM and \
+        start it by this agent (LD_PRELOAD=libgodwit_tracker.so), or migrate with --engine qemu", socket = socket.display())]
+    LibraryMissing {
+        /// The tracker's socket.
+        socket: PathBuf,
+        /// What connecting or waiting gave.
+        source: io::Error,
+    },
+    /// What answered is no tracker library of this version.
+    #[error("the tracker library at {socket} gave an answer that this agent does not understand: it is of another \
+        version; restart the VM with this agent's library, or migrate with --engine qemu", socket = socket.display())]
+    LibraryVersion {
+        /// The tracker's socket.
+        socket: PathBuf,
+    },
+    /// The userfaultfd is of another process than the one to be tracked.
+    #[error(
+        "the tracker library that answered does not run in process {pid}: the VM's tracker socket is another VM's; \
+        restart the VM by this agent"
+    )]
+    WrongProcess {
+        /// The process that should have answered.
+        pid: i32,
+    },
+    /// The RAM file is nowhere in QEMU's address space.
+    #[error("process {pid} does not map {path}: the VM's RAM is not in that file; start it with \
+        memory-backend-file,share=on,mem-path={path}, or migrate with --engine qemu", path = path.display())]
+    NotMapped {
+        /// QEMU's process.
+        pid: i32,
+        /// The RAM file.
+        path: PathBuf,
+    },
+    /// The RAM file is mapped privately.
+    #[error("process {pid} maps {path} privately: what the guest writes stays in QEMU; start the VM with share=on in its \
+        memory-backend-file, or migrate with --engine qemu", path = path.display())]
+    NotShared {
+        /// QEMU's process.
+        pid: i32,
+        /// The RAM file.
+        path: PathBuf,
+    },
+    /// The file system does not support write protection from user space.
+    #[error("the kernel cannot track {path}: it must lie on a tmpfs; put ram_dir there, or migrate with --engine qemu",
+        path = path.display())]
+    NotTrackable {
+        /// The RAM file.
+        path: PathBuf,
+    },
+    /// Somebody else tracks the same memory.
+    #[error("{path} is being tracked already: another migration of this VM runs, or another tool holds a userfaultfd \
+        of its QEMU; let it end first", path = path.display())]
+    AlreadyTracked {
+        /// The RAM file.
+        path: PathBuf,
+    },
+    /// There is no such RAM block, or pages outside it were asked for.
+    #[error("pages {} to {} of RAM block {block} are not among those tracked", range.first, range.end())]
+    OutOfBounds {
+        /// The block's index.
+        block: usize,
+        /// The pages asked for.
+        range: PageRange,
+    },
+    /// QEMU has ended.
+    #[error("QEMU (process {pid}) has ended: its console log and qemu.log say why")]
+    ProcessGone {
+        /// QEMU's process.
+        pid: i32,
+    },
+    /// A call to the system failed.
+    #[error("cannot {what} of process {pid}: {source}")]
+    Io {
+        /// What was attempted.
+        what: &'static str,
+        /// QEMU's process.
+        pid: i32,
+        /// The system's answer.
+        source: io::Error,
+    },
+}

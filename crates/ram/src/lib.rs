@@ -1,0 +1,30 @@
+//! Guest RAM seen from outside the hypervisor: the files that hold it, transfer between them and sockets, and the
+//! tracking of what the guest dirties.
+//!
+//! - [`RamDir`]: the host's own tmpfs for guest RAM. [`Region`]: one RAM block, a file in it that QEMU maps shared.
+//! - [`send_parts`] and [`Region::receive`]: from a region's pages to a socket and back without a copy in between.
+//! - [`DirtyTracker`]: which pages a running guest has written; [`tracking`] has the essay on how.
+//! - [`PageRange`] and its lists ([`pages`]).
+//!
+//! This crate and the tracker library are the only places with unsafe code. It knows neither the migration protocol nor
+//! QEMU's monitor. No `&[u8]` to memory that a guest can change is ever made: such memory is read through raw pointers or
+//! by the kernel.
+#![allow(
+    unsafe_code,
+    reason = "memory shared with another process is mapped and read through raw pointers here, so that nobody else has to"
+)]
+
+mod error;
+pub mod pages;
+mod ramdir;
+mod region;
+pub mod tracking;
+mod transfer;
+mod zero;
+
+pub use error::{RamError, TrackError};
+pub use pages::{PAGE_SIZE, PageRange};
+pub use ramdir::RamDir;
+pub use region::Region;
+pub use tracking::{DirtyTracker, check_kernel, tracker_listener};
+pub use transfer::{Part, send_parts};

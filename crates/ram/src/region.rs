@@ -1,0 +1,325 @@
+//! One RAM block of a guest: a file on tmpfs that QEMU maps shared and that the agent reads and writes.
+//!
+//! The bytes belong to the guest, which changes them at any moment. So nothing here hands out a reference to them.
+//! Bytes are copied in and out by the kernel (`pread`, `pwrite`, `recv` into the mapping, `sendmsg` from it), which also
+//! means that a full or truncated file is an error here and not a SIGBUS; only the search for zero pages reads the
+//! mapping itself, and it should be kept to pages that hold data ([`Region::data_ranges`]): reading a hole through a
+//! shared mapping of tmpfs allocates the page.
+//!
+//! The agent's own writes are not seen by the tracker (see [`crate::tracking`]): write only what is not tracked, which is
+//! the destination's RAM.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::error::RamError;
+use crate::pages::{PAGE_SIZE, PageRange, push_merged};
+use crate::ramdir::TMPFS_MAGIC;
+use crate::zero::is_zero_page;
+
+/// Zeros are written this many bytes at a time.
+const ZERO_BYTES: usize = 64 << 10;
+static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
+
+/// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process. Dropping it unmaps the file
+/// and leaves it where it is.
+#[derive(Debug)]
+pub struct Region {
+    file: File,
+    path: PathBuf,
+    base: *mut u8,
+    len: usize,
+    size_bytes: u64,
+    file_id: (u64, u64),
+}
+
+// SAFETY: the mapping is valid until the drop, wherever that happens, and its bytes are only reached through raw pointers
+// and system calls, which threads may do at once: a torn read of guest memory is possible from one thread as well.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Creates the file, of `size_bytes` (a multiple of [`PAGE_SIZE`]), readable and writable by its owner alone
+    /// (`owner`: uid and gid of QEMU, where it is not the agent's). All pages are holes, which read as zero.
+    ///
+    /// # Errors
+    /// [`RamError::Exists`] where the file is there already; nothing is left behind by a failure.
+    pub fn create(path: &Path, size_bytes: u64, owner: Option<(u32, u32)>) -> Result<Region, RamError> {
+        check_size(path, size_bytes)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
+            .open(path)
+            .map_err(|source| match source.kind() {
+                io::ErrorKind::AlreadyExists => RamError::Exists { path: path.to_owned() },
+                _ => RamError::io("create the RAM file", path, source),
+            })?;
+        let undo = |error| {
+            // The file was made above; where it cannot be removed the first error says more.
+            let _ = std::fs::remove_file(path);
+            error
+        };
+        file.set_len(size_bytes).map_err(|source| undo(RamError::io("size the RAM file", path, source)))?;
+        if let Some((uid, gid)) = owner {
+            fchown(&file, Some(uid), Some(gid))
+                .map_err(|source| undo(RamError::io("give QEMU's user the RAM file", path, source)))?;
+        }
+        Region::map(file, path, size_bytes).map_err(undo)
+    }
+
+    /// Opens a file that [`Region::create`] made, in this process or another.
+    pub fn open(path: &Path) -> Result<Region, RamError> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
+            .open(path)
+            .map_err(|source| RamError::io("open the RAM file", path, source))?;
+        let size_bytes =
+            file.metadata().map_err(|source| RamError::io("look at the RAM file", path, source))?.len();
+        check_size(path, size_bytes)?;
+        Region::map(file, path, size_bytes)
+    }
+
+    fn map(file: File, path: &Path, size_bytes: u64) -> Result<Region, RamError> {
+        let failed = |source| RamError::io("map the RAM file", path, source);
+        let metadata = file.metadata().map_err(failed)?;
+        let len = usize::try_from(size_bytes).map_err(|_| failed(Errno::NOMEM.into()))?;
+        // SAFETY: a new mapping, at an address of the kernel's choice, replaces nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        }
+        .map_err(|errno| failed(errno.into()))?;
+        for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
+            // Guest memory has no place in a core dump of the agent, nor in its children. Without it all else works.
+            // SAFETY: the range is the mapping just made; neither advice changes what its bytes are.
+            let _ = unsafe { rustix::mm::madvise(base, len, advice) };
+        }
+        Ok(Region {
+            file,
+            path: path.to_owned(),
+            base: base.cast(),
+            len,
+            size_bytes,
+            file_id: (metadata.dev(), metadata.ino()),
+        })
+    }
+
+    /// The block's size.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The block's size in pages.
+    pub fn pages(&self) -> u64 {
+        self.size_bytes / PAGE_SIZE
+    }
+
+    /// All of it.
+    pub fn all_pages(&self) -> PageRange {
+        PageRange::new(0, self.pages())
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's device and inode number, as /proc/PID/maps names a mapping of it.
+    pub fn file_id(&self) -> (u64, u64) {
+        self.file_id
+    }
+
+    /// Allocates memory for the pages, so that writing them later cannot fail for lack of it, and is faster.
+    ///
+    /// # Errors
+    /// [`RamError::NoSpace`] where the host has not enough.
+    pub fn allocate(&self, range: PageRange) -> Result<(), RamError> {
+        self.check(range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        loop {
+            match rustix::fs::fallocate(
+                &self.file,
+                FallocateFlags::empty(),
+                range.offset_bytes(),
+                range.len_bytes(),
+            ) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::NOSPC | Errno::NOMEM) => {
+                    return Err(RamError::NoSpace { path: self.path.clone(), bytes: range.len_bytes() });
+                }
+                Err(errno) => return Err(RamError::io("allocate memory for", &self.path, errno)),
+            }
+        }
+    }
+
+    /// Appends to `out` the runs of `within` that may hold something else than zeros: what has ever been written. The
+    /// rest, holes and pages that were allocated but never touched, is zero without reading it. A page that the guest
+    /// touches for the first time during the call may be missing, and is then reported dirty by the tracker.
+    pub fn data_ranges(&self, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), RamError> {
+        self.check(within)?;
+        let failed = |errno| RamError::io("look for data in", &self.path, errno);
+        let floor = out.len();
+        let end = within.offset_bytes() + within.len_bytes();
+        let mut at = within.offset_bytes();
+        while at < end {
+            // ENXIO: no data from here to the end of the file.
+            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+                Ok(data) if data < end => data,
+                Ok(_) | Err(Errno::NXIO) => break,
+                Err(errno) => return Err(failed(errno)),
+            };
+            let hole = match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {
+                Ok(hole) => hole.min(end),
+                Err(errno) => return Err(failed(errno)),
+            };
+            let run = PageRange::between(data / PAGE_SIZE, hole.div_ceil(PAGE_SIZE));
+            push_merged(out, floor, run.intersect(within));
+            // The hole may have been filled since, so make sure to go on.
+            at = hole.max(at + PAGE_SIZE);
+        }
+        Ok(())
+    }
+
+    /// Appends to `out` the runs of `within` that hold something else than zeros: [`Region::data_ranges`], read.
+    pub fn nonzero_ranges(&self, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), RamError> {
+        let mut data = Vec::new();
+        self.data_ranges(within, &mut data)?;
+        let floor = out.len();
+        for page in data.iter().flat_map(|run| run.first..run.end()) {
+            if !self.is_zero(page) {
+                push_merged(out, floor, PageRange::new(page, 1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the page holds only zeros at this moment. Allocates the page where it is a hole. A page outside the block
+    /// is not zero.
+    pub fn is_zero(&self, page: u64) -> bool {
+        if page >= self.pages() {
+            return false;
+        }
+        // SAFETY: the page lies within the mapping, which starts at a page boundary.
+        unsafe { is_zero_page(self.address(page * PAGE_SIZE).cast()) }
+    }
+
+    /// Whether all of the pages hold only zeros; see [`Region::is_zero`].
+    pub fn is_range_zero(&self, range: PageRange) -> bool {
+        (range.first..range.end()).all(|page| self.is_zero(page))
+    }
+
+    /// Copies bytes of the block, from `offset_bytes` on, into `to`. A hole reads as zeros and stays a hole.
+    pub fn copy_out(&self, offset_bytes: u64, to: &mut [u8]) -> Result<(), RamError> {
+        self.check_bytes(offset_bytes, to.len() as u64)?;
+        self.file
+            .read_exact_at(to, offset_bytes)
+            .map_err(|source| RamError::io("read guest memory in", &self.path, source))
+    }
+
+    /// Copies `from` into the block, at `offset_bytes`.
+    ///
+    /// # Errors
+    /// [`RamError::NoSpace`] where the pages were not allocated and the host has no memory left.
+    pub fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), RamError> {
+        self.check_bytes(offset_bytes, from.len() as u64)?;
+        self.file.write_all_at(from, offset_bytes).map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory => {
+                RamError::NoSpace { path: self.path.clone(), bytes: from.len() as u64 }
+            }
+            _ => RamError::io("write guest memory in", &self.path, source),
+        })
+    }
+
+    /// Makes the pages read as zero. Holes stay holes, and pages that are zero already are not written.
+    pub fn zero(&self, range: PageRange) -> Result<(), RamError> {
+        let mut stale = Vec::new();
+        self.nonzero_ranges(range, &mut stale)?;
+        let pages_a_write = ZERO_BYTES as u64 / PAGE_SIZE;
+        for piece in stale.iter().flat_map(|run| run.chunks(pages_a_write)) {
+            let len = usize::try_from(piece.len_bytes()).unwrap_or(ZERO_BYTES);
+            self.copy_in(piece.offset_bytes(), ZEROS.get(..len).unwrap_or(&ZEROS))?;
+        }
+        Ok(())
+    }
+
+    /// Reads exactly the range's bytes from a blocking stream socket, straight into the block.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` where the stream ends early, `InvalidInput` where the pages lie outside the block, `StorageFull`
+    /// where the kernel could not place the bytes (pages not allocated, and no memory left); otherwise what the socket
+    /// gave, timeouts of its own included. How many bytes were taken is then not known: the stream is of no further use.
+    pub fn receive(&self, fd: BorrowedFd<'_>, range: PageRange) -> io::Result<()> {
+        crate::transfer::receive(self, fd, range)
+    }
+
+    /// Whether the file lies on a tmpfs, the only file system besides hugetlbfs whose mappings userfaultfd protects.
+    pub(crate) fn is_on_tmpfs(&self) -> bool {
+        rustix::fs::fstatfs(&self.file).is_ok_and(|stat| stat.f_type.cast_unsigned() == TMPFS_MAGIC)
+    }
+
+    /// Where the byte at `offset_bytes` lies in this process. Good for system calls and raw reads, for as long as the
+    /// region lives.
+    pub(crate) fn address(&self, offset_bytes: u64) -> *mut u8 {
+        debug_assert!(offset_bytes <= self.size_bytes);
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "callers have checked the offset, and a mapping of that size exists"
+        )]
+        self.base.wrapping_add(offset_bytes as usize)
+    }
+
+    /// Refuses pages outside the block.
+    pub(crate) fn check(&self, range: PageRange) -> Result<(), RamError> {
+        self.check_bytes(range.offset_bytes(), range.len_bytes())
+    }
+
+    fn check_bytes(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), RamError> {
+        let end_bytes = offset_bytes.saturating_add(len_bytes);
+        if end_bytes > self.size_bytes {
+            return Err(RamError::OutOfBounds {
+                path: self.path.clone(),
+                offset_bytes,
+                end_bytes,
+                size_bytes: self.size_bytes,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` with this length, and no pointer into it outlives the region.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+    }
+}
+
+fn check_size(path: &Path, size_bytes: u64) -> Result<(), RamError> {
+    if size_bytes == 0 || !size_bytes.is_multiple_of(PAGE_SIZE) || i64::try_from(size_bytes).is_err() {
+        return Err(RamError::Size { path: path.to_owned(), size_bytes });
+    }
+    Ok(())
+}

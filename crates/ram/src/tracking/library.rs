@@ -1,0 +1,116 @@
+//! The agent's side of the tracker library: the socket that QEMU inherits, and the request for a userfaultfd.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::protocol::{self, MESSAGE_LEN, Origin};
+use super::{kernel_too_old, open_device};
+use crate::error::TrackError;
+
+/// How long QEMU may take to answer. Its thread has nothing else to do; a QEMU stopped by a debugger has.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections that may wait; the agent makes one at a time.
+const BACKLOG: i32 = 4;
+
+/// Creates the listening socket that QEMU is to inherit (its number in `GODWIT_TRACKER_FD`), at `path`, in a directory
+/// that nobody but the agent can enter. Replaces a socket that an earlier QEMU left there. The agent gives up its own
+/// descriptor once QEMU runs: as long as anybody holds it, a missing library shows as silence and not as a refusal.
+pub fn tracker_listener(path: &Path) -> io::Result<OwnedFd> {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => std::fs::remove_file(path)?,
+        _ => {}
+    }
+    let listener = socket()?;
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
+
+/// Asks the library behind `path` for a userfaultfd of its process.
+pub(super) fn request_userfaultfd(path: &Path) -> Result<OwnedFd, TrackError> {
+    let missing = |errno: Errno| TrackError::LibraryMissing { socket: path.to_owned(), source: errno.into() };
+    let connection = connect(path).map_err(missing)?;
+    // Where the agent may not open it either, the library has ways of its own.
+    let device = open_device();
+    send_request(&connection, device.as_ref().ok().map(AsFd::as_fd)).map_err(missing)?;
+    let (answer, userfaultfd) = receive_answer(&connection).map_err(missing)?;
+    let version = || TrackError::LibraryVersion { socket: path.to_owned() };
+    match (protocol::parse_answer(&answer).ok_or_else(version)?, userfaultfd) {
+        ((Origin::None, errno), _) => Err(match (Errno::from_raw_os_error(errno.into()), device) {
+            (Errno::PROTO, _) => version(),
+            (Errno::NOSYS, _) => kernel_too_old("userfaultfd"),
+            (refused, Ok(_)) => TrackError::NoUserfaultfd {
+                reason: format!("QEMU's attempt with the agent's /dev/userfaultfd: {refused}"),
+            },
+            (refused, Err(device)) => TrackError::NoUserfaultfd {
+                reason: format!("/dev/userfaultfd: {device}; QEMU's own attempt: {refused}"),
+            },
+        }),
+        (_, Some(userfaultfd)) => Ok(userfaultfd),
+        // Sent, and lost on the way: this process has no descriptor free.
+        (_, None) => Err(TrackError::NoUserfaultfd {
+            reason: "the agent has no file descriptor left to receive it".to_owned(),
+        }),
+    }
+}
+
+/// SOCK_SEQPACKET: a message arrives whole and with its descriptor, or not at all.
+fn socket() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+fn connect(path: &Path) -> Result<OwnedFd, Errno> {
+    let connection = socket()?;
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&connection, direction, Some(ANSWER_TIMEOUT))?;
+    }
+    rustix::net::connect(&connection, &SocketAddrUnix::new(path)?)?;
+    Ok(connection)
+}
+
+fn send_request(connection: &OwnedFd, device: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    let request = protocol::request();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let device = device.as_slice();
+    if !device.is_empty() && !control.push(SendAncillaryMessage::ScmRights(device)) {
+        return Err(Errno::NOBUFS);
+    }
+    rustix::net::sendmsg(connection, &[IoSlice::new(&request)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive_answer(connection: &OwnedFd) -> Result<([u8; MESSAGE_LEN], Option<OwnedFd>), Errno> {
+    let mut answer = [0; MESSAGE_LEN];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::net::recvmsg(
+        connection,
+        &mut [IoSliceMut::new(&mut answer)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    let userfaultfd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    match received.bytes {
+        // The library hung up: it answers this agent's user only, and only requests.
+        0 => Err(Errno::CONNRESET),
+        MESSAGE_LEN => Ok((answer, userfaultfd)),
+        // Leaves a short answer to be refused as one of another version.
+        _ => Ok(([0; MESSAGE_LEN], None)),
+    }
+}

@@ -1,0 +1,142 @@
+//! `PAGEMAP_SCAN` (linux/fs.h, Linux 6.7): finds pages by what their page table entries say, and protects them.
+
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+
+use linux_raw_sys::general::{
+    PAGE_IS_WRITTEN, PM_SCAN_CHECK_WPASYNC, PM_SCAN_WP_MATCHING, page_region, pm_scan_arg,
+};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
+
+use super::kernel_too_old;
+use crate::error::TrackError;
+use crate::pages::PAGE_SIZE;
+
+/// What a scan does with the dirty pages that it finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scan {
+    /// Leaves them dirty.
+    Look,
+    /// Protects them, so that the next write is seen again.
+    Claim,
+}
+
+/// What a scan gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Scanned {
+    /// How many of the runs were filled in.
+    pub(super) runs: usize,
+    /// The address up to which the scan came.
+    pub(super) end: u64,
+}
+
+/// An open /proc/PID/pagemap. It stays the address space's that it was opened for, whatever becomes of the process.
+pub(super) struct Pagemap(OwnedFd);
+
+impl Pagemap {
+    /// Opens the page map of a process; `self` or a number.
+    pub(super) fn open(process: &str) -> Result<Pagemap, Errno> {
+        let path = format!("/proc/{process}/pagemap");
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(Pagemap)
+    }
+
+    /// Finds the dirty pages from address `start` to `end`, at most `max_pages` of them (0: no limit), and fills `runs`
+    /// with them, ascending and disjoint. Ends where `runs` or the limit is full.
+    ///
+    /// With PAGE_IS_WRITTEN alone as category and as return mask the kernel takes its short way, which compares nothing
+    /// but the mark and, when in doubt (an entry that is empty and has no marker), calls a page written.
+    ///
+    /// # Errors
+    /// `EPERM` where a mapping in the range is not registered for WP_ASYNC.
+    pub(super) fn scan(
+        &self,
+        scan: Scan,
+        start: u64,
+        end: u64,
+        max_pages: u64,
+        runs: &mut [page_region],
+    ) -> Result<Scanned, Errno> {
+        let claim = match scan {
+            Scan::Look => 0,
+            Scan::Claim => PM_SCAN_WP_MATCHING,
+        };
+        let mut scanned = self.ioctl((PM_SCAN_CHECK_WPASYNC | claim).into(), start, end, max_pages, runs)?;
+        // Where one of the kernel's own buffers of 512 runs has been full and the rest of the scan fitted into the next,
+        // it tells the end of the former (seen on Linux 6.18). What it filled in is scanned, and claimed, all the same.
+        if let Some(last) = scanned.runs.checked_sub(1).and_then(|last| runs.get(last)) {
+            scanned.end = scanned.end.max(last.end);
+        }
+        Ok(scanned)
+    }
+
+    fn ioctl(
+        &self,
+        flags: u64,
+        start: u64,
+        end: u64,
+        max_pages: u64,
+        runs: &mut [page_region],
+    ) -> Result<Scanned, Errno> {
+        let request = PagemapScan {
+            argument: pm_scan_arg {
+                size: size_of::<pm_scan_arg>() as u64,
+                flags,
+                start,
+                end,
+                walk_end: 0,
+                vec: runs.as_mut_ptr() as u64,
+                vec_len: runs.len() as u64,
+                max_pages,
+                category_inverted: 0,
+                category_mask: PAGE_IS_WRITTEN.into(),
+                category_anyof_mask: 0,
+                return_mask: PAGE_IS_WRITTEN.into(),
+            },
+        };
+        // SAFETY: the argument is the kernel's structure for this request; `vec` and `vec_len` describe `runs`, which is
+        // borrowed for the call and into which the kernel writes at most `vec_len` elements.
+        unsafe { rustix::ioctl::ioctl(&self.0, request) }
+    }
+}
+
+/// Whether the kernel knows `PAGEMAP_SCAN`: asked about a page of this process.
+pub(super) fn check_kernel() -> Result<(), TrackError> {
+    let own = Pagemap::open("self").map_err(|errno| TrackError::Io {
+        what: "open the page map",
+        pid: rustix::process::getpid().as_raw_nonzero().get(),
+        source: errno.into(),
+    })?;
+    let page = (&raw const own) as u64 & !(PAGE_SIZE - 1);
+    let mut run = [EMPTY_RUN];
+    own.ioctl(0, page, page + PAGE_SIZE, 0, &mut run).map(|_| ()).map_err(|_| kernel_too_old("PAGEMAP_SCAN"))
+}
+
+/// A run to be filled in by the kernel.
+pub(super) const EMPTY_RUN: page_region = page_region { start: 0, end: 0, categories: 0 };
+
+struct PagemapScan {
+    argument: pm_scan_arg,
+}
+
+// SAFETY: the kernel reads and writes a pm_scan_arg behind the pointer and returns the number of runs it filled in.
+unsafe impl Ioctl for PagemapScan {
+    type Output = Scanned;
+
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        opcode::read_write::<pm_scan_arg>(b'f', 16)
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        (&raw mut self.argument).cast()
+    }
+
+    unsafe fn output_from_ptr(runs: IoctlOutput, argument: *mut c_void) -> Result<Scanned, Errno> {
+        // SAFETY: `argument` is what as_ptr gave, and the call has succeeded.
+        let argument = unsafe { argument.cast::<pm_scan_arg>().read() };
+        Ok(Scanned { runs: usize::try_from(runs).map_err(|_| Errno::IO)?, end: argument.walk_end })
+    }
+}

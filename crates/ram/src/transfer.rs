@@ -1,0 +1,139 @@
+//! Guest pages to and from sockets without a copy in this process: the kernel reads and writes the mapping.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::pages::PageRange;
+use crate::region::Region;
+
+/// How many parts one sendmsg takes (`UIO_MAXIOV` of linux/uio.h).
+const MAX_PARTS_A_CALL: usize = 1024;
+
+/// A piece of what is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub enum Part<'a> {
+    /// Bytes of this process.
+    Bytes(&'a [u8]),
+    /// Pages of a guest, as they are at the moment the kernel reads them.
+    Pages(&'a Region, PageRange),
+}
+
+impl Part<'_> {
+    fn len_bytes(&self) -> u64 {
+        match self {
+            Part::Bytes(bytes) => bytes.len() as u64,
+            Part::Pages(_, range) => range.len_bytes(),
+        }
+    }
+
+    fn to_iovec(self) -> io::Result<libc::iovec> {
+        let (base, len) = match self {
+            Part::Bytes(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
+            Part::Pages(region, range) => {
+                region.check(range).map_err(outside)?;
+                let len = usize::try_from(range.len_bytes()).map_err(outside)?;
+                (region.address(range.offset_bytes()), len)
+            }
+        };
+        Ok(libc::iovec { iov_base: base.cast(), iov_len: len })
+    }
+}
+
+/// Sends all parts, in order, over a blocking stream socket, and gives the number of bytes sent. Pages that are holes are
+/// allocated by being read; leave them out ([`Region::data_ranges`]).
+///
+/// # Errors
+/// `InvalidInput` before anything is sent, where pages lie outside their region; `BrokenPipe` where the peer has gone (no
+/// SIGPIPE is raised); otherwise what the socket gave. How much was sent is then not known.
+pub fn send_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<u64> {
+    let mut vectors = parts
+        .iter()
+        .filter(|part| part.len_bytes() > 0)
+        .map(|part| part.to_iovec())
+        .collect::<io::Result<Vec<_>>>()?;
+    let mut first = 0;
+    let mut total = 0u64;
+    while let Some(rest) = vectors.get_mut(first..).filter(|rest| !rest.is_empty()) {
+        let batch = rest.len().min(MAX_PARTS_A_CALL);
+        let Some(batch) = rest.get_mut(..batch) else {
+            break;
+        };
+        let sent = send_once(fd, batch)?;
+        total += sent as u64;
+        first += advance(batch, sent);
+    }
+    Ok(total)
+}
+
+fn send_once(fd: BorrowedFd<'_>, vectors: &mut [libc::iovec]) -> io::Result<usize> {
+    loop {
+        // SAFETY: a msghdr of zeros is valid. The vectors describe byte slices that the caller borrows and pages within
+        // mappings whose regions the caller borrows; the kernel only reads them.
+        let sent = unsafe {
+            let mut header: libc::msghdr = mem::zeroed();
+            header.msg_iov = vectors.as_mut_ptr();
+            header.msg_iovlen = vectors.len() as _;
+            libc::sendmsg(fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+        };
+        match usize::try_from(sent) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(sent) => return Ok(sent),
+            Err(_) => retry_interrupted()?,
+        }
+    }
+}
+
+/// Takes `sent` bytes off the front of the vectors and gives the number of vectors that are done.
+fn advance(vectors: &mut [libc::iovec], mut sent: usize) -> usize {
+    for (index, vector) in vectors.iter_mut().enumerate() {
+        if sent < vector.iov_len {
+            vector.iov_base = vector.iov_base.cast::<u8>().wrapping_add(sent).cast();
+            vector.iov_len -= sent;
+            return index;
+        }
+        sent -= vector.iov_len;
+    }
+    vectors.len()
+}
+
+pub(crate) fn receive(region: &Region, fd: BorrowedFd<'_>, range: PageRange) -> io::Result<()> {
+    region.check(range).map_err(outside)?;
+    let len = usize::try_from(range.len_bytes()).map_err(outside)?;
+    let base = region.address(range.offset_bytes());
+    let mut filled = 0;
+    while filled < len {
+        // SAFETY: the bytes lie within the region's mapping, which the borrow keeps alive; the kernel writes them, and no
+        // reference to them exists in this process.
+        let count = unsafe {
+            libc::recv(fd.as_raw_fd(), base.wrapping_add(filled).cast(), len - filled, libc::MSG_WAITALL)
+        };
+        match usize::try_from(count) {
+            Ok(0) => {
+                let message = format!("the stream ended {} bytes before the end of a page run", len - filled);
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
+            }
+            Ok(count) => filled += count,
+            Err(_) => retry_interrupted()?,
+        }
+    }
+    Ok(())
+}
+
+/// After a call that failed: nothing where it was only interrupted, the error otherwise.
+fn retry_interrupted() -> io::Result<()> {
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EINTR) => Ok(()),
+        // The kernel found no memory behind the mapping: the tmpfs is full, or the file was cut short.
+        Some(libc::EFAULT) => Err(io::Error::new(
+            io::ErrorKind::StorageFull,
+            "no memory behind a page of guest RAM: the host is out of memory, or QEMU cut the RAM file short",
+        )),
+        _ => Err(error),
+    }
+}
+
+fn outside(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
+}

@@ -1,0 +1,112 @@
+//! The frame header, and how long a frame of each kind may be.
+
+use crate::{
+    MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_PADDING, MAX_PAGES_PER_FRAME, MAX_RUNS_PAYLOAD,
+    PAGE_SIZE, WireError,
+};
+
+/// Bytes of a frame header: kind (1), reserved and zero (3), payload length (4).
+pub const HEADER_LEN: usize = 8;
+
+/// Bytes of a pages frame before its pages: round (4), block (2), reserved (2), first page (8), page count (4).
+pub(crate) const PAGES_HEADER: u32 = 20;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $least:expr, $most:expr;)*) => {
+        /// What a frame is.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Kind { $($(#[$doc])* $name = $code),* }
+
+        impl Kind {
+            /// Every kind.
+            pub const ALL: &[Kind] = &[$(Kind::$name),*];
+
+            /// The kind of a code, if this version knows it.
+            #[must_use]
+            pub fn from_code(code: u8) -> Option<Kind> {
+                match code { $($code => Some(Kind::$name),)* _ => None }
+            }
+
+            /// The least and the most bytes of its payload.
+            #[must_use]
+            pub fn bounds(self) -> (u32, u32) {
+                match self { $(Kind::$name => ($least, $most)),* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Source → destination, first frame of a lane: magic, versions, migration id.
+    Hello = 1, 28, 28;
+    /// Destination → source: the version to speak.
+    Welcome = 2, 2, 2;
+    /// Source → destination: epoch, whether the guest shall run, size of each RAM block.
+    Begin = 3, 11 + 8, 11 + 8 * MAX_BLOCKS as u32;
+    /// Destination → source: the shadow VM is there.
+    Ready = 4, 0, 0;
+    /// Source → destination: pages, uncompressed.
+    Pages = 5, PAGES_HEADER + PAGE_SIZE, PAGES_HEADER + PAGE_SIZE * MAX_PAGES_PER_FRAME;
+    /// Source → destination: runs of zero pages.
+    Zeros = 6, 4 + 3, 4 + MAX_RUNS_PAYLOAD;
+    /// Source → destination: the round's last page has been sent.
+    RoundEnd = 7, 12, 12;
+    /// Destination → source: everything of the round is in memory.
+    RoundApplied = 8, 12, 12;
+    /// Source → destination: the sender's clock.
+    Ping = 9, 8, 8;
+    /// Destination → source: the ping's clock, and the answerer's.
+    Pong = 10, 16, 16;
+    /// Source → destination: a piece of QEMU's device state stream.
+    DeviceState = 11, 1, MAX_DEVICE_STATE_CHUNK;
+    /// Source → destination: the stream is over, with its length.
+    DeviceStateEnd = 12, 8, 8;
+    /// Source → destination: the guest is yours. The commit point.
+    Commit = 13, 16, 16;
+    /// Destination → source: the guest runs here.
+    Running = 14, 24, 24;
+    /// Destination → source: the guest does not and will not run here; the source may run it.
+    Refused = 15, 3, 3 + MAX_DETAIL;
+    /// Source → destination before the commit: forget it.
+    Abort = 16, 3, 3 + MAX_DETAIL;
+    /// Source → destination: nothing; opens the congestion window before the switchover.
+    Padding = 17, 1, MAX_PADDING;
+}
+
+/// A frame's first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// What the frame is.
+    pub kind: Kind,
+    /// Bytes that follow the header, within the kind's bounds.
+    pub length: u32,
+}
+
+impl FrameHeader {
+    /// Reads a header; a length out of the kind's bounds is an error.
+    ///
+    /// # Errors
+    /// [`WireError::UnknownKind`], [`WireError::BadLength`], [`WireError::BadValue`] for reserved bytes that are not zero.
+    pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<FrameHeader, WireError> {
+        let [code, reserved @ .., l0, l1, l2, l3] = *bytes;
+        let kind = Kind::from_code(code).ok_or(WireError::UnknownKind { kind: code })?;
+        if reserved != [0; 3] {
+            return Err(WireError::BadValue { what: "the frame header's reserved bytes" });
+        }
+        let length = u32::from_le_bytes([l0, l1, l2, l3]);
+        let (least, most) = kind.bounds();
+        if (least..=most).contains(&length) {
+            Ok(FrameHeader { kind, length })
+        } else {
+            Err(WireError::BadLength { kind, length, least, most })
+        }
+    }
+
+    /// The header's bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; HEADER_LEN] {
+        let [l0, l1, l2, l3] = self.length.to_le_bytes();
+        [self.kind as u8, 0, 0, 0, l0, l1, l2, l3]
+    }
+}

@@ -1,0 +1,326 @@
+//! The messages of a lane.
+
+use crate::cursor::Cursor;
+use crate::frame::{HEADER_LEN, PAGES_HEADER};
+use crate::{
+    FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MigrationId, PAGE_SIZE, VersionRange,
+    WireError, runs,
+};
+
+/// The first eight bytes of a lane; the line end shows a lane that went through something that edits text.
+const MAGIC: [u8; 8] = *b"GODWIT\r\n";
+
+/// A run of pages in one RAM block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockRun {
+    /// The block's number, in the order of [`Begin::block_pages`].
+    pub block: u16,
+    /// The first page's number in the block.
+    pub first: u64,
+    /// How many pages, at least one.
+    pub count: u64,
+}
+
+/// What precedes the pages of a pages frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagesHeader {
+    /// The round that the pages belong to: an older one never overwrites a newer one.
+    pub round: u32,
+    /// Which pages.
+    pub run: PageRun,
+}
+
+/// A run of pages as one frame carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    /// The block's number.
+    pub block: u16,
+    /// The first page's number in the block.
+    pub first: u64,
+    /// 1 to [`MAX_PAGES_PER_FRAME`].
+    pub count: u32,
+}
+
+/// Bytes on the wire of a pages frame's header and fields, before the pages themselves.
+pub(crate) const PAGES_PREFIX: usize = HEADER_LEN + PAGES_HEADER as usize;
+
+impl PagesHeader {
+    /// Bytes before the pages: frame header and fields.
+    pub const LEN: usize = PAGES_PREFIX;
+
+    /// The frame's bytes up to its pages.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; PAGES_PREFIX] {
+        let length = PAGES_HEADER + self.run.count * PAGE_SIZE;
+        let mut bytes = [0; PAGES_PREFIX];
+        bytes[..8].copy_from_slice(&FrameHeader { kind: Kind::Pages, length }.to_bytes());
+        bytes[8..12].copy_from_slice(&self.round.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.run.block.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.run.first.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.run.count.to_le_bytes());
+        bytes
+    }
+
+    fn decode(cursor: &mut Cursor<'_>, length: u32) -> Result<PagesHeader, WireError> {
+        let round = cursor.u32("the pages' round")?;
+        let block = cursor.u16("the pages' block")?;
+        let reserved = cursor.u16("the pages' reserved bytes")?;
+        let first = cursor.u64("the first page")?;
+        let count = cursor.u32("the page count")?;
+        if block >= MAX_BLOCKS || reserved != 0 {
+            return Err(WireError::BadValue { what: "the pages' block" });
+        }
+        if !(1..=MAX_PAGES_PER_FRAME).contains(&count) || length != PAGES_HEADER + count * PAGE_SIZE {
+            return Err(WireError::BadValue { what: "the page count" });
+        }
+        if first.checked_add(u64::from(count)).is_none() {
+            return Err(WireError::BadValue { what: "the first page" });
+        }
+        Ok(PagesHeader { round, run: PageRun { block, first, count } })
+    }
+}
+
+/// What the destination must know before the first page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begin {
+    /// The generation of ownership that the destination gets with the commit.
+    pub epoch: u64,
+    /// Whether the guest shall run after the switchover (false: it was paused).
+    pub run: bool,
+    /// Pages of each RAM block.
+    pub block_pages: Vec<u64>,
+}
+
+/// Runs of pages that are all zero.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zeros {
+    /// The round that the pages belong to.
+    pub round: u32,
+    /// The runs, any order.
+    pub runs: Vec<BlockRun>,
+}
+
+/// When things happened at the destination, by its own clock, in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// The commit was read.
+    pub commit_ns: u64,
+    /// The device state was loaded.
+    pub loaded_ns: u64,
+    /// The vCPUs ran (or the paused guest was complete).
+    pub running_ns: u64,
+}
+
+/// Why one side gives up: a code for programs, a line for people. The code's meanings are the migration's, not the wire's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// A stable code.
+    pub code: u16,
+    /// One line, at most [`MAX_DETAIL`] bytes; never guest data.
+    pub detail: String,
+}
+
+/// A message. Pages are apart: their frame is [`PagesHeader`] and the pages, which never pass through a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // each variant's kind documents it
+pub enum Message {
+    Hello { versions: VersionRange, migration: MigrationId },
+    Welcome { version: u16 },
+    Begin(Begin),
+    Ready,
+    Pages(PagesHeader),
+    Zeros(Zeros),
+    RoundEnd { round: u32, pages: u64 },
+    RoundApplied { round: u32, pages: u64 },
+    Ping { sent_ns: u64 },
+    Pong { sent_ns: u64, answered_ns: u64 },
+    DeviceState(Vec<u8>),
+    DeviceStateEnd { bytes: u64 },
+    Commit { epoch: u64, pages: u64 },
+    Running(Running),
+    Refused(Reason),
+    Abort(Reason),
+    Padding { bytes: u32 },
+}
+
+impl Message {
+    /// The frame's kind.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            Message::Hello { .. } => Kind::Hello,
+            Message::Welcome { .. } => Kind::Welcome,
+            Message::Begin(_) => Kind::Begin,
+            Message::Ready => Kind::Ready,
+            Message::Pages(_) => Kind::Pages,
+            Message::Zeros(_) => Kind::Zeros,
+            Message::RoundEnd { .. } => Kind::RoundEnd,
+            Message::RoundApplied { .. } => Kind::RoundApplied,
+            Message::Ping { .. } => Kind::Ping,
+            Message::Pong { .. } => Kind::Pong,
+            Message::DeviceState(_) => Kind::DeviceState,
+            Message::DeviceStateEnd { .. } => Kind::DeviceStateEnd,
+            Message::Commit { .. } => Kind::Commit,
+            Message::Running(_) => Kind::Running,
+            Message::Refused(_) => Kind::Refused,
+            Message::Abort(_) => Kind::Abort,
+            Message::Padding { .. } => Kind::Padding,
+        }
+    }
+
+    /// Appends the whole frame. For [`Message::Pages`] only what precedes the pages. For [`Message::Zeros`] as many
+    /// runs as fit; the number taken is returned, and the caller sends the rest in further frames. All other
+    /// messages fit by construction of their senders; text is cut at [`MAX_DETAIL`].
+    pub fn encode(&self, out: &mut Vec<u8>) -> usize {
+        if let Message::Pages(pages) = self {
+            out.extend_from_slice(&pages.to_bytes());
+            return 1;
+        }
+        let start = out.len();
+        out.extend_from_slice(&[0; HEADER_LEN]);
+        let taken = self.encode_payload(out);
+        let length = u32::try_from(out.len() - start - HEADER_LEN).unwrap_or(u32::MAX);
+        out[start..start + HEADER_LEN].copy_from_slice(&FrameHeader { kind: self.kind(), length }.to_bytes());
+        taken
+    }
+
+    fn encode_payload(&self, out: &mut Vec<u8>) -> usize {
+        match self {
+            Message::Hello { versions, migration } => {
+                out.extend_from_slice(&MAGIC);
+                out.extend_from_slice(&versions.oldest.to_le_bytes());
+                out.extend_from_slice(&versions.newest.to_le_bytes());
+                out.extend_from_slice(&migration.0);
+            }
+            Message::Welcome { version } => out.extend_from_slice(&version.to_le_bytes()),
+            Message::Begin(begin) => {
+                out.extend_from_slice(&begin.epoch.to_le_bytes());
+                out.push(u8::from(begin.run));
+                let blocks = u16::try_from(begin.block_pages.len()).unwrap_or(u16::MAX);
+                out.extend_from_slice(&blocks.to_le_bytes());
+                begin.block_pages.iter().for_each(|pages| out.extend_from_slice(&pages.to_le_bytes()));
+            }
+            Message::Ready | Message::Pages(_) => {}
+            Message::Zeros(zeros) => {
+                out.extend_from_slice(&zeros.round.to_le_bytes());
+                return runs::encode(&zeros.runs, out);
+            }
+            Message::RoundEnd { round, pages } | Message::RoundApplied { round, pages } => {
+                out.extend_from_slice(&round.to_le_bytes());
+                out.extend_from_slice(&pages.to_le_bytes());
+            }
+            Message::Ping { sent_ns } => out.extend_from_slice(&sent_ns.to_le_bytes()),
+            Message::Pong { sent_ns: a, answered_ns: b } | Message::Commit { epoch: a, pages: b } => {
+                out.extend_from_slice(&a.to_le_bytes());
+                out.extend_from_slice(&b.to_le_bytes());
+            }
+            Message::DeviceState(bytes) => out.extend_from_slice(bytes),
+            Message::DeviceStateEnd { bytes } => out.extend_from_slice(&bytes.to_le_bytes()),
+            Message::Running(running) => {
+                for time in [running.commit_ns, running.loaded_ns, running.running_ns] {
+                    out.extend_from_slice(&time.to_le_bytes());
+                }
+            }
+            Message::Refused(reason) | Message::Abort(reason) => encode_reason(reason, out),
+            Message::Padding { bytes } => out.resize(out.len() + *bytes as usize, 0),
+        }
+        1
+    }
+
+    /// Reads a message from a frame's payload; for a pages frame from its first [`PagesHeader::LEN`] −
+    /// [`HEADER_LEN`] bytes.
+    ///
+    /// # Errors
+    /// [`WireError`]: the payload is not what its kind says.
+    pub fn decode(header: FrameHeader, payload: &[u8]) -> Result<Message, WireError> {
+        let mut cursor = Cursor::new(payload);
+        let message = decode_payload(header, &mut cursor)?;
+        cursor.finish(header.kind)?;
+        Ok(message)
+    }
+}
+
+fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Message, WireError> {
+    Ok(match header.kind {
+        Kind::Hello => {
+            if cursor.array("the magic")? != MAGIC {
+                return Err(WireError::NotOurs);
+            }
+            let versions = VersionRange {
+                oldest: cursor.u16("the oldest version")?,
+                newest: cursor.u16("the newest version")?,
+            };
+            Message::Hello { versions, migration: MigrationId(cursor.array("the migration id")?) }
+        }
+        Kind::Welcome => Message::Welcome { version: cursor.u16("the version")? },
+        Kind::Begin => Message::Begin(decode_begin(cursor)?),
+        Kind::Ready => Message::Ready,
+        Kind::Pages => Message::Pages(PagesHeader::decode(cursor, header.length)?),
+        Kind::Zeros => {
+            Message::Zeros(Zeros { round: cursor.u32("the zeros' round")?, runs: runs::decode(cursor)? })
+        }
+        Kind::RoundEnd => {
+            Message::RoundEnd { round: cursor.u32("the round")?, pages: cursor.u64("the pages")? }
+        }
+        Kind::RoundApplied => {
+            Message::RoundApplied { round: cursor.u32("the round")?, pages: cursor.u64("the pages")? }
+        }
+        Kind::Ping => Message::Ping { sent_ns: cursor.u64("the clock")? },
+        Kind::Pong => {
+            Message::Pong { sent_ns: cursor.u64("the clock")?, answered_ns: cursor.u64("the clock")? }
+        }
+        Kind::DeviceState => Message::DeviceState(cursor.rest().to_vec()),
+        Kind::DeviceStateEnd => Message::DeviceStateEnd { bytes: cursor.u64("the device state's length")? },
+        Kind::Commit => Message::Commit { epoch: cursor.u64("the epoch")?, pages: cursor.u64("the pages")? },
+        Kind::Running => Message::Running(Running {
+            commit_ns: cursor.u64("the commit's time")?,
+            loaded_ns: cursor.u64("the load's time")?,
+            running_ns: cursor.u64("the run's time")?,
+        }),
+        Kind::Refused => Message::Refused(decode_reason(cursor)?),
+        Kind::Abort => Message::Abort(decode_reason(cursor)?),
+        Kind::Padding => {
+            cursor.rest();
+            Message::Padding { bytes: header.length }
+        }
+    })
+}
+
+fn decode_begin(cursor: &mut Cursor<'_>) -> Result<Begin, WireError> {
+    let epoch = cursor.u64("the epoch")?;
+    let run = match cursor.u8("whether to run")? {
+        0 => false,
+        1 => true,
+        _ => {
+            return Err(WireError::BadValue { what: "whether to run" });
+        }
+    };
+    let blocks = cursor.u16("the number of blocks")?;
+    if !(1..=MAX_BLOCKS).contains(&blocks) {
+        return Err(WireError::BadValue { what: "the number of blocks" });
+    }
+    let block_pages = (0..blocks).map(|_| cursor.u64("a block's size")).collect::<Result<_, _>>()?;
+    Ok(Begin { epoch, run, block_pages })
+}
+
+fn encode_reason(reason: &Reason, out: &mut Vec<u8>) {
+    let mut end = reason.detail.len().min(MAX_DETAIL as usize);
+    while !reason.detail.is_char_boundary(end) {
+        end -= 1;
+    }
+    out.extend_from_slice(&reason.code.to_le_bytes());
+    out.push(0);
+    out.extend_from_slice(&reason.detail.as_bytes()[..end]);
+}
+
+fn decode_reason(cursor: &mut Cursor<'_>) -> Result<Reason, WireError> {
+    let code = cursor.u16("the reason's code")?;
+    if cursor.u8("the reason's reserved byte")? != 0 {
+        return Err(WireError::BadValue { what: "the reason's reserved byte" });
+    }
+    let text = cursor.rest();
+    // A peer's text ends up in logs and terminals: nothing but printable characters gets there.
+    let detail =
+        String::from_utf8_lossy(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    Ok(Reason { code, detail })
+}

@@ -1,0 +1,54 @@
+//! Runs of pages as varints: block, gap to the run before, length. A run of zero pages costs three to a few bytes.
+
+use crate::cursor::{Cursor, put_varint};
+use crate::{BlockRun, MAX_BLOCKS, WireError};
+
+/// The most bytes of runs in one frame.
+pub const MAX_RUNS_PAYLOAD: u32 = 64 * 1024;
+
+/// The most bytes that one run takes: block (2), gap and length (10 each).
+const MAX_RUN_BYTES: usize = 22;
+
+/// Appends runs until they end or the frame is full; returns how many were taken.
+pub(crate) fn encode(runs: &[BlockRun], out: &mut Vec<u8>) -> usize {
+    let start = out.len();
+    let (mut block, mut end) = (0u16, 0u64);
+    for (taken, run) in runs.iter().enumerate() {
+        if out.len() - start + MAX_RUN_BYTES > MAX_RUNS_PAYLOAD as usize {
+            return taken;
+        }
+        if run.block != block {
+            (block, end) = (run.block, 0);
+        }
+        put_varint(out, u64::from(run.block));
+        put_varint(out, run.first.wrapping_sub(end));
+        put_varint(out, run.count);
+        end = run.first.wrapping_add(run.count);
+    }
+    runs.len()
+}
+
+/// Reads runs until the payload ends. Gaps wrap, so that runs may come in any order.
+pub(crate) fn decode(cursor: &mut Cursor<'_>) -> Result<Vec<BlockRun>, WireError> {
+    let mut runs = Vec::new();
+    let (mut block, mut end) = (0u16, 0u64);
+    while !cursor.is_empty() {
+        let number = cursor.varint("a run's block")?;
+        let number = u16::try_from(number)
+            .ok()
+            .filter(|n| *n < MAX_BLOCKS)
+            .ok_or(WireError::BadValue { what: "a run's block" })?;
+        if number != block {
+            (block, end) = (number, 0);
+        }
+        let first = end.wrapping_add(cursor.varint("a run's first page")?);
+        let count = cursor.varint("a run's length")?;
+        let bad = WireError::BadValue { what: "a run's length" };
+        if count == 0 {
+            return Err(bad);
+        }
+        end = first.checked_add(count).ok_or(bad)?;
+        runs.push(BlockRun { block, first, count });
+    }
+    Ok(runs)
+}

@@ -1,0 +1,160 @@
+//! Every message survives the wire, and no bytes of a peer do harm.
+
+#![allow(clippy::unwrap_used)] // a helper of tests may fail the test
+
+use godwit_wire::{
+    Begin, BlockRun, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS, MAX_PAGES_PER_FRAME, Message, MigrationId,
+    PageRun, PagesHeader, Reason, Running, VersionRange, WireError, Zeros,
+};
+use proptest::prelude::*;
+
+fn header_of(frame: &[u8]) -> Result<FrameHeader, WireError> {
+    FrameHeader::parse(frame[..HEADER_LEN].try_into().unwrap())
+}
+
+fn decode(frame: &[u8]) -> Result<Message, WireError> {
+    Message::decode(header_of(frame)?, &frame[HEADER_LEN..])
+}
+
+fn runs() -> impl Strategy<Value = Vec<BlockRun>> {
+    let run = (0..MAX_BLOCKS, 0..1u64 << 40, 1..1u64 << 40);
+    prop::collection::vec(run.prop_map(|(block, first, count)| BlockRun { block, first, count }), 1..200)
+}
+
+fn reason() -> impl Strategy<Value = Reason> {
+    (any::<u16>(), "[ -~äöü]{0,200}").prop_map(|(code, detail)| Reason { code, detail })
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<u16>(), any::<u16>(), any::<[u8; 16]>()).prop_map(|(oldest, newest, id)| Message::Hello {
+            versions: VersionRange { oldest, newest },
+            migration: MigrationId(id)
+        }),
+        any::<u16>().prop_map(|version| Message::Welcome { version }),
+        (any::<u64>(), any::<bool>(), prop::collection::vec(any::<u64>(), 1..usize::from(MAX_BLOCKS)))
+            .prop_map(|(epoch, run, block_pages)| Message::Begin(Begin { epoch, run, block_pages })),
+        Just(Message::Ready),
+        (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME).prop_map(
+            |(round, block, first, count)| Message::Pages(PagesHeader {
+                round,
+                run: PageRun { block, first, count }
+            })
+        ),
+        (any::<u32>(), runs()).prop_map(|(round, runs)| Message::Zeros(Zeros { round, runs })),
+        (any::<u32>(), any::<u64>()).prop_map(|(round, pages)| Message::RoundEnd { round, pages }),
+        (any::<u32>(), any::<u64>()).prop_map(|(round, pages)| Message::RoundApplied { round, pages }),
+        any::<u64>().prop_map(|sent_ns| Message::Ping { sent_ns }),
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(sent_ns, answered_ns)| Message::Pong { sent_ns, answered_ns }),
+        prop::collection::vec(any::<u8>(), 1..2000).prop_map(Message::DeviceState),
+        any::<u64>().prop_map(|bytes| Message::DeviceStateEnd { bytes }),
+        (any::<u64>(), any::<u64>()).prop_map(|(epoch, pages)| Message::Commit { epoch, pages }),
+        (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(commit_ns, loaded_ns, running_ns)| {
+            Message::Running(Running { commit_ns, loaded_ns, running_ns })
+        }),
+        reason().prop_map(Message::Refused),
+        reason().prop_map(Message::Abort),
+        (1..5000u32).prop_map(|bytes| Message::Padding { bytes }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_message_survives(message in message()) {
+        let mut frame = Vec::new();
+        message.encode(&mut frame);
+        prop_assert_eq!(decode(&frame)?, message);
+    }
+
+    #[test]
+    fn arbitrary_payloads_never_panic(code in 0u8..32, payload in prop::collection::vec(any::<u8>(), 0..300)) {
+        let length = u32::try_from(payload.len()).unwrap().to_le_bytes();
+        let header = [code, 0, 0, 0, length[0], length[1], length[2], length[3]];
+        if let Ok(header) = FrameHeader::parse(&header) {
+            let _ = Message::decode(header, &payload);
+        }
+    }
+
+    #[test]
+    fn a_cut_or_lengthened_payload_is_an_error(message in message(), cut in 1usize..8) {
+        let mut frame = Vec::new();
+        message.encode(&mut frame);
+        let header = header_of(&frame)?;
+        // Byte strings end where the frame ends, so a shorter one is another valid one.
+        let open_ended = matches!(
+            header.kind,
+            Kind::DeviceState | Kind::Refused | Kind::Abort | Kind::Padding | Kind::Zeros | Kind::Ready
+        );
+        if !open_ended {
+            let payload = &frame[HEADER_LEN..];
+            prop_assert!(Message::decode(header, &payload[..payload.len().saturating_sub(cut)]).is_err());
+            let longer = [payload, &[0u8; 1]].concat();
+            prop_assert!(Message::decode(header, &longer).is_err());
+        }
+    }
+}
+
+#[test]
+fn lengths_out_of_bounds_are_refused_before_anything_is_read() {
+    for &kind in Kind::ALL {
+        let (least, most) = kind.bounds();
+        for length in [least.checked_sub(1), most.checked_add(1), Some(u32::MAX)].into_iter().flatten() {
+            let bytes = FrameHeader { kind, length }.to_bytes();
+            assert!(
+                matches!(FrameHeader::parse(&bytes), Err(WireError::BadLength { .. })),
+                "{kind:?} {length}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_run_of_zero_pages_costs_a_few_bytes() {
+    let mut frame = Vec::new();
+    let run = BlockRun { block: 0, first: 12_345, count: 250_000 };
+    Message::Zeros(Zeros { round: 0, runs: vec![run] }).encode(&mut frame);
+    assert!(frame.len() <= HEADER_LEN + 4 + 6, "{} bytes", frame.len());
+}
+
+#[test]
+fn more_runs_than_a_frame_holds_are_split() {
+    let all: Vec<_> = (0..50_000).map(|i| BlockRun { block: 1, first: i * 3_000_000, count: 1 }).collect();
+    let (mut rest, mut seen) = (all.as_slice(), Vec::new());
+    while !rest.is_empty() {
+        let mut frame = Vec::new();
+        let taken = Message::Zeros(Zeros { round: 7, runs: rest.to_vec() }).encode(&mut frame);
+        assert!(taken > 0);
+        let Message::Zeros(zeros) = decode(&frame).unwrap() else { panic!("not zeros") };
+        assert_eq!(zeros.runs.len(), taken);
+        seen.extend(zeros.runs);
+        rest = &rest[taken..];
+    }
+    assert_eq!(seen, all);
+}
+
+#[test]
+fn another_protocol_is_told_apart() {
+    let mut frame = Vec::new();
+    let versions = VersionRange { oldest: 1, newest: 1 };
+    Message::Hello { versions, migration: MigrationId([7; 16]) }.encode(&mut frame);
+    frame[HEADER_LEN] = b'X';
+    assert_eq!(decode(&frame), Err(WireError::NotOurs));
+}
+
+#[test]
+fn migration_ids_survive_text() {
+    let id = MigrationId(*b"0123456789abcdef");
+    assert_eq!(id.to_string().parse(), Ok(id));
+    for bad in ["", "0", "zz", &"g".repeat(32), &"ä".repeat(16)] {
+        assert!(bad.parse::<MigrationId>().is_err());
+    }
+}
+
+#[test]
+fn a_peers_text_holds_no_control_characters() {
+    let mut frame = Vec::new();
+    Message::Abort(Reason { code: 1, detail: "a\x1b[31mb\nc".into() }).encode(&mut frame);
+    let Message::Abort(reason) = decode(&frame).unwrap() else { panic!("not an abort") };
+    assert_eq!(reason.detail, "a [31mb c");
+}

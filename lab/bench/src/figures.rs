@@ -1,0 +1,54 @@
+//! Many measurements as a few figures. Pure.
+
+use serde::Serialize;
+
+/// The spread of some measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    /// How many.
+    pub(crate) count: usize,
+    pub(crate) min: f64,
+    pub(crate) lower_quartile: f64,
+    pub(crate) median: f64,
+    pub(crate) upper_quartile: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// Of these values; `None` of none.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut sorted: Vec<f64> = values.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let at = |quarter: usize| {
+            // Between the two values beside the place (the usual linear rule), so that the median of an even number
+            // is the mean of the middle two.
+            let place = quarter * (sorted.len() - 1);
+            let (low, rest) = (place / 4, place % 4);
+            let high = (low + 1).min(sorted.len() - 1);
+            let share = [0.0, 0.25, 0.5, 0.75][rest];
+            sorted[low] + (sorted[high] - sorted[low]) * share
+        };
+        let count = sorted.len();
+        Some(Spread { count, min, lower_quartile: at(1), median: at(2), upper_quartile: at(3), max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_quartiles() {
+        assert_eq!(Spread::of([]), None);
+        let one = Spread::of([7.0]).unwrap();
+        assert!(
+            [one.min, one.lower_quartile, one.median, one.upper_quartile, one.max].iter().all(|v| *v == 7.0)
+        );
+        let five = Spread::of([5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
+        assert_eq!((five.count, five.min, five.lower_quartile, five.median), (5, 1.0, 2.0, 3.0));
+        assert_eq!((five.upper_quartile, five.max), (4.0, 5.0));
+        let four = Spread::of([4.0, 1.0, 3.0, 2.0]).unwrap();
+        assert_eq!((four.lower_quartile, four.median, four.upper_quartile), (1.75, 2.5, 3.25));
+    }
+}

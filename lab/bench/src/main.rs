@@ -1,0 +1,38 @@
+//! `godwit-bench`: the promises' figures, measured on this machine in labs of its own. A scenario a subcommand; each
+//! prints the machine, all settings and a table, and writes everything it measured as JSON.
+
+mod figures;
+mod machine;
+mod schedule;
+mod switchover;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Measures Godwit against QEMU's own migration on this machine. Needs root, and `make build` before it.
+#[derive(Debug, Parser)]
+#[command(name = "godwit-bench", version, max_term_width = 110)]
+enum Scenario {
+    /// Move a guest back and forth, the engines taking turns on the same guest and link
+    #[command(after_help = "Examples:
+  godwit-bench switchover
+  godwit-bench switchover --engine godwit --workload idle --rtt 0ms --godwit-runs 5
+  godwit-bench switchover --link 10gbit --rtt 10ms --runs 9")]
+    Switchover(switchover::Settings),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Scenario::parse() {
+        Scenario::Switchover(settings) => switchover::run(&settings),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Switchover and blackout: one guest moves back and forth, the engines taking turns, idle and dirtying memory, with
+//! and without delay on the link.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use godwit_api::{MigrationRequest, QemuEngineOptions};
+use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, Watched, missing};
+use godwit_lab::{BitRate, LabOptions, Rtt};
+use godwit_migration::{EngineKind, Outcome, Phase, Report};
+use godwit_qemu::ByteSize;
+use serde::Serialize;
+
+use crate::figures::Spread;
+use crate::machine::Machine;
+use crate::{schedule, table};
+
+/// QEMU before 9.0 loses writes under TCG when it migrates a guest whose memory is a multiple of 256 KiB
+/// (docs/engines.md): all engines move this much more.
+const ODD_BYTES: u64 = 64 << 10;
+
+/// Options of the scenario.
+#[derive(Debug, Clone, Args, Serialize)]
+pub(crate) struct Settings {
+    /// Moves by each of QEMU's engines, after one that is not counted
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Moves by Godwit's engine, after one that is not counted
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    godwit_runs: u32,
+    /// Round trips on the migration network, each in a lab of its own
+    #[arg(long, value_name = "TIME", value_delimiter = ',', default_values = ["0ms", "40ms"])]
+    rtt: Vec<Rtt>,
+    /// Rate of the migration network's links [default: as fast as the machine]
+    #[arg(long, value_name = "RATE")]
+    link: Option<BitRate>,
+    /// What the guest does
+    #[arg(long = "workload", value_delimiter = ',', default_values = ["idle", "dirty"])]
+    workloads: Vec<WorkloadKind>,
+    /// Who moves it
+    #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "qemu", "multifd-2", "multifd-4"])]
+    engines: Vec<Engine>,
+    /// The guest's memory (64 KiB more, without which QEMU before 9.0 loses writes under TCG)
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    #[serde(serialize_with = "as_text")]
+    memory: ByteSize,
+    /// How much of it is in use
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    #[serde(serialize_with = "as_text")]
+    fill: ByteSize,
+    /// Where the JSON file goes
+    #[arg(long, value_name = "DIR", default_value = "out/bench")]
+    out: PathBuf,
+    /// Fail where a goal is missed
+    #[arg(long)]
+    check: bool,
+}
+
+fn as_text<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&size.to_string())
+}
+
+/// What the guest does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum WorkloadKind {
+    /// Nothing
+    Idle,
+    /// Writes 5,000 pages a second at random over 256 MiB
+    Dirty,
+}
+
+impl WorkloadKind {
+    /// As the guest is told.
+    fn spec(self) -> &'static str {
+        match self {
+            WorkloadKind::Idle => "idle",
+            WorkloadKind::Dirty => "dirty:rate=5000,ws=256M,order=random,zero=10,compressible=40",
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            WorkloadKind::Idle => "idle guest",
+            WorkloadKind::Dirty => "5,000 dirty pages/s",
+        }
+    }
+}
+
+/// Who moves the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Engine {
+    /// Godwit's own
+    Godwit,
+    /// QEMU's, one stream
+    Qemu,
+    /// QEMU's, two channels
+    #[value(name = "multifd-2")]
+    #[serde(rename = "multifd-2")]
+    Multifd2,
+    /// QEMU's, four channels
+    #[value(name = "multifd-4")]
+    #[serde(rename = "multifd-4")]
+    Multifd4,
+}
+
+impl Engine {
+    fn name(self) -> &'static str {
+        match self {
+            Engine::Godwit => "godwit",
+            Engine::Qemu => "qemu",
+            Engine::Multifd2 => "multifd-2",
+            Engine::Multifd4 => "multifd-4",
+        }
+    }
+
+    fn request(self, request: MigrationRequest) -> MigrationRequest {
+        let channels = |multifd_channels| MigrationRequest {
+            engine: EngineKind::Qemu,
+            qemu: QemuEngineOptions { multifd_channels, ..QemuEngineOptions::default() },
+            ..request.clone()
+        };
+        match self {
+            Engine::Godwit => request,
+            Engine::Qemu => channels(None),
+            Engine::Multifd2 => channels(Some(2)),
+            Engine::Multifd4 => channels(Some(4)),
+        }
+    }
+}
+
+/// What an engine did in one part.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct EngineFigures {
+    pub(crate) name: String,
+    /// Moves that did not complete: their times are not among the figures.
+    pub(crate) failed: usize,
+    pub(crate) migration_ms: Option<Spread>,
+    pub(crate) switchover_ms: Option<Spread>,
+    pub(crate) blackout_ms: Option<Spread>,
+    pub(crate) wire_mib: Option<Spread>,
+    /// Moves in which the client itself was kept from probing for longer than half of the blackout: the machine had
+    /// too much to do, and the blackout tells that as well.
+    pub(crate) prober_held_up: usize,
+    /// Moves whose longest silence began in another phase than the switchover.
+    pub(crate) blackout_elsewhere: usize,
+    pub(crate) runs: Vec<Watched>,
+}
+
+impl EngineFigures {
+    fn new(name: &str, runs: Vec<Watched>) -> EngineFigures {
+        let completed = || runs.iter().filter(|run| run.report.outcome == Outcome::Completed);
+        let spread =
+            |of: fn(&Report) -> Option<f64>| Spread::of(completed().filter_map(|run| of(&run.report)));
+        let is_held_up = |run: &&Watched| {
+            run.probes.longest_gap_ns.is_some_and(|gap_ns| run.probes.longest_send_gap_ns * 2 > gap_ns)
+        };
+        // It begins with the last answer before the vCPUs stop: the phase before is as good.
+        let is_elsewhere =
+            |run: &&Watched| !matches!(run.phase_of_blackout(), Some(Phase::Convergence | Phase::Switchover));
+        EngineFigures {
+            name: name.to_owned(),
+            failed: runs.len() - completed().count(),
+            migration_ms: spread(|report| Some(report.migration_time_ms)),
+            switchover_ms: spread(|report| report.switchover_ms),
+            blackout_ms: spread(|report| report.blackout_ms),
+            wire_mib: spread(|report| Some(mib(report.wire_bytes))),
+            prober_held_up: completed().filter(is_held_up).count(),
+            blackout_elsewhere: completed().filter(is_elsewhere).count(),
+            runs,
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "below 8 PiB, and a table shows less than a MiB")]
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// One workload on one link.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Part {
+    pub(crate) workload: String,
+    #[serde(skip)]
+    pub(crate) workload_text: String,
+    pub(crate) rtt: String,
+    pub(crate) engines: Vec<EngineFigures>,
+    pub(crate) goals: Vec<Goal>,
+}
+
+/// A promise about Godwit's engine, and whether it is kept.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Goal {
+    pub(crate) what: String,
+    pub(crate) at_most_ms: f64,
+    pub(crate) median_ms: Option<f64>,
+    pub(crate) met: bool,
+}
+
+/// Everything, as the JSON file has it.
+#[derive(Debug, Serialize)]
+struct Outcomes<'a> {
+    scenario: &'static str,
+    unix_s: u64,
+    machine: &'a Machine,
+    settings: &'a Settings,
+    accel: String,
+    parts: &'a [Part],
+}
+
+/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+pub(crate) fn run(settings: &Settings) -> Result<bool> {
+    if let Some(reason) = missing(&Needs::lab()) {
+        bail!("nothing can be measured here: {reason}");
+    }
+    let machine = Machine::look("qemu-system-x86_64".as_ref());
+    print!("{machine}");
+    let mut parts = Vec::new();
+    let mut accel = String::new();
+    for rtt in &settings.rtt {
+        accel = measure_link(settings, *rtt, &mut parts)?;
+    }
+    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    fs::create_dir_all(&settings.out)?;
+    let path = settings.out.join(format!("switchover-{unix_s}.json"));
+    let outcomes =
+        Outcomes { scenario: "switchover", unix_s, machine: &machine, settings, accel, parts: &parts };
+    fs::write(&path, serde_json::to_string_pretty(&outcomes)?)
+        .with_context(|| format!("writing {}", path.display()))?;
+    println!("\nall figures and reports: {}", path.display());
+    let all_met = parts.iter().flat_map(|part| &part.goals).all(|goal| goal.met);
+    Ok(all_met || !settings.check)
+}
+
+/// One lab, one guest, all workloads; gives what the guest ran on.
+fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<String> {
+    let options = LabOptions { link: settings.link, rtt, ..LabOptions::default() };
+    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
+    let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
+    let mut guest = trial.guest("a", &plan)?;
+    let accel = trial.vm("a", "bench")?.accel;
+    let link = settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
+    println!(
+        "settings  guest of {} and 64 KiB, {} in use, 1 vCPU by {accel}; link {link}, round trip {rtt}; \
+         switchover budget {} ms",
+        settings.memory,
+        settings.fill,
+        MigrationRequest::to("b").switchover_budget_ms
+    );
+    for workload in &settings.workloads {
+        guest.workload(workload.spec())?;
+        let part = measure_part(settings, &trial, &mut guest, *workload, rtt)?;
+        guest.verify().with_context(|| format!("{} at the end", workload.text()))?;
+        print!("{}", table::render(&part));
+        print!("{}", table::render_notes(&part));
+        parts.push(part);
+    }
+    trial.finish()?;
+    Ok(accel)
+}
+
+fn measure_part(
+    settings: &Settings,
+    trial: &Trial,
+    guest: &mut Guest,
+    workload: WorkloadKind,
+    rtt: Rtt,
+) -> Result<Part> {
+    let engines = &settings.engines;
+    let counts: Vec<u32> = (engines.iter())
+        .map(|engine| if *engine == Engine::Godwit { settings.godwit_runs } else { settings.runs })
+        .collect();
+    let warm_up = 0..engines.len();
+    for place in warm_up {
+        move_once(trial, guest, engines[place]).context("warming up")?;
+    }
+    let mut runs: Vec<Vec<Watched>> = vec![Vec::new(); engines.len()];
+    let turns = schedule::turns(&counts);
+    for (number, place) in turns.iter().enumerate() {
+        let run = move_once(trial, guest, engines[*place])?;
+        eprintln!(
+            "  {}/{} {} to {}: {:.0} ms, switchover {:.1} ms, blackout {:.1} ms ({})",
+            number + 1,
+            turns.len(),
+            engines[*place].name(),
+            run.report.to,
+            run.report.migration_time_ms,
+            run.report.switchover_ms.unwrap_or(f64::NAN),
+            run.report.blackout_ms.unwrap_or(f64::NAN),
+            run.phase_of_blackout().map_or("nowhere", Phase::name),
+        );
+        runs[*place].push(run);
+    }
+    let engines: Vec<EngineFigures> =
+        engines.iter().zip(runs).map(|(engine, runs)| EngineFigures::new(engine.name(), runs)).collect();
+    let goals = goals(settings, rtt, &engines);
+    let workload_text = workload.text().to_owned();
+    Ok(Part { workload: workload.spec().to_owned(), workload_text, rtt: rtt.to_string(), engines, goals })
+}
+
+/// A move that does not complete is a result, not an error: the guest runs on at the source.
+fn move_once(trial: &Trial, guest: &mut Guest, engine: Engine) -> Result<Watched> {
+    let request = engine.request(guest.to_other_host());
+    let watched = trial.migrate(guest, &request)?;
+    if let Some(error) = &watched.report.error {
+        eprintln!("  {} to {}: {} ({})", engine.name(), request.to, error.message, error.code);
+    }
+    Ok(watched)
+}
+
+/// What is promised of Godwit's engine for this round trip, with the guest of the promise.
+fn goals(settings: &Settings, rtt: Rtt, engines: &[EngineFigures]) -> Vec<Goal> {
+    let promised = match rtt.duration().as_millis() {
+        0 => (20.0, 30.0),
+        40 => (40.0, 60.0),
+        _ => return Vec::new(),
+    };
+    let is_promised_guest = settings.memory == ByteSize::from_mib(1024) && settings.link.is_none();
+    let Some(ours) = engines.iter().find(|engine| engine.name == Engine::Godwit.name()) else {
+        return Vec::new();
+    };
+    if !is_promised_guest {
+        return Vec::new();
+    }
+    let goal = |what: &str, at_most_ms: f64, spread: Option<Spread>| {
+        let median_ms = spread.map(|spread| spread.median);
+        let met = ours.failed == 0 && median_ms.is_some_and(|median_ms| median_ms <= at_most_ms);
+        Goal { what: what.to_owned(), at_most_ms, median_ms, met }
+    };
+    vec![goal("switchover", promised.0, ours.switchover_ms), goal("blackout", promised.1, ours.blackout_ms)]
+}

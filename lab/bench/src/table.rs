@@ -1,0 +1,139 @@
+//! What people read: a row an engine, then what was promised.
+
+use std::fmt::Write;
+
+use crate::figures::Spread;
+use crate::switchover::{EngineFigures, Goal, Part};
+
+/// The table of one workload on one link.
+pub(crate) fn render(part: &Part) -> String {
+    let mut text = format!("\n{}, round trip {}: medians (least to most)\n", part.workload_text, part.rtt);
+    let header = [
+        "engine",
+        "runs",
+        "migration ms",
+        "switchover ms",
+        "blackout ms",
+        "wire MiB",
+        "time x",
+        "blackout x",
+    ];
+    row(&mut text, &header.map(str::to_owned));
+    let ours = part.engines.iter().find(|engine| engine.name == "godwit");
+    for engine in &part.engines {
+        let ratio = |of: fn(&EngineFigures) -> Option<Spread>| {
+            let (theirs, ours) = (of(engine)?, ours.and_then(of)?);
+            (ours.median > 0.0).then(|| format!("{:.2}", theirs.median / ours.median))
+        };
+        row(
+            &mut text,
+            &[
+                engine.name.clone(),
+                runs(engine),
+                spread(engine.migration_ms, 0),
+                spread(engine.switchover_ms, 1),
+                spread(engine.blackout_ms, 1),
+                spread(engine.wire_mib, 0),
+                ratio(|engine| engine.migration_ms).unwrap_or_else(dash),
+                ratio(|engine| engine.blackout_ms).unwrap_or_else(dash),
+            ],
+        );
+    }
+    for goal in &part.goals {
+        text.push_str(&render_goal(goal));
+    }
+    text
+}
+
+/// What the figures do not say by themselves.
+pub(crate) fn render_notes(part: &Part) -> String {
+    let sum = |of: fn(&EngineFigures) -> usize| part.engines.iter().map(of).sum::<usize>();
+    let mut text = String::new();
+    for (moves, what) in [
+        (
+            sum(|engine| engine.prober_held_up),
+            "the client itself was kept from probing for half of the blackout",
+        ),
+        (sum(|engine| engine.blackout_elsewhere), "the longest silence was not at the switchover"),
+    ] {
+        if moves > 0 {
+            // Writing to a string can't fail.
+            let _ = writeln!(
+                text,
+                "  note  in {moves} moves {what}: there was no CPU time for it, or the link was full"
+            );
+        }
+    }
+    text
+}
+
+fn row(text: &mut String, cells: &[String; 8]) {
+    let [engine, runs, rest @ ..] = cells;
+    // Writing to a string can't fail.
+    let _ = write!(text, "  {engine:<12} {runs:>5}");
+    for (cell, width) in rest.iter().zip([22, 20, 20, 15, 7, 10]) {
+        let _ = write!(text, " {cell:>width$}");
+    }
+    text.push('\n');
+}
+
+fn runs(engine: &EngineFigures) -> String {
+    let done = engine.runs.len() - engine.failed;
+    if engine.failed == 0 { done.to_string() } else { format!("{done}/{}", engine.runs.len()) }
+}
+
+fn spread(spread: Option<Spread>, decimals: usize) -> String {
+    spread.map_or_else(dash, |Spread { median, min, max, .. }| {
+        format!("{median:.decimals$} ({min:.decimals$}-{max:.decimals$})")
+    })
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+/// A promise and whether it is kept.
+fn render_goal(goal: &Goal) -> String {
+    let Goal { what, at_most_ms, median_ms, met } = goal;
+    let verdict = if *met { "pass" } else { "FAIL" };
+    let found = median_ms.map_or_else(dash, |ms| format!("{ms:.1} ms"));
+    format!("  {verdict}  {what} at most {at_most_ms} ms: {found}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn engine(name: &str, values: &[f64]) -> EngineFigures {
+        let spread = Spread::of(values.iter().copied());
+        EngineFigures {
+            name: name.to_owned(),
+            failed: 0,
+            migration_ms: spread,
+            switchover_ms: spread,
+            blackout_ms: spread,
+            wire_mib: None,
+            prober_held_up: 0,
+            blackout_elsewhere: 0,
+            runs: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn rows_are_aligned_and_ratios_are_to_godwit() {
+        let goal =
+            Goal { what: "switchover".to_owned(), at_most_ms: 20.0, median_ms: Some(25.0), met: false };
+        let part = Part {
+            workload: "idle".to_owned(),
+            workload_text: "idle guest".to_owned(),
+            rtt: "0ms".to_owned(),
+            engines: vec![engine("godwit", &[10.0, 20.0]), engine("qemu", &[30.0])],
+            goals: vec![goal],
+        };
+        let text = render(&part);
+        let lines: Vec<&str> = text.lines().skip(2).take(3).collect();
+        assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
+        assert!(lines[1].contains("15 (10-20)") && lines[2].contains("2.00"), "{text}");
+        assert!(text.contains("FAIL  switchover at most 20 ms: 25.0 ms"), "{text}");
+    }
+}

@@ -1,0 +1,175 @@
+//! Measures the lab's links with iperf3: `cargo run --release -p godwit-lab --example link_bench`.
+//!
+//! Prints, per link, TCP's goodput in both directions one after the other, what it could be at most, the round
+//! trip while the link is loaded and while it is idle, and what the emulator dropped. Needs root and iperf3.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use godwit_lab::client::Gaps;
+use godwit_lab::watch::{WatchOptions, watch};
+use godwit_lab::{LabName, LabOptions, LabStatus, daemon, down, in_namespace, status, up};
+use serde_json::Value;
+
+/// TCP over IPv4 with timestamps: 1448 bytes of data in a frame of 1514.
+const GOODPUT_SHARE: f64 = 1448.0 / 1514.0;
+const SECONDS: &str = "6";
+/// Left out at the start: TCP's slow start is not what is measured.
+const OMIT_SECONDS: &str = "3";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let ["lab", "daemon", kind, "--config", config] = words[..] {
+        return daemon::run(kind.parse()?, Path::new(config));
+    }
+    let name = LabName { prefix: "gwbench".to_owned(), state_dir: "/run/gwbench/lab".into() };
+    println!(
+        "link      rtt    loss    by        control  a to b Gb/s  b to a Gb/s  share of possible  idle rtt ms  loaded rtt ms  dropped"
+    );
+    let outcome = measure_all(&name, words.contains(&"--emulator"));
+    down(&name)?;
+    drop(std::fs::remove_dir("/run/gwbench"));
+    outcome
+}
+
+fn measure_all(name: &LabName, force_emulator: bool) -> Result<()> {
+    let links = [
+        (Some("1gbit"), "0", "0"),
+        (Some("1gbit"), "10ms", "0"),
+        (Some("1gbit"), "40ms", "0"),
+        (Some("5gbit"), "10ms", "0"),
+        (None, "10ms", "0"),
+        (None, "0", "0"),
+        (Some("1gbit"), "10ms", "0.1%"),
+    ];
+    for (link, rtt, loss) in links {
+        let options = LabOptions {
+            link: link.map(str::parse).transpose()?,
+            rtt: rtt.parse()?,
+            loss: loss.parse()?,
+            force_emulator,
+            agents: false,
+            replace: true,
+            prefix: name.prefix.clone(),
+            state_dir: name.state_dir.clone(),
+            ..LabOptions::default()
+        };
+        let lab = up(&options, &std::env::current_exe()?)?;
+        for control in ["cubic", "bbr"] {
+            measure(name, &options, &lab, control)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(name: &LabName, options: &LabOptions, lab: &LabStatus, control: &str) -> Result<()> {
+    let b = &lab.hosts[1].namespace;
+    let address = &lab.hosts[1].migration_addresses[0];
+    let echo = in_namespace(b, || std::net::UdpSocket::bind((address.as_str(), 7)))??;
+    let answering = echo.try_clone()?;
+    let echoing = std::thread::spawn(move || {
+        let mut bytes = [0; 2048];
+        while let Ok((length, from)) = answering.recv_from(&mut bytes) {
+            if length == 0 || answering.send_to(&bytes[..length], from).is_err() {
+                return;
+            }
+        }
+    });
+    let outcome = measure_between(name, options, lab, control);
+    // An empty datagram ends the echo.
+    let own = echo.local_addr()?;
+    in_namespace(b, || std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.send_to(&[], own)))??;
+    drop(echoing.join());
+    outcome
+}
+
+fn measure_between(name: &LabName, options: &LabOptions, lab: &LabStatus, control: &str) -> Result<()> {
+    let (a, b) = (&lab.hosts[0].namespace, &lab.hosts[1].namespace);
+    let address = &lab.hosts[1].migration_addresses[0];
+    let dropped = |lab: &LabStatus| lab.links.iter().map(|link| link.dropped).sum::<u64>();
+    let before = dropped(&status(name)?);
+    let idle = round_trips(a, address, Duration::from_secs(1))?;
+    let there = iperf(b, a, address, control, &[])?;
+    let Some(there) = there else { return Ok(()) };
+    let back = iperf(b, a, address, control, &["-R"])?.context("one direction only")?;
+    let loaded = std::thread::scope(|scope| -> Result<Gaps> {
+        let load = scope.spawn(|| iperf(b, a, address, control, &[]));
+        let loaded = round_trips(a, address, Duration::from_secs(8))?;
+        drop(load.join());
+        Ok(loaded)
+    })?;
+    let share = options.link.map_or_else(
+        || "-".to_owned(),
+        |rate| {
+            let most = GOODPUT_SHARE * rate.bits_per_second() as f64;
+            format!("{:.1} % / {:.1} %", 100.0 * there / most, 100.0 * back / most)
+        },
+    );
+    let engine = lab.engine.map(|engine| engine.to_string()).unwrap_or_default();
+    let link = options.link.map_or_else(|| "unshaped".to_owned(), |rate| rate.to_string());
+    println!(
+        "{link:<9} {:<6} {:<7} {engine:<9} {control:<8} {:<12.3} {:<12.3} {share:<18} {:<12.2} {:<14.2} {}",
+        options.rtt.to_string(),
+        options.loss.to_string(),
+        there / 1e9,
+        back / 1e9,
+        milliseconds(&idle),
+        milliseconds(&loaded),
+        dropped(&status(name)?) - before,
+    );
+    Ok(())
+}
+
+fn milliseconds(gaps: &Gaps) -> f64 {
+    gaps.median_rtt_ns.map_or(f64::NAN, |ns| ns as f64 / 1e6)
+}
+
+fn round_trips(namespace: &str, address: &str, duration: Duration) -> Result<Gaps> {
+    let options = WatchOptions {
+        namespace: Some(namespace.to_owned()),
+        duration: Some(duration),
+        ..WatchOptions::new(address.parse()?)
+    };
+    watch(&options, &|| false, &mut |_| {})
+}
+
+/// TCP's goodput in bit/s, as its receiver counts it; `None` where this kernel lacks the congestion control.
+fn iperf(server: &str, client: &str, address: &str, control: &str, more: &[&str]) -> Result<Option<f64>> {
+    let mut listening = start(server, &["-s", "-1"])?;
+    // iperf3 tries once only: wait until its server listens.
+    let listens =
+        || in_namespace(server, || std::fs::read_to_string("/proc/thread-self/net/tcp6").unwrap_or_default());
+    // Port 5201 (0x1451) of any address, state 0A: listening.
+    let is_listening =
+        |table: &str| table.lines().any(|line| line.contains(&format!("{:032}:1451 {:032}:0000 0A", 0, 0)));
+    while !is_listening(&listens()?) {
+        std::thread::yield_now();
+    }
+    let asking: Vec<&str> = ["-c", address, "-t", SECONDS, "-O", OMIT_SECONDS, "-J", "-C", control]
+        .iter()
+        .chain(more)
+        .copied()
+        .collect();
+    let output = start(client, &asking)?.wait_with_output()?;
+    let report: Value = serde_json::from_slice(&output.stdout).context("iperf3 gave no report")?;
+    if let Some(error) = report["error"].as_str() {
+        listening.kill()?;
+        listening.wait()?;
+        ensure!(error.contains("congestion"), "iperf3: {error}");
+        return Ok(None);
+    }
+    listening.wait()?;
+    let received = report["end"]["sum_received"]["bits_per_second"].as_f64();
+    ensure!(received.is_some(), "iperf3 reported nothing: {report}");
+    Ok(received)
+}
+
+fn start(namespace: &str, arguments: &[&str]) -> Result<Child> {
+    let mut command = Command::new("iperf3");
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    in_namespace(namespace, || command.spawn())?
+        .context("can't start iperf3; install it with: apt-get install iperf3")
+}

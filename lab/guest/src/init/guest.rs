@@ -1,0 +1,126 @@
+//! What the guest's threads share: the checked memory, the current workload, counters and what went wrong.
+
+use std::{
+    io::Write,
+    sync::{
+        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use godwit_guest::{control::Answer, memory::Memory, workload::Workload};
+
+/// Reports kept for `status`; the console has them all.
+const KEPT_PROBLEMS: usize = 16;
+
+/// State shared by all threads of init.
+pub(crate) struct Guest {
+    /// The checked memory, once it is allocated.
+    pub(crate) memory: OnceLock<Memory>,
+    /// The first fill is done.
+    pub(crate) ready: AtomicBool,
+    /// Rounds of the computing workload.
+    pub(crate) iterations: AtomicU64,
+    /// Rates over the last whole second, set by the heartbeat.
+    pub(crate) writes_per_s: AtomicU64,
+    /// As above, for iterations.
+    pub(crate) iterations_per_s: AtomicU64,
+    /// Longest gap of the ticker in microseconds since the last `status`.
+    pub(crate) gap_for_status_us: AtomicU64,
+    /// The same since the last heartbeat.
+    pub(crate) gap_for_heartbeat_us: AtomicU64,
+    /// Changes whenever the workload does: a loop looks at it without taking a lock.
+    pub(crate) workload_epoch: AtomicU64,
+    workload: Mutex<Workload>,
+    workload_changed: Condvar,
+    problems: Mutex<Vec<String>>,
+    started: Instant,
+}
+
+impl Guest {
+    pub(crate) fn new() -> Guest {
+        Guest {
+            memory: OnceLock::new(),
+            ready: AtomicBool::new(false),
+            iterations: AtomicU64::new(0),
+            writes_per_s: AtomicU64::new(0),
+            iterations_per_s: AtomicU64::new(0),
+            gap_for_status_us: AtomicU64::new(0),
+            gap_for_heartbeat_us: AtomicU64::new(0),
+            workload_epoch: AtomicU64::new(0),
+            workload: Mutex::new(Workload::Idle),
+            workload_changed: Condvar::new(),
+            problems: Mutex::new(Vec::new()),
+            started: Instant::now(),
+        }
+    }
+
+    /// Says on the console and in `status` that something went wrong.
+    pub(crate) fn report(&self, problem: &str) {
+        say(&format!("PROBLEM {problem}"));
+        let mut problems = lock(&self.problems);
+        if problems.len() < KEPT_PROBLEMS {
+            problems.push(problem.to_owned());
+        }
+    }
+
+    /// Changes the workload; the thread that runs it notices within a millisecond or a few pages.
+    pub(crate) fn set_workload(&self, workload: Workload) {
+        *lock(&self.workload) = workload;
+        self.workload_epoch.fetch_add(1, Ordering::Release);
+        self.workload_changed.notify_all();
+    }
+
+    /// The current workload and its epoch.
+    pub(crate) fn workload(&self) -> (Workload, u64) {
+        let workload = lock(&self.workload);
+        (*workload, self.workload_epoch.load(Ordering::Acquire))
+    }
+
+    /// Waits until the workload is another one than that of `epoch`, at most `limit`.
+    pub(crate) fn wait_for_workload(&self, epoch: u64, limit: Duration) {
+        let workload = lock(&self.workload);
+        let unchanged = |_: &mut Workload| self.workload_epoch.load(Ordering::Acquire) == epoch;
+        let _ = self.workload_changed.wait_timeout_while(workload, limit, unchanged);
+    }
+
+    /// Everything that `status` tells. Starts a new span for the longest gap.
+    pub(crate) fn status(&self) -> Answer {
+        Answer {
+            ok: true,
+            ready: self.ready.load(Ordering::Acquire),
+            workload: self.workload().0.to_string(),
+            pages: self.memory.get().map_or(0, Memory::pages),
+            writes: self.memory.get().map_or(0, Memory::writes),
+            writes_per_s: self.writes_per_s.load(Ordering::Relaxed),
+            iterations: self.iterations.load(Ordering::Relaxed),
+            iterations_per_s: self.iterations_per_s.load(Ordering::Relaxed),
+            max_gap_ms: milliseconds(self.gap_for_status_us.swap(0, Ordering::Relaxed)),
+            uptime_s: self.uptime().as_secs_f64(),
+            stale_on_write: self.memory.get().map_or(0, Memory::stale_on_write),
+            problems: lock(&self.problems).clone(),
+            ..Answer::default()
+        }
+    }
+
+    /// Time since init began, by the guest's clock.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// Microseconds as fractional milliseconds.
+pub(crate) fn milliseconds(microseconds: u64) -> f64 {
+    microseconds as f64 / 1000.0
+}
+
+/// Writes a line to the console. A console that can't be written is no reason to stop.
+pub(crate) fn say(line: &str) {
+    // One write a line, so that threads do not mix theirs.
+    let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,154 @@
+//! Fills the memory, then runs whatever workload is set, for ever.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use godwit_guest::{
+    memory::Memory,
+    options::Options,
+    pattern::{self, PAGE_BYTES},
+    workload::{Dirty, Order, Workload},
+};
+
+use crate::{
+    boot,
+    guest::{Guest, say},
+};
+
+/// A paced workload wakes this often.
+const SLICE: Duration = Duration::from_millis(1);
+/// A paced workload that fell behind (the VM stood still, the vCPU is too slow) makes up for at most this much.
+const LARGEST_DEBT: Duration = Duration::from_millis(100);
+/// Between two looks at whether the workload changed: pages, and rounds of arithmetic.
+const BATCH_PAGES: u64 = 64;
+const BATCH_ROUNDS: u64 = 10_000;
+/// Memory that stays free for the kernel and init when the fill is as large as the guest.
+const RESERVE_BYTES: u64 = 48 << 20;
+
+/// Allocates and fills the memory at the first call, then runs workloads.
+pub(crate) fn run(guest: &Arc<Guest>, options: &Options) -> anyhow::Result<()> {
+    if !guest.ready.load(Ordering::Acquire) {
+        let bytes = fill_bytes(guest, options.fill_bytes);
+        let memory = guest.memory.get_or_init(|| Memory::new(bytes, options.seed()));
+        let started = Instant::now();
+        memory.fill(options.fill_mix());
+        guest.set_workload(options.workload);
+        guest.ready.store(true, Ordering::Release);
+        say(&format!(
+            "READY pages={} fill={}MiB fill_ms={} workload={}",
+            memory.pages(),
+            bytes >> 20,
+            started.elapsed().as_millis(),
+            options.workload
+        ));
+    }
+    let mut draw = options.seed() | 1;
+    loop {
+        let (workload, epoch) = guest.workload();
+        match workload {
+            Workload::Idle => guest.wait_for_workload(epoch, Duration::from_secs(3600)),
+            Workload::Compute => compute(guest, epoch),
+            Workload::Dirty(dirty) => {
+                if let Some(memory) = guest.memory.get() {
+                    Writer::new(guest, memory, dirty, &mut draw).run(epoch);
+                }
+            }
+        }
+    }
+}
+
+/// What can be filled without running the guest out of memory.
+fn fill_bytes(guest: &Guest, wanted: Option<u64>) -> u64 {
+    let available = boot::available_bytes(guest);
+    // The table of entries takes 24 bytes a page, so 1/128 of the memory is enough for it.
+    let most = available.saturating_sub(RESERVE_BYTES) / 129 * 128;
+    match wanted {
+        Some(bytes) if bytes > most => {
+            guest.report(&format!(
+                "fill={}M does not fit, taking {}M: give the VM more memory",
+                bytes >> 20,
+                most >> 20
+            ));
+            most
+        }
+        Some(bytes) => bytes,
+        None => (available / 2).min(most),
+    }
+}
+
+/// Integer arithmetic in registers, until the workload changes.
+fn compute(guest: &Guest, epoch: u64) {
+    let mut x = epoch;
+    while guest.workload_epoch.load(Ordering::Relaxed) == epoch {
+        for _ in 0..BATCH_ROUNDS {
+            x = std::hint::black_box(pattern::mix(x));
+        }
+        guest.iterations.fetch_add(BATCH_ROUNDS, Ordering::Relaxed);
+    }
+}
+
+/// One workload that writes pages.
+struct Writer<'a> {
+    guest: &'a Guest,
+    memory: &'a Memory,
+    dirty: Dirty,
+    working_set_pages: u64,
+    next: u64,
+    draw: &'a mut u64,
+}
+
+impl<'a> Writer<'a> {
+    fn new(guest: &'a Guest, memory: &'a Memory, dirty: Dirty, draw: &'a mut u64) -> Writer<'a> {
+        let wanted_pages = dirty.working_set_bytes.map_or(u64::MAX, |bytes| bytes / PAGE_BYTES as u64);
+        let working_set_pages = wanted_pages.clamp(1, memory.pages());
+        Writer { guest, memory, dirty, working_set_pages, next: 0, draw }
+    }
+
+    fn run(&mut self, epoch: u64) {
+        match self.dirty.rate_pages_per_s {
+            Some(rate) => self.run_paced(epoch, rate),
+            None => {
+                while self.guest.workload_epoch.load(Ordering::Relaxed) == epoch {
+                    self.write(BATCH_PAGES);
+                }
+            }
+        }
+    }
+
+    /// Writes what is due by the clock, then waits for the next slice.
+    #[allow(clippy::cast_possible_truncation, reason = "whole pages of a small, positive number")]
+    fn run_paced(&mut self, epoch: u64, rate_pages_per_s: u64) {
+        let mut owed_pages = 0.0;
+        let mut last = Instant::now();
+        while self.guest.workload_epoch.load(Ordering::Relaxed) == epoch {
+            let now = Instant::now();
+            owed_pages += (now - last).min(LARGEST_DEBT).as_secs_f64() * rate_pages_per_s as f64;
+            last = now;
+            let due = (owed_pages as u64).min(BATCH_PAGES);
+            self.write(due);
+            owed_pages = (owed_pages - due as f64).min(LARGEST_DEBT.as_secs_f64() * rate_pages_per_s as f64);
+            if owed_pages < 1.0 {
+                self.guest.wait_for_workload(epoch, SLICE);
+            }
+        }
+    }
+
+    fn write(&mut self, pages: u64) {
+        for _ in 0..pages {
+            // xorshift64: cheap, and the table, not this, says what a page holds.
+            *self.draw ^= *self.draw << 13;
+            *self.draw ^= *self.draw >> 7;
+            *self.draw ^= *self.draw << 17;
+            let index = match self.dirty.order {
+                Order::Random => pattern::below(self.working_set_pages, *self.draw),
+                Order::Sequential => self.next,
+            };
+            self.next = (self.next + 1) % self.working_set_pages;
+            // Another number than the one that chose the page, so that a page's kind changes from write to write.
+            let kind = self.dirty.mix.pick(self.draw.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            self.memory.write(index, kind, self.dirty.touch);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The guest's options on the kernel command line: `godwit.ip=10.88.0.21/24 godwit.fill=512M …`.
+//!
+//! A guest that does not boot tells nothing, so a bad option is reported and left out, never fatal.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
+
+use crate::{
+    pattern::mix,
+    workload::{Dirty, Mix, ParseError, Workload, parse_bytes},
+};
+
+/// What the guest was told at boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// `godwit.ip=ADDRESS/PREFIX`: IPv4 address of eth0.
+    pub ip: Option<Cidr<Ipv4Addr>>,
+    /// `godwit.ip6=ADDRESS/PREFIX`: IPv6 address of eth0.
+    pub ip6: Option<Cidr<Ipv6Addr>>,
+    /// `godwit.fill=SIZE`: bytes of memory that hold the pattern; `None` is half of what is free.
+    pub fill_bytes: Option<u64>,
+    /// `godwit.mix=zero=P,compressible=P`: shares of kinds in the first fill; `None` is the workload's.
+    pub mix: Option<Mix>,
+    /// `godwit.seed=NUMBER`: makes the content of two guests differ, or agree; `None` comes from the addresses.
+    pub seed: Option<u64>,
+    /// `godwit.workload=SPEC`: what to do once the memory is filled.
+    pub workload: Workload,
+}
+
+impl Options {
+    /// Reads a kernel command line; the second part is what could not be read.
+    pub fn parse(command_line: &str) -> (Options, Vec<ParseError>) {
+        let mut options = Options::default();
+        let words = command_line.split_ascii_whitespace();
+        let problems = words
+            .filter_map(|word| word.strip_prefix("godwit."))
+            .filter_map(|word| options.set(word).err())
+            .collect();
+        (options, problems)
+    }
+
+    /// Shares of page kinds in the first fill.
+    pub fn fill_mix(&self) -> Mix {
+        self.mix.unwrap_or(match self.workload {
+            Workload::Dirty(Dirty { mix, .. }) => mix,
+            Workload::Idle | Workload::Compute => Mix::default(),
+        })
+    }
+
+    /// The seed of the pattern.
+    pub fn seed(&self) -> u64 {
+        let v4 = self.ip.map_or(0, |cidr| u64::from(u32::from(cidr.address)));
+        let groups = self.ip6.map_or([0; 8], |cidr| cidr.address.segments());
+        self.seed.unwrap_or_else(|| groups.iter().fold(mix(v4), |seed, group| mix(seed ^ u64::from(*group))))
+    }
+
+    fn set(&mut self, word: &str) -> Result<(), ParseError> {
+        let unknown = || ParseError::new(word, "ip=, ip6=, fill=, mix=, seed= or workload= after godwit.");
+        let (key, value) = word.split_once('=').ok_or_else(unknown)?;
+        match key {
+            "ip" => self.ip = Some(value.parse()?),
+            "ip6" => self.ip6 = Some(value.parse()?),
+            "fill" => self.fill_bytes = Some(parse_bytes(value)?),
+            "mix" => self.mix = Some(value.parse()?),
+            "seed" => self.seed = Some(value.parse().map_err(|_| ParseError::new(value, "a number"))?),
+            "workload" => self.workload = value.parse()?,
+            _ => return Err(unknown()),
+        }
+        Ok(())
+    }
+}
+
+/// An address and the length of its network's prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr<A> {
+    /// The address.
+    pub address: A,
+    /// Bits of the network's prefix.
+    pub prefix_bits: u8,
+}
+
+impl<A: FromStr + Into<IpAddr> + Copy> FromStr for Cidr<A> {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Cidr<A>, ParseError> {
+        let wanted = || ParseError::new(text, "ADDRESS/PREFIX of the option's address family");
+        let (address, prefix) = text.split_once('/').ok_or_else(wanted)?;
+        let address: A = address.parse().map_err(|_| wanted())?;
+        let longest = if address.into().is_ipv4() { 32 } else { 128 };
+        let prefix = prefix.parse::<u8>().ok().filter(|bits| *bits <= longest);
+        Ok(Cidr { address, prefix_bits: prefix.ok_or_else(wanted)? })
+    }
+}
+
+impl<A: fmt::Display> fmt::Display for Cidr<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix_bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_whole_command_line() {
+        let line = "console=ttyS0 quiet godwit.ip=10.88.0.21/24 godwit.ip6=fd88::21/64 godwit.fill=512M \
+                    godwit.mix=zero=50 godwit.seed=9 godwit.workload=dirty:rate=100,ws=1M\n";
+        let (options, problems) = Options::parse(line);
+        assert_eq!(problems, []);
+        assert_eq!(options.ip.unwrap().to_string(), "10.88.0.21/24");
+        assert_eq!(options.ip6.unwrap().to_string(), "fd88::21/64");
+        assert_eq!(options.fill_bytes, Some(512 << 20));
+        assert_eq!(options.fill_mix(), Mix::new(50, 0).unwrap());
+        assert_eq!(options.seed(), 9);
+        let Workload::Dirty(dirty) = options.workload else { panic!("{:?}", options.workload) };
+        assert_eq!((dirty.rate_pages_per_s, dirty.working_set_bytes), (Some(100), Some(1 << 20)));
+    }
+
+    #[test]
+    fn bad_options_are_told_and_left_out() {
+        let line = "godwit.ip=10.0.0.1 godwit.ip6=10.0.0.1/8 godwit.ip=10.0.0.1/33 godwit.colour=red godwit.fill \
+                    godwit.seed=7";
+        let (options, problems) = Options::parse(line);
+        assert_eq!(problems.len(), 5, "{problems:?}");
+        assert_eq!(options, Options { seed: Some(7), ..Options::default() });
+    }
+
+    #[test]
+    fn guests_differ_by_their_addresses() {
+        let seed = |line| Options::parse(line).0.seed();
+        assert_ne!(seed("godwit.ip=10.88.0.21/24"), seed("godwit.ip=10.88.0.22/24"));
+        assert_ne!(seed("godwit.ip6=fd88::21/64"), seed("godwit.ip6=fd88::22/64"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_command_line_is_taken_without_a_panic(line in "(godwit\\.(ip|fill|mix|workload)=.{0,12} ?){0,5}") {
+            let _ = Options::parse(&line);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The hosts' agents: their configuration files, the hosts file of the CLI, and when they are ready.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::options::LabOptions;
+use crate::state::write_whole;
+use crate::topology::{AGENT_PORT, Host, LAN_BRIDGE, LAN_NETWORK, LabPaths, Topology};
+
+/// An agent's configuration, as `godwit host run --config` reads it.
+#[derive(Serialize)]
+struct AgentConfig<'a> {
+    name: &'a str,
+    listen: Vec<String>,
+    socket: PathBuf,
+    state_dir: PathBuf,
+    run_dir: PathBuf,
+    ram_dir: PathBuf,
+    migration_addresses: Vec<String>,
+    qemu: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qemu_user: Option<&'a str>,
+    tracker: PathBuf,
+    networks: BTreeMap<&'a str, Network>,
+    /// All other hosts.
+    peers: BTreeMap<&'a str, String>,
+}
+
+#[derive(Serialize)]
+struct Network {
+    bridge: &'static str,
+}
+
+/// What agents need and the lab must find first.
+pub(crate) struct AgentTools {
+    qemu: PathBuf,
+    tracker: PathBuf,
+}
+
+impl AgentTools {
+    /// Looks for QEMU and the tracker library.
+    pub(crate) fn find(options: &LabOptions, godwit: &Path) -> Result<AgentTools> {
+        let qemu = match &options.qemu {
+            Some(path) if path.is_file() => path.clone(),
+            Some(path) => bail!("there is no QEMU at {}; name another", path.display()),
+            None => find_in_path("qemu-system-x86_64").context(
+                "qemu-system-x86_64 is not in PATH; install it with `apt-get install qemu-system-x86` or name one",
+            )?,
+        };
+        let tracker = match &options.tracker {
+            Some(path) if path.is_file() => path.clone(),
+            Some(path) => bail!("there is no tracker library at {}", path.display()),
+            None => find_tracker(godwit)?,
+        };
+        Ok(AgentTools { qemu, tracker })
+    }
+}
+
+fn find_in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|file| file.is_file())
+}
+
+fn find_tracker(godwit: &Path) -> Result<PathBuf> {
+    const LIBRARY: &str = "libgodwit_tracker.so";
+    let beside = godwit.parent().map(|directory| directory.join(LIBRARY));
+    let places: Vec<PathBuf> =
+        beside.into_iter().chain([Path::new("/usr/lib/godwit").join(LIBRARY)]).collect();
+    match places.iter().find(|place| place.is_file()) {
+        Some(found) => Ok(found.clone()),
+        None => bail!(
+            "{LIBRARY} is neither beside {} nor in /usr/lib/godwit; build it with `cargo build --release`",
+            godwit.display()
+        ),
+    }
+}
+
+/// Where a host's agent listens for the CLI.
+pub(crate) fn socket(paths: &LabPaths, host: &str) -> PathBuf {
+    paths.host(host).join("agent.sock")
+}
+
+/// Where a host's agent logs.
+pub(crate) fn log(paths: &LabPaths, host: &str) -> PathBuf {
+    paths.host(host).join("agent.log")
+}
+
+/// Where a host's agent keeps what lives as long as its VMs run: `vms/NAME/` each.
+pub(crate) fn run_dir(paths: &LabPaths, host: &str) -> PathBuf {
+    paths.host(host).join("run")
+}
+
+/// Where a host's agent reads its configuration.
+pub(crate) fn config(paths: &LabPaths, host: &str) -> PathBuf {
+    paths.host(host).join("agent.toml")
+}
+
+/// Writes each host's directories and its agent's configuration.
+pub(crate) fn write_configs(
+    topology: &Topology,
+    options: &LabOptions,
+    paths: &LabPaths,
+    tools: &AgentTools,
+) -> Result<()> {
+    for host in &topology.hosts {
+        let directory = paths.host(&host.name);
+        let text = toml::to_string(&AgentConfig {
+            name: &host.name,
+            listen: vec![
+                format!("{}:{AGENT_PORT}", host.migration_ipv4()),
+                format!("[{}]:{AGENT_PORT}", host.migration_ipv6()),
+            ],
+            socket: socket(paths, &host.name),
+            state_dir: directory.join("state"),
+            run_dir: run_dir(paths, &host.name),
+            ram_dir: directory.join("ram"),
+            migration_addresses: vec![host.migration_ipv4().to_string(), host.migration_ipv6().to_string()],
+            qemu: tools.qemu.clone(),
+            qemu_user: options.qemu_user.as_deref(),
+            tracker: tools.tracker.clone(),
+            networks: BTreeMap::from([(LAN_NETWORK, Network { bridge: LAN_BRIDGE })]),
+            peers: peers_of(host, topology),
+        })?;
+        write_whole(&config(paths, &host.name), &text)?;
+    }
+    Ok(())
+}
+
+fn peers_of<'a>(host: &Host, topology: &'a Topology) -> BTreeMap<&'a str, String> {
+    let others = topology.hosts.iter().filter(|other| other.name != host.name);
+    others
+        .map(|other| (other.name.as_str(), format!("http://{}:{AGENT_PORT}", other.migration_ipv4())))
+        .collect()
+}
+
+/// Makes each host's directories.
+pub(crate) fn make_directories(topology: &Topology, paths: &LabPaths) -> Result<()> {
+    for host in &topology.hosts {
+        for name in ["state", "run", "ram"] {
+            let directory = paths.host(&host.name).join(name);
+            std::fs::create_dir_all(&directory)
+                .with_context(|| format!("can't make {}", directory.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct HostsFile<'a> {
+    hosts: BTreeMap<&'a str, HostEntry>,
+    watch: WatchEntry,
+}
+
+#[derive(Serialize)]
+struct HostEntry {
+    api: String,
+}
+
+#[derive(Serialize)]
+struct WatchEntry {
+    socket: PathBuf,
+}
+
+/// The hosts file: where the CLI finds the agents and the client.
+pub(crate) fn write_hosts_file(topology: &Topology, paths: &LabPaths) -> Result<()> {
+    let entry = |host: &'_ Host| HostEntry { api: format!("unix:{}", socket(paths, &host.name).display()) };
+    let file = HostsFile {
+        hosts: topology.hosts.iter().map(|host| (host.name.as_str(), entry(host))).collect(),
+        watch: WatchEntry { socket: paths.client_socket() },
+    };
+    write_whole(&paths.hosts_file(), &toml::to_string(&file)?)
+}
+
+/// Whether an agent answers `GET /v1/host` on its socket.
+pub(crate) fn answers(socket: &Path) -> bool {
+    ask(socket).unwrap_or(false)
+}
+
+fn ask(socket: &Path) -> std::io::Result<bool> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(2)))?;
+    stream.write_all(b"GET /v1/host HTTP/1.1\r\nHost: godwit\r\nConnection: close\r\n\r\n")?;
+    let mut status = String::new();
+    BufReader::new(stream).read_line(&mut status)?;
+    Ok(status.split_ascii_whitespace().nth(1) == Some("200"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configurations_name_all_other_hosts() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = LabPaths::new(directory.path());
+        let topology = Topology::new("godwit", 3);
+        let tools = AgentTools { qemu: "/usr/bin/qemu".into(), tracker: "/usr/lib/t.so".into() };
+        make_directories(&topology, &paths).unwrap();
+        write_configs(&topology, &LabOptions::default(), &paths, &tools).unwrap();
+        let text = std::fs::read_to_string(config(&paths, "b")).unwrap();
+        let value: toml::Table = text.parse().unwrap();
+        assert_eq!(value["name"].as_str(), Some("b"));
+        assert_eq!(value["listen"][1].as_str(), Some("[fd77::12]:7700"));
+        assert_eq!(value["networks"]["lan"]["bridge"].as_str(), Some("br-lan"));
+        let peers: Vec<&String> = value["peers"].as_table().unwrap().keys().collect();
+        assert_eq!(peers, ["a", "c"]);
+        assert_eq!(value["peers"]["a"].as_str(), Some("http://10.77.0.11:7700"));
+        assert!(!value.contains_key("qemu_user"));
+    }
+
+    #[test]
+    fn the_hosts_file_names_sockets() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = LabPaths::new(directory.path());
+        write_hosts_file(&Topology::new("godwit", 2), &paths).unwrap();
+        let value: toml::Table = std::fs::read_to_string(paths.hosts_file()).unwrap().parse().unwrap();
+        let api = value["hosts"]["a"]["api"].as_str().unwrap();
+        assert!(api.starts_with("unix:/") && api.ends_with("/hosts/a/agent.sock"), "{api}");
+        assert!(value["watch"]["socket"].as_str().unwrap().ends_with("/client.sock"));
+    }
+}

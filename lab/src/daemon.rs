@@ -1,0 +1,70 @@
+//! The lab's own processes: `godwit lab daemon KIND --config FILE`, which `up` starts and nobody else needs.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+
+use crate::{client, emulator};
+
+/// Which process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DaemonKind {
+    /// The link emulator.
+    Emulator,
+    /// The client prober.
+    Client,
+}
+
+impl DaemonKind {
+    fn name(self) -> &'static str {
+        match self {
+            DaemonKind::Emulator => "emulator",
+            DaemonKind::Client => "client",
+        }
+    }
+}
+
+impl FromStr for DaemonKind {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<DaemonKind> {
+        match text {
+            "emulator" => Ok(DaemonKind::Emulator),
+            "client" => Ok(DaemonKind::Client),
+            _ => bail!("`{text}` is no process of the lab: emulator or client"),
+        }
+    }
+}
+
+/// Runs the process until it is ended. Says `ready` on standard output once it works.
+///
+/// # Errors
+/// The configuration can't be read, or the process can't do its work.
+pub fn run(kind: DaemonKind, config: &Path) -> Result<()> {
+    match kind {
+        DaemonKind::Emulator => emulator::run(&read(config)?, say_ready),
+        DaemonKind::Client => client::run(&read(config)?, say_ready),
+    }
+}
+
+/// The command that runs it.
+pub(crate) fn command(godwit: &Path, kind: DaemonKind, config: &Path) -> Command {
+    let mut command = Command::new(godwit);
+    command.args(["lab", "daemon", kind.name(), "--config"]).arg(config);
+    command
+}
+
+fn read<T: DeserializeOwned>(config: &Path) -> Result<T> {
+    let text = std::fs::read_to_string(config).with_context(|| format!("can't read {}", config.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is not readable", config.display()))
+}
+
+fn say_ready() -> Result<()> {
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "ready")?;
+    stdout.flush().context("nobody waits for this process to be ready")
+}

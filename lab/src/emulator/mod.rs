@@ -1,0 +1,291 @@
+//! The link emulator: a switch in user space that gives the lab's migration network delay, rate and loss on a
+//! kernel without netem.
+//!
+//! Each host's migration NIC is a TAP device in that host's namespace; this process holds the other end of all
+//! of them. Frames pass as trains of up to 64 KiB (TSO, USO) with their `virtio_net_hdr`, so one system call
+//! moves what 45 packets would otherwise need. Where packets shall be lost, offloads are off: a loss must hit
+//! one packet, not a train.
+//!
+//! [`switch`] holds the model and is pure; this file is the thin shell that reads, waits and writes.
+
+pub mod frame;
+pub mod switch;
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use crate::clock::{self, TimeKeeper};
+use crate::emulator::frame::Mac;
+use crate::emulator::switch::{LinkModel, Switch};
+use crate::namespace::in_namespace;
+use crate::units::{BitRate, Loss, Rtt};
+
+/// A whole train: 64 KiB of IP packet, Ethernet and virtio header, rounded up.
+const BUFFER_BYTES: usize = 66 << 10;
+/// Frames above this keep the buffer they were read into; smaller ones are copied out of it.
+const COPY_BELOW_BYTES: usize = 16 << 10;
+/// Spare buffers kept for trains; 64 MiB at most.
+const MAX_SPARE_BUFFERS: usize = 1000;
+/// Frames read from one port before due ones are sent: about 100 µs of copying.
+const READ_BATCH: usize = 8;
+/// Frames the kernel keeps for us while we are not scheduled: of trains, and of single packets.
+const DEVICE_QUEUE_TRAINS: u32 = 2000;
+const DEVICE_QUEUE_PACKETS: u32 = 8000;
+
+/// What the emulator's process is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmulatorConfig {
+    /// One port per host.
+    pub ports: Vec<PortConfig>,
+    /// Rate at which each port sends to its host.
+    pub rate: Option<BitRate>,
+    /// Round-trip time between two hosts.
+    pub rtt: Rtt,
+    /// Loss of each direction.
+    pub loss: Loss,
+    /// Unix socket on which the counters are told.
+    pub socket: PathBuf,
+}
+
+/// A host's end of its link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortConfig {
+    /// The host's network namespace.
+    pub namespace: String,
+    /// Name of the TAP device there.
+    pub device: String,
+    /// Its address.
+    pub mac: Mac,
+    /// Its MTU, bytes.
+    pub mtu: u16,
+}
+
+/// Counters of the link towards one host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkCounters {
+    /// The host's network namespace.
+    pub namespace: String,
+    /// Frames (or trains) delivered.
+    pub frames: u64,
+    /// Bytes delivered, as on the wire.
+    pub wire_bytes: u64,
+    /// Frames dropped as the queue was full.
+    pub dropped: u64,
+    /// Frames lost on purpose.
+    pub lost: u64,
+    /// Frames that the host's kernel refused.
+    pub refused: u64,
+}
+
+/// Makes the TAP devices, calls `ready`, then switches frames until a device goes away with its namespace.
+///
+/// # Errors
+/// A device can't be made (no /dev/net/tun, no rights, name taken), or reading fails.
+pub fn run(config: &EmulatorConfig, ready: impl FnOnce() -> Result<()>) -> Result<()> {
+    let offload = config.loss.is_none();
+    let devices = config.ports.iter().map(|port| open_port(port, offload)).collect::<Result<Vec<_>>>()?;
+    let listener = listen(&config.socket)?;
+    clock::be_punctual(TimeKeeper::Emulator);
+    let model = LinkModel { rate: config.rate, rtt: config.rtt, loss: config.loss };
+    let switch = Switch::new(devices.len(), model, clock::monotonic_ns());
+    let refused = vec![0; devices.len()];
+    let mut emulator = Emulator {
+        config,
+        devices,
+        listener,
+        offload,
+        switch,
+        refused,
+        spare: Vec::new(),
+        scratch: vec![0; BUFFER_BYTES],
+    };
+    ready()?;
+    emulator.switch_frames()
+}
+
+/// Asks the emulator that listens on `socket` for its counters.
+///
+/// # Errors
+/// It does not run, or answers something else.
+pub fn counters(socket: &Path) -> Result<Vec<LinkCounters>> {
+    let mut stream = UnixStream::connect(socket)
+        .with_context(|| format!("the link emulator does not answer on {}", socket.display()))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).context("the link emulator's counters were cut off")?;
+    serde_json::from_str(&text).context("the link emulator's counters are not readable")
+}
+
+fn open_port(port: &PortConfig, offload: bool) -> Result<SyncDevice> {
+    let queue = if offload { DEVICE_QUEUE_TRAINS } else { DEVICE_QUEUE_PACKETS };
+    // A TAP device is born in the namespace of the thread that opens /dev/net/tun.
+    let device = in_namespace(&port.namespace, || {
+        DeviceBuilder::new()
+            .name(&port.device)
+            .layer(Layer::L2)
+            .mac_addr(port.mac)
+            .mtu(port.mtu)
+            .tx_queue_len(queue)
+            .offload(offload)
+            .enable(false)
+            .build_sync()
+    })?
+    .with_context(|| {
+        format!(
+            "can't make the TAP device {} in namespace {}; it needs root and the kernel's tun module",
+            port.device, port.namespace
+        )
+    })?;
+    device.set_nonblocking(true)?;
+    Ok(device)
+}
+
+fn listen(socket: &Path) -> Result<UnixListener> {
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            bail!("can't replace {}: {error}", socket.display())
+        }
+        _ => {}
+    }
+    let listener =
+        UnixListener::bind(socket).with_context(|| format!("can't listen on {}", socket.display()))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// A frame in its buffer, `virtio_net_hdr` included where offloads are on.
+struct Buffer {
+    bytes: Vec<u8>,
+    length: usize,
+}
+
+struct Emulator<'a> {
+    config: &'a EmulatorConfig,
+    devices: Vec<SyncDevice>,
+    listener: UnixListener,
+    offload: bool,
+    switch: Switch<Buffer>,
+    refused: Vec<u64>,
+    spare: Vec<Vec<u8>>,
+    scratch: Vec<u8>,
+}
+
+impl Emulator<'_> {
+    fn switch_frames(&mut self) -> Result<()> {
+        loop {
+            self.send_due();
+            let readable = self.wait()?;
+            let (counters_asked, ports) = readable.split_first().context("nothing polled")?;
+            for (index, _) in ports.iter().enumerate().filter(|(_, readable)| **readable) {
+                if !self.read_port(index)? {
+                    return Ok(());
+                }
+                self.send_due();
+            }
+            if *counters_asked {
+                self.tell_counters();
+            }
+        }
+    }
+
+    /// Waits for frames or for the next one that is due; tells which of listener and devices are readable.
+    fn wait(&self) -> Result<Vec<bool>> {
+        let timeout =
+            self.switch.next_due_ns().map(|due| clock::timespec(due.saturating_sub(clock::monotonic_ns())));
+        let listener = std::iter::once(PollFd::new(&self.listener, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = listener
+            .chain(self.devices.iter().map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)))
+            .collect();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(error) => Err(error).context("waiting for frames failed"),
+        }
+    }
+
+    /// Reads a batch from one device; false when the device is gone.
+    fn read_port(&mut self, index: usize) -> Result<bool> {
+        for _ in 0..READ_BATCH {
+            let length = match self.devices[index].recv(&mut self.scratch) {
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if device_is_gone(&error) => return Ok(false),
+                Err(error) => {
+                    let port = &self.config.ports[index];
+                    return Err(error)
+                        .with_context(|| format!("can't read {} of {}", port.device, port.namespace));
+                }
+            };
+            let now_ns = clock::monotonic_ns();
+            let Some(header) = frame::parse(&self.scratch[..length], self.offload) else {
+                continue;
+            };
+            let buffer = self.take_frame(length);
+            self.switch.accept(now_ns, index, &header, buffer);
+        }
+        Ok(true)
+    }
+
+    /// The frame just read: a train takes the buffer along, a small one is copied.
+    fn take_frame(&mut self, length: usize) -> Buffer {
+        if length < COPY_BELOW_BYTES {
+            return Buffer { bytes: self.scratch[..length].to_vec(), length };
+        }
+        let fresh = self.spare.pop().unwrap_or_else(|| vec![0; BUFFER_BYTES]);
+        Buffer { bytes: std::mem::replace(&mut self.scratch, fresh), length }
+    }
+
+    fn send_due(&mut self) {
+        while let Some((port, frame)) = self.switch.take_due(clock::monotonic_ns()) {
+            // A host that is down refuses its frames, as a cable to a host that is off would lose them.
+            if self.devices[port].send(&frame.bytes[..frame.length]).is_err() {
+                self.refused[port] += 1;
+            }
+            if let Ok(buffer) = Rc::try_unwrap(frame)
+                && buffer.bytes.len() == BUFFER_BYTES
+                && self.spare.len() < MAX_SPARE_BUFFERS
+            {
+                self.spare.push(buffer.bytes);
+            }
+        }
+    }
+
+    fn tell_counters(&self) {
+        let counted = self.switch.counters();
+        let links: Vec<LinkCounters> = (self.config.ports.iter().zip(counted).zip(&self.refused))
+            .map(|((port, counters), refused)| LinkCounters {
+                namespace: port.namespace.clone(),
+                frames: counters.frames,
+                wire_bytes: counters.wire_bytes,
+                dropped: counters.dropped,
+                lost: counters.lost,
+                refused: *refused,
+            })
+            .collect();
+        let Ok((mut stream, _)) = self.listener.accept() else {
+            return;
+        };
+        let Ok(text) = serde_json::to_vec(&links) else {
+            return;
+        };
+        // A few hundred bytes fit the socket's buffer; one who asks and hangs up is no concern of ours.
+        if stream.set_nonblocking(true).is_ok() {
+            drop(stream.write_all(&text));
+        }
+    }
+}
+
+/// EBADFD or ENODEV: what reading a TAP gives once its namespace is gone.
+fn device_is_gone(error: &io::Error) -> bool {
+    [Errno::BADFD, Errno::NODEV].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}

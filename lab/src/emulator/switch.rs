@@ -1,0 +1,353 @@
+//! The emulator's switch: frame in at a time, frame out at a later time. A pure state machine, no I/O, no clock.
+//!
+//! # The model
+//! Each host hangs on one port. A frame that a host sends
+//! 1. may be lost (each frame for itself),
+//! 2. spends the one-way delay on the way,
+//! 3. then waits in the queue of its output port and is sent from there at the port's rate.
+//!
+//! A host's own sending rate is not shaped here but by its NIC's queueing discipline (HTB), as on a real host:
+//! there the kernel holds a socket back (TCP small queues) before it drops, which a switch can't do. Such a
+//! discipline lets a train of packets go at once and then waits, so a train's first bit arrives after the delay
+//! alone and its last one after delay and serialisation, as on a wire.
+//!
+//! # The queue
+//! Drop-tail, bounded in time: a frame that would wait for its first bit longer than the queue's limit is
+//! dropped. The limit is one round-trip time and 50 ms at the port's rate: a bandwidth-delay product, which a
+//! loss-based congestion control needs to keep the link full after it halves its window, and on top what an
+//! ordinary switch has for bursts. Bytes on the way (the delay) occupy no queue. A port without a rate has no
+//! queue, and what is on the way is bounded in bytes instead.
+
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::emulator::frame::{FrameHeader, Mac, is_group};
+use crate::units::{BitRate, Loss, Rtt};
+
+/// What a queue holds above one bandwidth-delay product.
+pub const QUEUE_ABOVE_RTT: Duration = Duration::from_millis(50);
+/// What may be on the way to one port: 10 Gb/s for 200 ms. Only memory is guarded by it.
+const MAX_BYTES_TO_PORT: u64 = 256 << 20;
+/// Addresses learnt; a lab has a few per host. Past it frames are flooded.
+const MAX_ADDRESSES: usize = 4096;
+
+/// How the links behave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkModel {
+    /// Rate of each output port; `None` is as fast as the machine.
+    pub rate: Option<BitRate>,
+    /// Round-trip time between two hosts: each direction takes half of it.
+    pub rtt: Rtt,
+    /// Loss of each direction.
+    pub loss: Loss,
+}
+
+impl LinkModel {
+    /// The longest that a frame may wait in the queue of an output port.
+    #[must_use]
+    pub fn queue_limit(&self) -> Duration {
+        self.rtt.duration() + QUEUE_ABOVE_RTT
+    }
+}
+
+/// Counters of one output port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Frames sent out.
+    pub frames: u64,
+    /// Their bytes on the wire.
+    pub wire_bytes: u64,
+    /// Frames dropped as the queue was full.
+    pub dropped: u64,
+    /// Frames lost on purpose.
+    pub lost: u64,
+}
+
+struct InFlight<F> {
+    due_ns: u64,
+    wire_bytes: u64,
+    frame: Rc<F>,
+}
+
+struct Port<F> {
+    /// Ordered by due time: the delay is the same for all, and a port sends one after the other.
+    in_flight: VecDeque<InFlight<F>>,
+    bytes_in_flight: u64,
+    /// Until when the port is busy with what it has accepted.
+    busy_until_ns: u64,
+    counters: PortCounters,
+}
+
+/// The switch. `F` is whatever carries a frame; a flooded one is shared by its ports.
+pub struct Switch<F> {
+    model: LinkModel,
+    ports: Vec<Port<F>>,
+    addresses: HashMap<Mac, usize>,
+    random: Random,
+}
+
+impl<F> Switch<F> {
+    /// A switch of `ports` ports; `seed` decides which frames are lost.
+    #[must_use]
+    pub fn new(ports: usize, model: LinkModel, seed: u64) -> Switch<F> {
+        let port = || Port {
+            in_flight: VecDeque::new(),
+            bytes_in_flight: 0,
+            busy_until_ns: 0,
+            counters: PortCounters::default(),
+        };
+        Switch {
+            model,
+            ports: (0..ports).map(|_| port()).collect(),
+            addresses: HashMap::new(),
+            random: Random(seed),
+        }
+    }
+
+    /// Takes a frame that came in at port `from` at `now_ns`. Times must not run backwards.
+    pub fn accept(&mut self, now_ns: u64, from: usize, header: &FrameHeader, frame: F) {
+        self.learn(header.source, from);
+        let frame = Rc::new(frame);
+        let known =
+            self.addresses.get(&header.destination).copied().filter(|_| !is_group(header.destination));
+        match known {
+            Some(to) if to == from => {}
+            Some(to) => self.enqueue(now_ns, to, header.wire_bytes, frame),
+            None => {
+                for to in (0..self.ports.len()).filter(|to| *to != from) {
+                    self.enqueue(now_ns, to, header.wire_bytes, Rc::clone(&frame));
+                }
+            }
+        }
+    }
+
+    /// When the next frame is due, if one is on the way.
+    #[must_use]
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.ports.iter().filter_map(|port| port.in_flight.front()).map(|first| first.due_ns).min()
+    }
+
+    /// The next frame that is due at `now_ns`, with the port it leaves from. Frames of a port come in order.
+    pub fn take_due(&mut self, now_ns: u64) -> Option<(usize, Rc<F>)> {
+        let is_due = |port: &Port<F>| port.in_flight.front().is_some_and(|first| first.due_ns <= now_ns);
+        let index = self.ports.iter().position(is_due)?;
+        let port = &mut self.ports[index];
+        let first = port.in_flight.pop_front()?;
+        port.bytes_in_flight -= first.wire_bytes;
+        port.counters.frames += 1;
+        port.counters.wire_bytes += first.wire_bytes;
+        Some((index, first.frame))
+    }
+
+    /// Counters of each output port, in the order of the ports.
+    #[must_use]
+    pub fn counters(&self) -> Vec<PortCounters> {
+        self.ports.iter().map(|port| port.counters).collect()
+    }
+
+    fn learn(&mut self, source: Mac, from: usize) {
+        if is_group(source)
+            || (self.addresses.len() >= MAX_ADDRESSES && !self.addresses.contains_key(&source))
+        {
+            return;
+        }
+        self.addresses.insert(source, from);
+    }
+
+    fn enqueue(&mut self, now_ns: u64, to: usize, wire_bytes: u64, frame: Rc<F>) {
+        let lost = self.random.chance(self.model.loss);
+        let limit_ns = nanoseconds(self.model.queue_limit());
+        let port = &mut self.ports[to];
+        if lost {
+            port.counters.lost += 1;
+            return;
+        }
+        let arrival_ns = now_ns + nanoseconds(self.model.rtt.one_way());
+        let start_ns = arrival_ns.max(port.busy_until_ns);
+        if start_ns - arrival_ns > limit_ns || port.bytes_in_flight + wire_bytes > MAX_BYTES_TO_PORT {
+            port.counters.dropped += 1;
+            return;
+        }
+        let due_ns = start_ns + self.model.rate.map_or(0, |rate| rate.serialisation_ns(wire_bytes));
+        port.busy_until_ns = due_ns;
+        port.bytes_in_flight += wire_bytes;
+        port.in_flight.push_back(InFlight { due_ns, wire_bytes, frame });
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// SplitMix64: a few operations a frame, and the same losses for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn chance(&mut self, loss: Loss) -> bool {
+        if loss.is_none() {
+            return false;
+        }
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % 1_000_000 < u64::from(loss.parts_per_million())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const A: Mac = [2, 0, 0, 0, 0, 1];
+    const B: Mac = [2, 0, 0, 0, 0, 2];
+    const BROADCAST: Mac = [0xff; 6];
+    const MS: u64 = 1_000_000;
+
+    fn model(rate: Option<&str>, rtt: &str, loss: &str) -> LinkModel {
+        LinkModel {
+            rate: rate.map(|rate| rate.parse().unwrap()),
+            rtt: rtt.parse().unwrap(),
+            loss: loss.parse().unwrap(),
+        }
+    }
+
+    fn header(source: Mac, destination: Mac, wire_bytes: u64) -> FrameHeader {
+        FrameHeader { destination, source, wire_bytes }
+    }
+
+    /// Two hosts whose addresses are known to the switch.
+    fn two_hosts(model: LinkModel) -> Switch<u64> {
+        let mut switch = Switch::new(2, model, 1);
+        switch.learn(A, 0);
+        switch.learn(B, 1);
+        switch
+    }
+
+    fn drain(switch: &mut Switch<u64>) -> Vec<(u64, usize, u64)> {
+        let mut out = Vec::new();
+        while let Some(due) = switch.next_due_ns() {
+            while let Some((port, frame)) = switch.take_due(due) {
+                out.push((due, port, *frame));
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn unknown_and_group_addresses_are_flooded_and_senders_learnt() {
+        let mut switch: Switch<u64> = Switch::new(3, model(None, "0", "0"), 1);
+        switch.accept(0, 0, &header(A, BROADCAST, 60), 1);
+        switch.accept(0, 2, &header(B, A, 60), 2);
+        switch.accept(0, 1, &header([2; 6], [4; 6], 60), 3);
+        switch.accept(0, 0, &header(A, A, 60), 4);
+        let mut out = drain(&mut switch);
+        out.sort_unstable();
+        assert_eq!(out, [(0, 0, 2), (0, 0, 3), (0, 1, 1), (0, 2, 1), (0, 2, 3)]);
+    }
+
+    #[test]
+    fn an_address_that_moves_is_followed() {
+        let mut switch: Switch<u64> = Switch::new(3, model(None, "0", "0"), 1);
+        switch.accept(0, 1, &header(A, BROADCAST, 60), 1);
+        switch.accept(0, 2, &header(A, BROADCAST, 60), 2);
+        drain(&mut switch);
+        switch.accept(1, 0, &header(B, A, 60), 3);
+        assert_eq!(drain(&mut switch), [(1, 2, 3)]);
+    }
+
+    #[test]
+    fn each_direction_takes_half_the_round_trip() {
+        let mut switch = two_hosts(model(None, "10ms", "0"));
+        switch.accept(7, 0, &header(A, B, 1514), 1);
+        assert_eq!(switch.next_due_ns(), Some(5 * MS + 7));
+        assert!(switch.take_due(5 * MS + 6).is_none());
+        assert_eq!(drain(&mut switch), [(5 * MS + 7, 1, 1)]);
+    }
+
+    #[test]
+    fn frames_leave_at_the_rate_of_the_port() {
+        let mut switch = two_hosts(model(Some("1gbit"), "10ms", "0"));
+        for frame in 0..3 {
+            switch.accept(0, 0, &header(A, B, 1514), frame);
+        }
+        let times: Vec<u64> = drain(&mut switch).iter().map(|(due, ..)| *due).collect();
+        assert_eq!(times, [5 * MS + 12_112, 5 * MS + 24_224, 5 * MS + 36_336]);
+    }
+
+    #[test]
+    fn the_two_directions_do_not_wait_for_each_other() {
+        let mut switch = two_hosts(model(Some("1mbit"), "0", "0"));
+        switch.accept(0, 0, &header(A, B, 1000), 1);
+        switch.accept(0, 1, &header(B, A, 1000), 2);
+        let times: Vec<u64> = drain(&mut switch).iter().map(|(due, ..)| *due).collect();
+        assert_eq!(times, [8 * MS, 8 * MS]);
+    }
+
+    #[test]
+    fn a_full_queue_drops_at_the_tail_and_recovers() {
+        // 8 ms a frame, 10 + 50 ms of queue: the first waits for nothing, the eighth for 56 ms.
+        let mut switch = two_hosts(model(Some("1mbit"), "10ms", "0"));
+        for frame in 0..20 {
+            switch.accept(0, 0, &header(A, B, 1000), frame);
+        }
+        assert_eq!(drain(&mut switch).len(), 8);
+        assert_eq!(switch.counters()[1], PortCounters { frames: 8, wire_bytes: 8000, dropped: 12, lost: 0 });
+        switch.accept(100 * MS, 0, &header(A, B, 1000), 99);
+        assert_eq!(drain(&mut switch), [(113 * MS, 1, 99)]);
+    }
+
+    #[test]
+    fn the_share_of_lost_frames_is_as_asked() {
+        let mut switch = two_hosts(model(None, "0", "1%"));
+        for frame in 0..100_000 {
+            switch.accept(frame, 0, &header(A, B, 1514), frame);
+        }
+        let delivered = drain(&mut switch).len() as u64;
+        let lost = switch.counters()[1].lost;
+        assert_eq!(delivered + lost, 100_000);
+        assert!((800..1200).contains(&lost), "{lost} of 100000 lost");
+    }
+
+    proptest! {
+        /// Whatever comes in: order is kept, nothing arrives early, the rate is never exceeded, the queue is
+        /// bounded, and every frame is accounted for.
+        #[test]
+        fn the_link_keeps_its_promises(
+            frames in prop::collection::vec((0_u64..2 * MS, 60_u64..68_000), 1..400),
+            mbit in 1_u64..10_000,
+            rtt_us in 0_u64..50_000,
+        ) {
+            let rate = BitRate::new(mbit * 1_000_000).unwrap();
+            let rtt = Rtt::from(Duration::from_micros(rtt_us));
+            let link = LinkModel { rate: Some(rate), rtt, loss: Loss::default() };
+            let mut switch = two_hosts(link);
+            let (mut now, mut sent) = (0, Vec::new());
+            for (index, (pause, bytes)) in frames.iter().enumerate() {
+                now += pause;
+                switch.accept(now, 0, &header(A, B, *bytes), index as u64);
+                sent.push((now, *bytes));
+            }
+            let out = drain(&mut switch);
+            let counters = switch.counters()[1];
+            prop_assert_eq!(counters.frames + counters.dropped, frames.len() as u64);
+            let one_way = nanoseconds(rtt.one_way());
+            let longest = one_way + nanoseconds(link.queue_limit()) + rate.serialisation_ns(68_000);
+            let mut last: Option<(u64, u64)> = None;
+            for (due, port, index) in out {
+                let (at, bytes) = sent[usize::try_from(index).unwrap()];
+                let serialisation = rate.serialisation_ns(bytes);
+                prop_assert_eq!(port, 1);
+                prop_assert!(due >= at + one_way + serialisation);
+                prop_assert!(due <= at + longest);
+                if let Some((last_due, last_index)) = last {
+                    prop_assert!(index > last_index);
+                    prop_assert!(due >= last_due + serialisation);
+                }
+                last = Some((due, index));
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The lab: hosts as network namespaces on one machine, to try Godwit, to test it and to measure it.
+//!
+//! A lab is no mock: agents, guests and CLI are the real ones, only the hosts share a kernel. [`up()`] makes
+//! - a namespace per host (`godwit-a`, `godwit-b`, …), each with the bridge `br-lan` for guests and the NIC
+//!   `mig0` on the migration network;
+//! - the guest LAN 10.88.0.0/24 and fd88::/64: all `br-lan` joined through a bridge in `godwit-client`, where the
+//!   client 10.88.0.1, fd88::1 probes guests at 1 kHz; not shaped;
+//! - the migration network 10.77.0.0/24 and fd77::/64 (host a is .11 and ::11), shaped in rate, delay and loss
+//!   (see [`links`]), by the kernel where it can and by the project's own emulator where it can't;
+//! - an agent per host on port 7700 of the migration network, and the hosts file with which the CLI finds them.
+//!
+//! [`down()`] leaves nothing of it behind, also after a crash.
+
+mod agents;
+pub mod client;
+pub mod clock;
+pub mod daemon;
+mod down;
+pub mod emulator;
+pub mod image;
+pub mod links;
+pub mod namespace;
+mod options;
+mod process;
+mod state;
+mod status;
+mod tools;
+mod topology;
+pub mod trial;
+pub mod units;
+mod up;
+pub mod watch;
+
+pub use crate::daemon::DaemonKind;
+pub use crate::down::{LabName, down};
+pub use crate::links::LinkEngine;
+pub use crate::namespace::in_namespace;
+pub use crate::options::LabOptions;
+pub use crate::process::ProcessId;
+pub use crate::status::{ClientStatus, HostStatus, LabStatus, status};
+pub use crate::topology::{
+    AGENT_PORT, CLIENT_IPV4, CLIENT_IPV6, DEFAULT_PREFIX, DEFAULT_STATE_DIR, LAN_BRIDGE, LAN_NETWORK,
+    LabPaths, MAX_HOSTS,
+};
+pub use crate::units::{BitRate, Loss, Rtt, UnitError};
+pub use crate::up::up;

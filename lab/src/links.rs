@@ -1,0 +1,321 @@
+//! The lab's two networks: the guest LAN, and the migration network with its shaped links.
+//!
+//! # How links are shaped
+//! Sending is shaped on the host's own NIC by HTB, receiving on the switch's port towards the host: by HTB where
+//! the kernel switches, by the emulator where it does. So two hosts that send to a third share its link, and a
+//! sender is held back by its own kernel as on a real NIC. Rates count Ethernet frames, so TCP carries 95.6 %.
+//!
+//! Delay and loss sit on the switch's ports: netem where the kernel has it, else the emulator.
+//!
+//! # What is set for TCP
+//! `net.ipv4.tcp_rmem` and `tcp_wmem`, their maxima only, so that the windows fit the link (see
+//! [`tcp_buffer_bytes`]): a host that is meant to fill such a link is set up so. All else is stock, also
+//! `tcp_slow_start_after_idle` and the congestion control.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::emulator::switch::LinkModel;
+use crate::emulator::{EmulatorConfig, PortConfig};
+use crate::namespace::{set_sysctls, sysctl};
+use crate::options::LabOptions;
+use crate::tools::Batch;
+use crate::topology::{
+    CLIENT_IPV4, CLIENT_IPV6, Host, LAN_BRIDGE, LAN_NIC, LabPaths, MIGRATION_BRIDGE, MIGRATION_NIC, Topology,
+};
+use crate::units::{BitRate, Loss};
+
+const MTU: u16 = 1500;
+/// What an unshaped link is taken for where buffers are sized.
+const UNSHAPED_BITS_PER_SECOND: u64 = 10_000_000_000;
+
+/// Who switches the migration network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkEngine {
+    /// Bridge and HTB: no delay, no loss.
+    Kernel,
+    /// Bridge, HTB and netem.
+    Netem,
+    /// The project's own emulator.
+    Emulator,
+}
+
+impl std::fmt::Display for LinkEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            LinkEngine::Kernel => "kernel",
+            LinkEngine::Netem => "netem",
+            LinkEngine::Emulator => "emulator",
+        })
+    }
+}
+
+/// Makes the namespaces with their loopback up and their sysctls set; they must not exist.
+pub(crate) fn make_namespaces(topology: &Topology, options: &LabOptions) -> Result<()> {
+    let mut batch = Batch::ip();
+    for namespace in topology.namespaces() {
+        batch.line(format!("netns add {namespace}"));
+    }
+    batch.run()?;
+    for namespace in topology.namespaces() {
+        // Addresses are usable at once: no duplicate address detection. Set before there are interfaces.
+        let ipv6 = ["all", "default"].map(|of| (format!("net/ipv6/conf/{of}/accept_dad"), "0".to_owned()));
+        set_sysctls(&namespace, &ipv6, true)?;
+        // The bridges switch; they don't filter, whatever the machine's firewall has loaded.
+        let bridge =
+            ["ip", "ip6", "arp"].map(|of| (format!("net/bridge/bridge-nf-call-{of}tables"), "0".to_owned()));
+        set_sysctls(&namespace, &bridge, true)?;
+        Batch::ip_in(&namespace).line("link set lo up").run()?;
+    }
+    for host in &topology.hosts {
+        raise_tcp_buffers(&host.namespace, tcp_buffer_bytes(&options.link_model()))?;
+    }
+    Ok(())
+}
+
+/// Removes the namespaces with all that is in them.
+pub(crate) fn remove_namespaces(names: &[String]) -> Result<()> {
+    let mut batch = Batch::ip();
+    for name in names {
+        batch.line(format!("netns delete {name}"));
+    }
+    batch.run()
+}
+
+/// Who is to switch: the kernel alone where nothing is delayed or lost, else netem if this kernel has it.
+///
+/// netem is tried on the link namespace's loopback: that also loads its module, and tells more surely than a
+/// list of modules.
+pub(crate) fn choose_engine(topology: &Topology, options: &LabOptions) -> LinkEngine {
+    if options.force_emulator {
+        return LinkEngine::Emulator;
+    }
+    if options.rtt.duration().is_zero() && options.loss.is_none() {
+        return LinkEngine::Kernel;
+    }
+    let mut probe = Batch::tc_in(&topology.link_namespace);
+    probe.line("qdisc add dev lo root netem delay 1ms").line("qdisc del dev lo root");
+    if probe.run().is_ok() { LinkEngine::Netem } else { LinkEngine::Emulator }
+}
+
+/// The guest LAN: a bridge on each host, each joined by a veth pair to the client's bridge. Not shaped.
+pub(crate) fn make_guest_lan(topology: &Topology) -> Result<()> {
+    let client = &topology.client_namespace;
+    let mut pairs = Batch::ip();
+    for host in &topology.hosts {
+        let (inner, outer) = (&host.namespace, host.lan_port());
+        pairs.line(format!("link add {LAN_NIC} netns {inner} type veth peer name {outer} netns {client}"));
+    }
+    pairs.run()?;
+    for host in &topology.hosts {
+        let mut batch = Batch::ip_in(&host.namespace);
+        add_bridge(&mut batch, LAN_BRIDGE);
+        // A host has no business on its guests' network.
+        batch.line(format!("link set {LAN_BRIDGE} addrgenmode none"));
+        add_port(&mut batch, LAN_NIC, LAN_BRIDGE);
+        batch.line(format!("link set {LAN_BRIDGE} up")).run()?;
+    }
+    let mut batch = Batch::ip_in(client);
+    add_bridge(&mut batch, LAN_BRIDGE);
+    for host in &topology.hosts {
+        add_port(&mut batch, &host.lan_port(), LAN_BRIDGE);
+    }
+    batch.line(format!("addr add {CLIENT_IPV4}/24 dev {LAN_BRIDGE}"));
+    batch.line(format!("addr add {CLIENT_IPV6}/64 dev {LAN_BRIDGE}"));
+    batch.line(format!("link set {LAN_BRIDGE} up")).run()
+}
+
+/// The migration network where the kernel switches it. With the emulator the NICs are its TAP devices, and
+/// [`configure_migration_nics`] alone is left to do.
+pub(crate) fn make_migration_bridge(
+    topology: &Topology,
+    options: &LabOptions,
+    engine: LinkEngine,
+) -> Result<()> {
+    let link = &topology.link_namespace;
+    let mut pairs = Batch::ip();
+    for host in &topology.hosts {
+        let (inner, outer) = (&host.namespace, host.migration_port());
+        pairs
+            .line(format!("link add {MIGRATION_NIC} netns {inner} type veth peer name {outer} netns {link}"));
+    }
+    pairs.run()?;
+    let mut batch = Batch::ip_in(link);
+    add_bridge(&mut batch, MIGRATION_BRIDGE);
+    batch.line(format!("link set {MIGRATION_BRIDGE} addrgenmode none"));
+    for host in &topology.hosts {
+        add_port(&mut batch, &host.migration_port(), MIGRATION_BRIDGE);
+    }
+    batch.line(format!("link set {MIGRATION_BRIDGE} up")).run()?;
+    let mut shaping = Batch::tc_in(link);
+    for host in &topology.hosts {
+        shape_switch_port(&mut shaping, &host.migration_port(), &options.link_model(), engine);
+    }
+    shaping.run()
+}
+
+/// Address, rate and state of each host's migration NIC.
+pub(crate) fn configure_migration_nics(
+    topology: &Topology,
+    options: &LabOptions,
+    engine: LinkEngine,
+) -> Result<()> {
+    for host in &topology.hosts {
+        let mut batch = Batch::ip_in(&host.namespace);
+        batch.line(format!("link set {MIGRATION_NIC} address {}", mac_text(host)));
+        if engine == LinkEngine::Netem && !options.loss.is_none() {
+            // netem loses what it is given: give it packets, not trains.
+            batch.line(format!("link set {MIGRATION_NIC} gso_max_segs 1"));
+        }
+        batch.line(format!("addr replace {}/24 dev {MIGRATION_NIC}", host.migration_ipv4()));
+        batch.line(format!("addr replace {}/64 dev {MIGRATION_NIC}", host.migration_ipv6()));
+        batch.line(format!("link set {MIGRATION_NIC} up")).run()?;
+        if let Some(rate) = options.link {
+            let mut shaping = Batch::tc_in(&host.namespace);
+            add_rate(&mut shaping, MIGRATION_NIC, rate);
+            shaping.run()?;
+        }
+    }
+    Ok(())
+}
+
+/// What the emulator is told for this lab.
+pub(crate) fn emulator_config(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> EmulatorConfig {
+    let port = |host: &Host| PortConfig {
+        namespace: host.namespace.clone(),
+        device: MIGRATION_NIC.to_owned(),
+        mac: host.migration_mac(),
+        mtu: MTU,
+    };
+    EmulatorConfig {
+        ports: topology.hosts.iter().map(port).collect(),
+        rate: options.link,
+        rtt: options.rtt,
+        loss: options.loss,
+        socket: paths.emulator_socket(),
+    }
+}
+
+/// How large TCP's buffers may grow: four bandwidth-delay products (Linux counts its own overhead as half of a
+/// receive buffer, and a sender keeps what is sent again beside what is new) with the switch's queue of 50 ms
+/// counted in where the link has a rate; between 4 and 256 MiB.
+pub(crate) fn tcp_buffer_bytes(model: &LinkModel) -> u64 {
+    let rate = model.rate.or(BitRate::new(UNSHAPED_BITS_PER_SECOND));
+    let time = if model.rate.is_some() { model.queue_limit() } else { model.rtt.duration() };
+    let bytes = rate.map_or(0, |rate| rate.bytes_in(time)).saturating_mul(4);
+    bytes.clamp(4 << 20, 256 << 20)
+}
+
+/// Raises the maxima of TCP's buffers in a namespace; never lowers them.
+fn raise_tcp_buffers(namespace: &str, wanted_bytes: u64) -> Result<()> {
+    for key in ["net/ipv4/tcp_rmem", "net/ipv4/tcp_wmem"] {
+        let text = sysctl(namespace, key)?.with_context(|| format!("this kernel has no {key}"))?;
+        let numbers: Vec<u64> =
+            text.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect();
+        let [least, start, most] = numbers[..] else {
+            continue;
+        };
+        if most < wanted_bytes {
+            set_sysctls(namespace, &[(key.to_owned(), format!("{least} {start} {wanted_bytes}"))], false)?;
+        }
+    }
+    Ok(())
+}
+
+fn add_bridge(batch: &mut Batch, name: &str) {
+    batch.line(format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"));
+}
+
+fn add_port(batch: &mut Batch, device: &str, bridge: &str) {
+    batch.line(format!("link set {device} addrgenmode none master {bridge}"));
+    batch.line(format!("link set {device} up"));
+}
+
+/// Rate of the switch's port towards a host, with delay and loss where netem gives them.
+fn shape_switch_port(batch: &mut Batch, port: &str, model: &LinkModel, engine: LinkEngine) {
+    let parent = match model.rate {
+        Some(rate) => {
+            add_rate(batch, port, rate);
+            "parent 1:1 handle 10:"
+        }
+        None => "root",
+    };
+    if engine == LinkEngine::Netem {
+        let delay_us = model.rtt.one_way().as_micros();
+        let loss = loss_percent(model.loss);
+        let limit = netem_limit_packets(model);
+        batch.line(format!(
+            "qdisc add dev {port} {parent} netem limit {limit} delay {delay_us}us loss {loss}%"
+        ));
+    } else if let Some(rate) = model.rate {
+        let limit = rate.bytes_in(model.queue_limit()).max(256 << 10);
+        batch.line(format!("qdisc add dev {port} {parent} bfifo limit {limit}"));
+    }
+}
+
+/// One HTB class for all. Its burst is 100 µs of the rate, at least one train of packets: less would make the
+/// rate depend on how late timers are, more would let a burst through faster than the link.
+fn add_rate(batch: &mut Batch, device: &str, rate: BitRate) {
+    let bits = rate.bits_per_second();
+    let burst = rate.bytes_in(Duration::from_micros(100)).max(2 * u64::from(MTU));
+    batch.line(format!("qdisc replace dev {device} root handle 1: htb default 1"));
+    batch.line(format!(
+        "class replace dev {device} parent 1: classid 1:1 htb rate {bits}bit ceil {bits}bit burst {burst} cburst {burst} quantum 65536"
+    ));
+}
+
+/// netem holds in its one queue what is on the way and what waits: in packets, trains counted as one.
+fn netem_limit_packets(model: &LinkModel) -> u64 {
+    let rate = model.rate.or(BitRate::new(UNSHAPED_BITS_PER_SECOND));
+    let time = model.queue_limit() + model.rtt.one_way();
+    rate.map_or(0, |rate| rate.bytes_in(time) / u64::from(MTU)).max(1000)
+}
+
+fn loss_percent(loss: Loss) -> String {
+    loss.to_string().trim_end_matches('%').to_owned()
+}
+
+fn mac_text(host: &Host) -> String {
+    host.migration_mac().map(|byte| format!("{byte:02x}")).join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(rate: Option<&str>, rtt: &str) -> LinkModel {
+        LinkModel {
+            rate: rate.map(|rate| rate.parse().unwrap()),
+            rtt: rtt.parse().unwrap(),
+            loss: Loss::default(),
+        }
+    }
+
+    #[test]
+    fn tcp_buffers_fit_the_link() {
+        // 1 Gb/s for 40 + 50 ms is 11.25 MB.
+        assert_eq!(tcp_buffer_bytes(&model(Some("1gbit"), "40ms")), 45_000_000);
+        assert_eq!(tcp_buffer_bytes(&model(None, "10ms")), 50_000_000);
+        assert_eq!(tcp_buffer_bytes(&model(None, "0")), 4 << 20);
+        assert_eq!(tcp_buffer_bytes(&model(None, "10s")), 256 << 20);
+    }
+
+    #[test]
+    fn netem_goes_below_the_rate() {
+        let mut batch = Batch::tc_in("x");
+        shape_switch_port(&mut batch, "mig-a", &model(Some("1gbit"), "10ms"), LinkEngine::Netem);
+        let text = batch.text();
+        assert!(text.contains("htb rate 1000000000bit"), "{text}");
+        assert!(text.ends_with("parent 1:1 handle 10: netem limit 5416 delay 5000us loss 0%\n"), "{text}");
+    }
+
+    #[test]
+    fn an_unshaped_kernel_link_has_no_discipline() {
+        let mut batch = Batch::tc_in("x");
+        shape_switch_port(&mut batch, "mig-a", &model(None, "0"), LinkEngine::Kernel);
+        assert_eq!(batch.text(), "");
+    }
+}

@@ -1,0 +1,172 @@
+//! What a lab looks like from outside.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::agents;
+use crate::down::LabName;
+use crate::emulator::{self, LinkCounters};
+use crate::links::LinkEngine;
+use crate::options::LabOptions;
+use crate::process::ProcessId;
+use crate::state::{LabState, Role};
+use crate::topology::{CLIENT_IPV4, CLIENT_IPV6, LabPaths, Topology};
+
+/// A lab, or that there is none.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LabStatus {
+    /// Whether it is up and all its processes run.
+    pub up: bool,
+    /// As it was asked for; `None` where there is no lab.
+    pub options: Option<LabOptions>,
+    /// Who switches the migration network.
+    pub engine: Option<LinkEngine>,
+    /// Its hosts.
+    pub hosts: Vec<HostStatus>,
+    /// Its client.
+    pub client: Option<ClientStatus>,
+    /// The hosts file for the CLI.
+    pub hosts_file: Option<PathBuf>,
+    /// Counters of the emulator, where it switches.
+    pub links: Vec<LinkCounters>,
+    /// What is wrong, and what to do about it.
+    pub problems: Vec<String>,
+}
+
+/// A host of the lab.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// `a`, `b`, …
+    pub name: String,
+    /// Its network namespace.
+    pub namespace: String,
+    /// Its addresses on the migration network.
+    pub migration_addresses: Vec<String>,
+    /// Where its agent answers, as the CLI writes it.
+    pub api: String,
+    /// Its agent, where it runs.
+    pub agent: Option<ProcessId>,
+}
+
+/// The client of the lab.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// Its network namespace.
+    pub namespace: String,
+    /// Its addresses on the guest LAN.
+    pub addresses: Vec<String>,
+    /// Where the prober answers.
+    pub socket: PathBuf,
+    /// The prober, where it runs.
+    pub prober: Option<ProcessId>,
+}
+
+/// Looks at the lab.
+///
+/// # Errors
+/// None at present; that there is no lab is a status.
+pub fn status(name: &LabName) -> Result<LabStatus> {
+    match LabState::load(&LabPaths::new(&name.state_dir)) {
+        Some(state) => status_of(name, &state),
+        None => Ok(LabStatus {
+            up: false,
+            options: None,
+            engine: None,
+            hosts: Vec::new(),
+            client: None,
+            hosts_file: None,
+            links: Vec::new(),
+            problems: Vec::new(),
+        }),
+    }
+}
+
+pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
+    let paths = LabPaths::new(&name.state_dir);
+    let topology = Topology::new(&state.options.prefix, state.options.hosts);
+    let running = |role: &Role| state.process(role).filter(|id| id.is_alive());
+    let mut problems = Vec::new();
+    if !state.complete {
+        problems.push("it came up only in part; `godwit lab up` starts over".to_owned());
+    }
+    for process in state.processes.iter().filter(|process| !process.id.is_alive()) {
+        let what = match &process.role {
+            Role::Emulator => "the link emulator".to_owned(),
+            Role::Client => "the client prober".to_owned(),
+            Role::Agent(host) => format!("the agent of host {host}"),
+        };
+        problems
+            .push(format!("{what} (process {}) has ended; `godwit lab up` starts it again", process.id.pid));
+    }
+    let host = |host: &crate::topology::Host| HostStatus {
+        name: host.name.clone(),
+        namespace: host.namespace.clone(),
+        migration_addresses: vec![host.migration_ipv4().to_string(), host.migration_ipv6().to_string()],
+        api: format!("unix:{}", agents::socket(&paths, &host.name).display()),
+        agent: running(&Role::Agent(host.name.clone())),
+    };
+    let links = match running(&Role::Emulator) {
+        Some(_) => emulator::counters(&paths.emulator_socket()).unwrap_or_default(),
+        None => Vec::new(),
+    };
+    Ok(LabStatus {
+        up: problems.is_empty(),
+        options: Some(state.options.clone()),
+        engine: state.engine,
+        hosts: topology.hosts.iter().map(host).collect(),
+        client: Some(ClientStatus {
+            namespace: topology.client_namespace,
+            addresses: vec![CLIENT_IPV4.to_string(), CLIENT_IPV6.to_string()],
+            socket: paths.client_socket(),
+            prober: running(&Role::Client),
+        }),
+        hosts_file: Some(paths.hosts_file()),
+        links,
+        problems,
+    })
+}
+
+impl fmt::Display for LabStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(options) = &self.options else {
+            return writeln!(f, "no lab is up; `godwit lab up` brings one");
+        };
+        let state = if self.up { "up" } else { "in trouble" };
+        let engine = self.engine.map(|engine| format!(", switched by {engine}")).unwrap_or_default();
+        writeln!(f, "the lab is {state}: {options}{engine}")?;
+        for host in &self.hosts {
+            let agent = host.agent.map_or_else(|| "no agent".to_owned(), |id| format!("agent {}", id.pid));
+            writeln!(
+                f,
+                "  host {}  namespace {}  {}  {agent}",
+                host.name,
+                host.namespace,
+                host.migration_addresses.join(" ")
+            )?;
+        }
+        if let Some(client) = &self.client {
+            let prober =
+                client.prober.map_or_else(|| "no prober".to_owned(), |id| format!("prober {}", id.pid));
+            writeln!(
+                f,
+                "  client  namespace {}  {}  {prober}",
+                client.namespace,
+                client.addresses.join(" ")
+            )?;
+        }
+        for link in &self.links {
+            let LinkCounters { namespace, frames, wire_bytes, dropped, lost, .. } = link;
+            writeln!(
+                f,
+                "  link to {namespace}  {frames} frames, {wire_bytes} bytes, {dropped} dropped, {lost} lost"
+            )?;
+        }
+        for problem in &self.problems {
+            writeln!(f, "  problem: {problem}")?;
+        }
+        Ok(())
+    }
+}

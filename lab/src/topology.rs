@@ -1,0 +1,236 @@
+//! Names and addresses of a lab: pure, the one place that knows them.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::emulator::frame::Mac;
+
+/// The lab's name unless told otherwise: leads the names of its namespaces.
+pub const DEFAULT_PREFIX: &str = "godwit";
+/// Where the lab keeps its state unless told otherwise.
+pub const DEFAULT_STATE_DIR: &str = "/run/godwit-lab";
+/// Most hosts of a lab: their addresses end in 11 to 26.
+pub const MAX_HOSTS: u32 = 16;
+/// Port on which agents listen on the migration network.
+pub const AGENT_PORT: u16 = 7700;
+/// The bridge of the guest LAN on each host.
+pub const LAN_BRIDGE: &str = "br-lan";
+/// The guest LAN's name in an agent's configuration.
+pub const LAN_NETWORK: &str = "lan";
+/// The client's addresses on the guest LAN.
+pub const CLIENT_IPV4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
+/// The client's addresses on the guest LAN.
+pub const CLIENT_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, 1);
+/// A host's NIC on the migration network.
+pub(crate) const MIGRATION_NIC: &str = "mig0";
+/// The migration network's bridge, where the kernel switches it.
+pub(crate) const MIGRATION_BRIDGE: &str = "br-mig";
+/// A host's port of the guest LAN's bridge.
+pub(crate) const LAN_NIC: &str = "lan0";
+
+/// One host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// `a`, `b`, …
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    index: u16,
+}
+
+/// A whole lab.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Topology {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) client_namespace: String,
+    /// Where the migration network is switched.
+    pub(crate) link_namespace: String,
+}
+
+impl Topology {
+    pub(crate) fn new(prefix: &str, hosts: u32) -> Topology {
+        let host = |index: u16| {
+            let name = char::from(b'a' + u8::try_from(index % 26).unwrap_or(0)).to_string();
+            Host { namespace: format!("{prefix}-{name}"), name, index }
+        };
+        let count = u16::try_from(hosts.min(MAX_HOSTS)).unwrap_or(0);
+        Topology {
+            hosts: (0..count).map(host).collect(),
+            client_namespace: format!("{prefix}-client"),
+            link_namespace: format!("{prefix}-link"),
+        }
+    }
+
+    /// All namespaces, in the order in which they are made.
+    pub(crate) fn namespaces(&self) -> Vec<String> {
+        let hosts = self.hosts.iter().map(|host| host.namespace.clone());
+        hosts.chain([self.client_namespace.clone(), self.link_namespace.clone()]).collect()
+    }
+}
+
+/// Whether a lab with this prefix makes namespaces of that name.
+pub(crate) fn is_lab_namespace(prefix: &str, name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('-')) else {
+        return false;
+    };
+    rest == "client"
+        || rest == "link"
+        || Topology::new(prefix, MAX_HOSTS).hosts.iter().any(|host| host.name == rest)
+}
+
+/// A prefix must make namespace names, and names of nothing else.
+pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if prefix.is_empty() || prefix.len() > 32 || !prefix.chars().all(good) || prefix.starts_with('-') {
+        bail!("`{prefix}` is no prefix for namespaces: use up to 32 lower-case letters, digits and dashes");
+    }
+    Ok(())
+}
+
+impl Host {
+    /// The last number of its addresses.
+    fn number(&self) -> u16 {
+        11 + self.index
+    }
+
+    pub(crate) fn migration_ipv4(&self) -> Ipv4Addr {
+        let [_, number] = self.number().to_be_bytes();
+        Ipv4Addr::new(10, 77, 0, number)
+    }
+
+    /// Ends in the same digits as the IPv4 address: `fd77::11`.
+    pub(crate) fn migration_ipv6(&self) -> Ipv6Addr {
+        let number = self.number();
+        Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, (number / 10) * 16 + number % 10)
+    }
+
+    pub(crate) fn migration_mac(&self) -> Mac {
+        let [high, low] = self.number().to_be_bytes();
+        [0x02, 0x77, 0, 0, high, low]
+    }
+
+    /// Its port on the switch of the migration network.
+    pub(crate) fn migration_port(&self) -> String {
+        format!("mig-{}", self.name)
+    }
+
+    /// Its port on the client's bridge.
+    pub(crate) fn lan_port(&self) -> String {
+        format!("lan-{}", self.name)
+    }
+}
+
+/// Files of a lab, all below one directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabPaths {
+    root: PathBuf,
+}
+
+impl LabPaths {
+    /// Files below `root`.
+    #[must_use]
+    pub fn new(root: &Path) -> LabPaths {
+        LabPaths { root: root.to_owned() }
+    }
+
+    /// The directory of all.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What was made, for `down` and `status`.
+    #[must_use]
+    pub fn state_file(&self) -> PathBuf {
+        self.root.join("lab.json")
+    }
+
+    /// The hosts file that the CLI finds.
+    #[must_use]
+    pub fn hosts_file(&self) -> PathBuf {
+        self.root.join("hosts.toml")
+    }
+
+    /// Unix socket of the client prober.
+    #[must_use]
+    pub fn client_socket(&self) -> PathBuf {
+        self.root.join("client.sock")
+    }
+
+    /// Log of the client prober.
+    #[must_use]
+    pub fn client_log(&self) -> PathBuf {
+        self.root.join("client.log")
+    }
+
+    /// Configuration of the client prober.
+    #[must_use]
+    pub fn client_config(&self) -> PathBuf {
+        self.root.join("client.json")
+    }
+
+    /// Unix socket of the link emulator.
+    #[must_use]
+    pub fn emulator_socket(&self) -> PathBuf {
+        self.root.join("emulator.sock")
+    }
+
+    /// Log of the link emulator.
+    #[must_use]
+    pub fn emulator_log(&self) -> PathBuf {
+        self.root.join("emulator.log")
+    }
+
+    /// Configuration of the link emulator.
+    #[must_use]
+    pub fn emulator_config(&self) -> PathBuf {
+        self.root.join("emulator.json")
+    }
+
+    /// Directory of all hosts.
+    #[must_use]
+    pub fn hosts(&self) -> PathBuf {
+        self.root.join("hosts")
+    }
+
+    /// Directory of one host: agent.toml, agent.sock, agent.log, state/, run/, ram/.
+    #[must_use]
+    pub fn host(&self, name: &str) -> PathBuf {
+        self.hosts().join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_named_and_addressed() {
+        let lab = Topology::new("godwit", 16);
+        let last = &lab.hosts[15];
+        assert_eq!(lab.hosts[0].namespace, "godwit-a");
+        assert_eq!(lab.hosts[1].migration_ipv4().to_string(), "10.77.0.12");
+        assert_eq!(lab.hosts[1].migration_ipv6().to_string(), "fd77::12");
+        assert_eq!((last.name.as_str(), last.migration_ipv6().to_string().as_str()), ("p", "fd77::26"));
+        assert_eq!(lab.namespaces().len(), 18);
+    }
+
+    #[test]
+    fn only_names_of_this_lab_are_its_own() {
+        for name in ["godwit-a", "godwit-p", "godwit-client", "godwit-link"] {
+            assert!(is_lab_namespace("godwit", name), "{name}");
+        }
+        for name in ["godwit", "godwit-", "godwit-q", "godwit-aa", "godwit-test-a", "other-a", "xgodwit-a"] {
+            assert!(!is_lab_namespace("godwit", name), "{name}");
+        }
+    }
+
+    #[test]
+    fn prefixes_are_checked() {
+        assert!(check_prefix("godwit-2").is_ok());
+        for prefix in ["", "-x", "a/b", "..", "A"] {
+            assert!(check_prefix(prefix).is_err(), "{prefix}");
+        }
+    }
+}

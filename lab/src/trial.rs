@@ -1,0 +1,307 @@
+//! A lab for one trial: what the end-to-end tests and the benchmarks share.
+//!
+//! A [`Trial`] brings a lab up under a prefix and a directory of its own, so that it never meets a lab that
+//! somebody uses; boots guests and talks to them from the client's namespace; moves them through the agents' API
+//! and has the client's prober tell the blackout; and says what is left over when all is taken away. Everything
+//! blocks until it is so or a deadline is past. Trials of one machine wait for each other: they measure time, and
+//! two would measure each other.
+
+mod agents;
+mod guest;
+mod moving;
+mod needs;
+mod traces;
+mod wait;
+
+use std::fs::File;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use godwit_api::{Client, ClientError, CreateVm, LogSource, StopVm, VmInfo};
+use godwit_qemu::VmSpec;
+use tokio::runtime::Runtime;
+
+use crate::down::LabName;
+use crate::image::{self, GuestImage};
+use crate::options::LabOptions;
+use crate::topology::{LabPaths, Topology};
+use crate::{agents as files, down, status, up};
+
+pub use guest::{Guest, GuestPlan};
+pub use moving::{MOVE_LIMIT, Migration, Watched, other_host};
+pub use needs::{Needs, missing};
+pub use traces::Traces;
+pub use wait::{LIMIT, until};
+
+/// A lab of its own with everything to try migrations in it. Taken down when dropped; [`Trial::finish`] also says
+/// whether anything was left.
+#[derive(Debug)]
+pub struct Trial {
+    name: String,
+    options: LabOptions,
+    paths: LabPaths,
+    godwit: PathBuf,
+    image: GuestImage,
+    runtime: Runtime,
+    finished: bool,
+    /// Held as long as the lab is up.
+    _turn: File,
+}
+
+/// What the `godwit` command said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CliOutput {
+    /// Its exit code; none where a signal ended it.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+impl Trial {
+    /// A lab of two hosts on an unshaped link; `None`, with the reason printed, where this machine can't have one.
+    ///
+    /// # Errors
+    /// The lab does not come up.
+    pub fn begin(name: &str) -> Result<Option<Trial>> {
+        Trial::begin_with(name, LabOptions::default())
+    }
+
+    /// A lab with these options; its prefix and directory are the trial's own.
+    ///
+    /// # Errors
+    /// As [`Trial::begin`].
+    pub fn begin_with(name: &str, options: LabOptions) -> Result<Option<Trial>> {
+        if needs::skip(name, &Needs::lab())? {
+            return Ok(None);
+        }
+        let turn = wait_for_turn()?;
+        remove_abandoned()?;
+        // Short: the paths of unix sockets below it have 107 bytes.
+        let prefix = format!("{PREFIX}{}", std::process::id());
+        let state_dir = Path::new(DIRECTORY).join(&prefix);
+        let options = LabOptions { prefix, state_dir, ..options };
+        let trial = Trial {
+            name: name.to_owned(),
+            paths: LabPaths::new(&options.state_dir),
+            options,
+            godwit: needs::godwit_binary().context("checked above")?,
+            image: image::find(&image::default_dir()).context("checked above")?,
+            runtime: tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?,
+            finished: false,
+            _turn: turn,
+        };
+        trial.start_missing()?;
+        Ok(Some(trial))
+    }
+
+    /// Starts what of the lab does not run: all of it at first, later the agents that were ended.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_missing(&self) -> Result<()> {
+        let lab = up(&self.options, &self.godwit)?;
+        ensure!(lab.up, "{lab}");
+        for host in self.hosts() {
+            // The guest that tries KVM is none of the VMs whose traces are looked for.
+            until(&format!("the agent of host {host} knows whether KVM runs"), LIMIT, || {
+                let info = self.ask(self.agent(&host).host())?;
+                Ok((info.kvm.is_some() || info.qemu_problem.is_some()).then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The trial's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The lab as it was asked for.
+    #[must_use]
+    pub fn options(&self) -> &LabOptions {
+        &self.options
+    }
+
+    /// The lab's files.
+    #[must_use]
+    pub fn paths(&self) -> &LabPaths {
+        &self.paths
+    }
+
+    /// The Linux guest's kernel and initramfs.
+    #[must_use]
+    pub fn image(&self) -> &GuestImage {
+        &self.image
+    }
+
+    /// The names of the lab's hosts.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<String> {
+        self.topology().hosts.into_iter().map(|host| host.name).collect()
+    }
+
+    /// The network namespace of a host.
+    #[must_use]
+    pub fn namespace(&self, host: &str) -> String {
+        format!("{}-{host}", self.options.prefix)
+    }
+
+    /// Waits for what the agents' client answers.
+    pub fn ask<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// A client of a host's agent.
+    #[must_use]
+    pub fn agent(&self, host: &str) -> Client {
+        Client::new(godwit_api::Endpoint::Unix(files::socket(&self.paths, host)))
+    }
+
+    /// Creates a VM and starts it.
+    ///
+    /// # Errors
+    /// The agent says no.
+    pub fn create(&self, host: &str, spec: VmSpec) -> Result<VmInfo, ClientError> {
+        self.ask(self.agent(host).create_vm(&CreateVm { spec, start: true }))
+    }
+
+    /// Ends a VM and forgets it.
+    ///
+    /// # Errors
+    /// The agent says no.
+    pub fn delete(&self, host: &str, vm: &str) -> Result<(), ClientError> {
+        let agent = self.agent(host);
+        self.ask(async {
+            agent.stop_vm(vm, StopVm { force: true, grace_ms: None }).await?;
+            agent.delete_vm(vm).await
+        })
+    }
+
+    /// What a host knows of a VM.
+    ///
+    /// # Errors
+    /// It knows nothing of it, or does not answer.
+    pub fn vm(&self, host: &str, vm: &str) -> Result<VmInfo, ClientError> {
+        self.ask(self.agent(host).vm(vm))
+    }
+
+    /// What a VM wrote to its serial console since it came to that host.
+    ///
+    /// # Errors
+    /// The host knows nothing of it.
+    pub fn console(&self, host: &str, vm: &str) -> Result<String> {
+        let agent = self.agent(host);
+        self.ask(async {
+            let mut log = agent.log(vm, LogSource::Console, false).await?;
+            let mut text = Vec::new();
+            while let Some(bytes) = log.next().await? {
+                text.extend_from_slice(&bytes);
+            }
+            Ok(String::from_utf8_lossy(&text).into_owned())
+        })
+    }
+
+    /// Runs the `godwit` command with the lab's hosts file.
+    ///
+    /// # Errors
+    /// It can't be started.
+    pub fn godwit(&self, arguments: &[&str]) -> Result<CliOutput> {
+        let mut command = Command::new(&self.godwit);
+        command.env("GODWIT_HOSTS", self.paths.hosts_file()).args(arguments);
+        let output = command.output().with_context(|| format!("can't run {}", self.godwit.display()))?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(CliOutput {
+            code: output.status.code(),
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        })
+    }
+
+    /// Takes the lab down and looks for what it left.
+    ///
+    /// # Errors
+    /// Something is left: a namespace, a mount, a file, a process.
+    pub fn finish(mut self) -> Result<()> {
+        down(&self.options.name())?;
+        self.finished = true;
+        let left = traces::left_on_machine(&self.options.name())?;
+        if !left.is_empty() {
+            bail!("the lab is down, and this is left of it: {}", left.join(", "));
+        }
+        Ok(())
+    }
+
+    fn topology(&self) -> Topology {
+        Topology::new(&self.options.prefix, self.options.hosts)
+    }
+
+    /// Keeps the logs of a trial that did not come to its end.
+    fn save_logs(&self) -> Result<PathBuf> {
+        let keep = needs::source_tree().join("out/trial").join(&self.name);
+        if keep.exists() {
+            std::fs::remove_dir_all(&keep)?;
+        }
+        std::fs::create_dir_all(&keep)?;
+        for file in traces::files_below(self.paths.root()) {
+            if file.extension().is_some_and(|extension| extension == "log") {
+                let name = file.strip_prefix(self.paths.root())?.display().to_string().replace('/', "-");
+                std::fs::copy(&file, keep.join(name))?;
+            }
+        }
+        Ok(keep)
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        match self.save_logs() {
+            Ok(place) => eprintln!("trial {}: logs kept in {}", self.name, place.display()),
+            Err(error) => eprintln!("trial {}: its logs could not be kept: {error:#}", self.name),
+        }
+        if let Ok(lab) = status(&self.options.name()) {
+            eprint!("{lab}");
+        }
+        if let Err(error) = down(&self.options.name()) {
+            eprintln!("trial {}: the lab does not go down: {error:#}", self.name);
+        }
+    }
+}
+
+/// Waits until no other trial runs on this machine.
+fn wait_for_turn() -> Result<File> {
+    let path = Path::new("/run/lock/godwit-trial.lock");
+    let file = File::create(path).with_context(|| format!("can't write {}", path.display()))?;
+    file.lock().context("can't wait for other trials")?;
+    Ok(file)
+}
+
+/// Takes down what trials left that were killed. Whoever has the turn is the only trial there is.
+fn remove_abandoned() -> Result<()> {
+    for entry in std::fs::read_dir(DIRECTORY)?.flatten() {
+        let file_name = entry.file_name();
+        let Some(prefix) = file_name.to_str() else { continue };
+        let number = prefix.strip_prefix(PREFIX).unwrap_or_default();
+        if !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()) {
+            eprintln!("trial: taking down lab {prefix}, whose trial was killed");
+            down(&LabName { prefix: prefix.to_owned(), state_dir: entry.path() })?;
+        }
+    }
+    Ok(())
+}
+
+/// Leads the names of trials' labs; their process id follows.
+const PREFIX: &str = "gwtrial";
+/// Where trials' labs lie.
+const DIRECTORY: &str = "/run";
+
+/// How long a guest may take to boot and to fill its memory.
+pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(120);

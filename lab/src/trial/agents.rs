@@ -1,0 +1,75 @@
+//! The hosts' agents as processes: ended hard, started again, configured otherwise.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::process::{ProcessId, wait_readable};
+use crate::state::write_whole;
+use crate::trial::{LIMIT, Trial};
+use crate::{agents as files, status};
+
+impl Trial {
+    /// The process of a host's agent.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn agent_process(&self, host: &str) -> Result<ProcessId> {
+        let lab = status(&self.options.name())?;
+        let agent = lab.hosts.into_iter().find(|found| found.name == host).and_then(|host| host.agent);
+        agent.with_context(|| format!("the agent of host {host} does not run"))
+    }
+
+    /// Ends a host's agent as a crash would, or with SIGTERM as systemd would, and waits until it is gone.
+    /// [`Trial::start_missing`] starts it again.
+    ///
+    /// # Errors
+    /// It does not run, or does not end.
+    pub fn end_agent(&self, host: &str, signal: Signal) -> Result<()> {
+        end(self.agent_process(host)?, signal)
+    }
+
+    /// Ends the hypervisor of a VM on a host as a crash would.
+    ///
+    /// # Errors
+    /// It has none, or that does not end.
+    pub fn kill_hypervisor(&self, host: &str, vm: &str) -> Result<()> {
+        let pid = self.vm(host, vm)?.pid.with_context(|| format!("VM {vm} has no process on host {host}"))?;
+        end(ProcessId::of(pid).context("it has ended by itself")?, Signal::KILL)
+    }
+
+    /// Changes the configuration of a host's agent and starts it again.
+    ///
+    /// # Errors
+    /// The agent does not take the new configuration.
+    pub fn reconfigure(&self, host: &str, change: impl FnOnce(&mut toml::Table)) -> Result<()> {
+        let path = files::config(&self.paths, host);
+        let mut config: toml::Table = std::fs::read_to_string(&path)?.parse()?;
+        change(&mut config);
+        write_whole(&path, &toml::to_string(&config)?)?;
+        self.end_agent(host, Signal::TERM)?;
+        self.start_missing()
+    }
+
+    /// How many files a host's agent has open: what it loses track of adds up.
+    ///
+    /// # Errors
+    /// The agent does not run.
+    pub fn agent_open_files(&self, host: &str) -> Result<usize> {
+        let ProcessId { pid, .. } = self.agent_process(host)?;
+        Ok(std::fs::read_dir(format!("/proc/{pid}/fd"))?.count())
+    }
+}
+
+fn end(id: ProcessId, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(id.pid).context("no pid")?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    // The pid may have been given to another since it was looked up.
+    ensure!(id.is_alive(), "process {} has ended by itself", id.pid);
+    pidfd_send_signal(&pidfd, signal)?;
+    ensure!(wait_readable(&pidfd, Instant::now() + LIMIT), "process {} does not end", id.pid);
+    // Agents are this process's own children; a QEMU is not, and its parent waits for it.
+    let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! Migrations in a trial: begun through the agent's API, followed, cancelled, reported with what the client saw.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use godwit_api::{Client, ClientError, MigrationEvent, MigrationEvents, MigrationRequest, VmState};
+use godwit_migration::{Outcome, Phase, Progress, Report, millis};
+use serde::Serialize;
+
+use crate::client::Gaps;
+use crate::clock::monotonic_ns;
+use crate::trial::{Guest, Trial};
+
+/// A migration of a guest that was probed all the time.
+#[derive(Debug, Clone, Serialize)]
+pub struct Watched {
+    /// Its report, with the blackout.
+    pub report: Report,
+    /// What became of the probes from before its request until the guest answered after its report.
+    pub probes: Gaps,
+    /// When it was asked for; `CLOCK_MONOTONIC` nanoseconds, as the probes' times.
+    pub begun_ns: u64,
+}
+
+impl Watched {
+    /// The phase in which the longest silence began; `None` where there was none. Where it is not the switchover, the
+    /// silence has another cause: the machine had no CPU time for the guest, or for the client.
+    #[must_use]
+    pub fn phase_of_blackout(&self) -> Option<Phase> {
+        let mut left_ms =
+            millis(Duration::from_nanos(self.probes.gap_start_ns?.saturating_sub(self.begun_ns)));
+        // Pre-copy and convergence take turns and are told as sums: before the switchover they are one.
+        for phase in &self.report.phases {
+            if left_ms <= phase.duration_ms {
+                return Some(phase.phase);
+            }
+            left_ms -= phase.duration_ms;
+        }
+        Some(Phase::Report)
+    }
+}
+
+/// How long a migration may take. Those of tests and benchmarks take seconds; what does not converge never ends.
+pub const MOVE_LIMIT: Duration = Duration::from_secs(180);
+
+/// A migration under way.
+#[derive(Debug)]
+pub struct Migration<'a> {
+    trial: &'a Trial,
+    agent: Client,
+    events: MigrationEvents,
+    report: Option<Report>,
+    /// Its name.
+    pub id: String,
+}
+
+impl Trial {
+    /// Begins a migration of a VM from a host.
+    ///
+    /// # Errors
+    /// The agent says no.
+    pub fn begin_migration(
+        &self,
+        vm: &str,
+        from: &str,
+        request: &MigrationRequest,
+    ) -> Result<Migration<'_>, ClientError> {
+        let agent = self.agent(from);
+        let (id, events) = self.ask(async {
+            let accepted = agent.migrate(vm, request).await?;
+            Ok::<_, ClientError>((accepted.id.clone(), agent.migration_events(&accepted.id).await?))
+        })?;
+        Ok(Migration { trial: self, agent, events, report: None, id })
+    }
+
+    /// Migrates a guest that answers, whatever comes of it; the report has the blackout, and the probes of the
+    /// time are told beside it. The guest's host is the destination afterwards if it was moved.
+    ///
+    /// # Errors
+    /// The agent says no, or the guest does not answer before or after.
+    pub fn migrate(&self, guest: &mut Guest, request: &MigrationRequest) -> Result<Watched> {
+        let since_ns = guest.watch()?;
+        let begun_ns = monotonic_ns();
+        let mut report = self.begin_migration(&guest.name, &guest.host, request)?.report()?;
+        if report.outcome == Outcome::Completed {
+            guest.host.clone_from(&request.to);
+        }
+        let until_ns = guest.wait_answer().with_context(|| format!("after {report:?}"))?;
+        let gaps = guest.gaps(since_ns, until_ns)?;
+        guest.unwatch()?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a gap is shorter than the 104 days that f64 holds exactly"
+        )]
+        let blackout_ms = gaps.longest_gap_ns.map(|ns| ns as f64 / 1e6);
+        report.blackout_ms = blackout_ms;
+        Ok(Watched { report, probes: gaps, begun_ns })
+    }
+
+    /// Moves a guest to another host; anything but success is an error.
+    ///
+    /// # Errors
+    /// The migration did not complete.
+    pub fn move_guest(&self, guest: &mut Guest, request: &MigrationRequest) -> Result<Watched> {
+        let from = guest.host.clone();
+        let watched = self.migrate(guest, request)?;
+        let report = &watched.report;
+        ensure!(report.outcome == Outcome::Completed, "{from} to {} did not work: {report:#?}", request.to);
+        Ok(watched)
+    }
+
+    /// Moves a VM that nobody can talk to.
+    ///
+    /// # Errors
+    /// The migration did not complete.
+    pub fn move_silent(&self, vm: &str, from: &str, request: &MigrationRequest) -> Result<Report> {
+        let report = self.begin_migration(vm, from, request)?.report()?;
+        ensure!(report.outcome == Outcome::Completed, "{from} to {} did not work: {report:#?}", request.to);
+        ensure!(
+            self.vm(&request.to, vm)?.state == VmState::Running,
+            "it does not run on host {}",
+            request.to
+        );
+        Ok(report)
+    }
+}
+
+impl Migration<'_> {
+    /// Follows it until `is_there` likes its progress; `None` if its report came before.
+    ///
+    /// # Errors
+    /// The agent is gone.
+    pub fn until(&mut self, mut is_there: impl FnMut(&Progress) -> bool) -> Result<Option<Progress>> {
+        while self.report.is_none() {
+            match self.trial.ask(self.events.next())? {
+                Some(MigrationEvent::Progress(progress)) if is_there(&progress) => return Ok(Some(progress)),
+                Some(MigrationEvent::Progress(_)) => {}
+                Some(MigrationEvent::Report(report)) => self.report = Some(*report),
+                None => bail!("the agent closed the events of migration {} before its report", self.id),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks it to roll back. Whether it did, its report tells; that it is over already is no error.
+    ///
+    /// # Errors
+    /// The agent is gone.
+    pub fn cancel(&self) -> Result<()> {
+        match self.trial.ask(self.agent.cancel_migration(&self.id)) {
+            Err(error @ (ClientError::Unreachable { .. } | ClientError::Protocol { .. })) => {
+                Err(error.into())
+            }
+            Ok(()) | Err(ClientError::Refused(_)) => Ok(()),
+        }
+    }
+
+    /// Follows it to its end. One that takes longer than [`MOVE_LIMIT`] is cancelled.
+    ///
+    /// # Errors
+    /// The agent is gone.
+    pub fn report(mut self) -> Result<Report> {
+        let deadline = Instant::now() + MOVE_LIMIT;
+        if self.until(|_| Instant::now() >= deadline)?.is_some() {
+            eprintln!("migration {} is not over within {MOVE_LIMIT:?}: cancelled", self.id);
+            self.cancel()?;
+            self.until(|_| false)?;
+        }
+        self.report.take().context("no report came")
+    }
+}
+
+/// The other host of a lab of two.
+#[must_use]
+pub fn other_host(host: &str) -> &'static str {
+    if host == "a" { "b" } else { "a" }
+}
+
+impl Guest {
+    /// The address that users know.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.ipv4.into()
+    }
+
+    /// The request that moves it to the other host of a lab of two.
+    #[must_use]
+    pub fn to_other_host(&self) -> MigrationRequest {
+        MigrationRequest::to(other_host(&self.host))
+    }
+}

@@ -1,0 +1,334 @@
+//! Units that people type: link rates, round-trip times and loss, each with its arithmetic.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What is wrong with a rate, a time or a loss that somebody typed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnitError {
+    /// Not a rate.
+    #[error("`{0}` is no link rate: write a number and a unit, such as 1gbit, 200mbit or 64kbit")]
+    Rate(String),
+    /// Not a time.
+    #[error("`{0}` is no round-trip time: write a number and a unit, such as 10ms, 500us or 1s, at most 10s")]
+    Time(String),
+    /// Not a loss.
+    #[error("`{0}` is no packet loss: write a percentage from 0% to below 100%, such as 0.1%")]
+    Loss(String),
+}
+
+/// A link's rate in bits of Ethernet frames per second, as the kernel's own shapers count it: TCP over
+/// IPv4 with timestamps carries 1448 of each 1514 bytes, 95.6 % of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BitRate(u64);
+
+impl BitRate {
+    /// A rate of `bits_per_second`; `None` for zero, at which nothing would ever arrive.
+    #[must_use]
+    pub fn new(bits_per_second: u64) -> Option<BitRate> {
+        (bits_per_second > 0).then_some(BitRate(bits_per_second))
+    }
+
+    /// Bits per second.
+    #[must_use]
+    pub fn bits_per_second(self) -> u64 {
+        self.0
+    }
+
+    /// How long `bytes` take on the wire, in nanoseconds, rounded up.
+    #[must_use]
+    pub fn serialisation_ns(self, bytes: u64) -> u64 {
+        let ns = (u128::from(bytes) * 8 * 1_000_000_000).div_ceil(u128::from(self.0));
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    /// How many whole bytes pass in `time`.
+    #[must_use]
+    pub fn bytes_in(self, time: Duration) -> u64 {
+        let bytes = u128::from(self.0) * time.as_nanos() / 8 / 1_000_000_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+const RATE_UNITS: [(&str, u64); 4] =
+    [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];
+
+impl FromStr for BitRate {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<BitRate, UnitError> {
+        let wrong = || UnitError::Rate(text.to_owned());
+        let lower = text.trim().to_ascii_lowercase();
+        let (number, unit) = RATE_UNITS
+            .iter()
+            .find_map(|(name, unit)| Some((lower.strip_suffix(name)?, *unit)))
+            .ok_or_else(wrong)?;
+        let bits = parse_scaled(number, unit).ok_or_else(wrong)?;
+        // 10 Tbit/s: above it is a typing error, and the arithmetic stays far from its limits.
+        if bits > 10_000_000_000_000 {
+            return Err(wrong());
+        }
+        BitRate::new(bits).ok_or_else(wrong)
+    }
+}
+
+impl TryFrom<String> for BitRate {
+    type Error = UnitError;
+
+    fn try_from(text: String) -> Result<BitRate, UnitError> {
+        text.parse()
+    }
+}
+
+impl From<BitRate> for String {
+    fn from(rate: BitRate) -> String {
+        rate.to_string()
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, unit) =
+            RATE_UNITS.iter().find(|(_, unit)| self.0.is_multiple_of(*unit)).copied().unwrap_or(("bit", 1));
+        write!(f, "{}{name}", self.0 / unit)
+    }
+}
+
+/// A round-trip time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Rtt(Duration);
+
+impl Rtt {
+    /// The time itself.
+    #[must_use]
+    pub fn duration(self) -> Duration {
+        self.0
+    }
+
+    /// The delay of one direction.
+    #[must_use]
+    pub fn one_way(self) -> Duration {
+        self.0 / 2
+    }
+}
+
+impl From<Duration> for Rtt {
+    fn from(duration: Duration) -> Rtt {
+        Rtt(duration)
+    }
+}
+
+const TIME_UNITS: [(&str, u64); 4] = [("ms", 1_000_000), ("us", 1_000), ("ns", 1), ("s", 1_000_000_000)];
+
+impl FromStr for Rtt {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Rtt, UnitError> {
+        let wrong = || UnitError::Time(text.to_owned());
+        let lower = text.trim().to_ascii_lowercase();
+        if lower == "0" {
+            return Ok(Rtt::default());
+        }
+        let (number, unit) = TIME_UNITS
+            .iter()
+            .find_map(|(name, unit)| Some((lower.strip_suffix(name)?, *unit)))
+            .ok_or_else(wrong)?;
+        let ns = parse_scaled(number, unit).ok_or_else(wrong)?;
+        if ns > 10_000_000_000 {
+            return Err(wrong());
+        }
+        Ok(Rtt(Duration::from_nanos(ns)))
+    }
+}
+
+impl TryFrom<String> for Rtt {
+    type Error = UnitError;
+
+    fn try_from(text: String) -> Result<Rtt, UnitError> {
+        text.parse()
+    }
+}
+
+impl From<Rtt> for String {
+    fn from(rtt: Rtt) -> String {
+        rtt.to_string()
+    }
+}
+
+impl fmt::Display for Rtt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.0.as_nanos();
+        match ns {
+            0 => f.write_str("0ms"),
+            ns if ns.is_multiple_of(1_000_000) => write!(f, "{}ms", ns / 1_000_000),
+            ns if ns.is_multiple_of(1_000) => write!(f, "{}us", ns / 1_000),
+            ns => write!(f, "{ns}ns"),
+        }
+    }
+}
+
+/// The share of packets that a link loses, each for itself, in parts of a million.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Loss {
+    parts_per_million: u32,
+}
+
+impl Loss {
+    /// Whether nothing is lost.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self.parts_per_million == 0
+    }
+
+    /// Parts of a million.
+    #[must_use]
+    pub fn parts_per_million(self) -> u32 {
+        self.parts_per_million
+    }
+}
+
+impl FromStr for Loss {
+    type Err = UnitError;
+
+    /// Takes `0.1%` or the plain fraction `0.001`.
+    fn from_str(text: &str) -> Result<Loss, UnitError> {
+        let wrong = || UnitError::Loss(text.to_owned());
+        let trimmed = text.trim();
+        let (number, unit) = match trimmed.strip_suffix('%') {
+            Some(number) => (number, 10_000),
+            None => (trimmed, 1_000_000),
+        };
+        let parts = parse_scaled(number, unit).ok_or_else(wrong)?;
+        match u32::try_from(parts) {
+            Ok(parts_per_million) if parts_per_million < 1_000_000 => Ok(Loss { parts_per_million }),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl TryFrom<String> for Loss {
+    type Error = UnitError;
+
+    fn try_from(text: String) -> Result<Loss, UnitError> {
+        text.parse()
+    }
+}
+
+impl From<Loss> for String {
+    fn from(loss: Loss) -> String {
+        loss.to_string()
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.parts_per_million / 10_000, self.parts_per_million % 10_000);
+        if rest == 0 {
+            return write!(f, "{whole}%");
+        }
+        let digits = format!("{rest:04}");
+        write!(f, "{whole}.{}%", digits.trim_end_matches('0'))
+    }
+}
+
+/// `number` (digits, at most one point) times `unit`, exact; digits below one unit are refused.
+fn parse_scaled(number: &str, unit: u64) -> Option<u64> {
+    let number = number.trim();
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    if whole.is_empty() && part.is_empty() || !digits(whole) || !digits(part) || part.len() > 9 {
+        return None;
+    }
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let part_value: u64 = if part.is_empty() { 0 } else { part.parse().ok()? };
+    let scale = 10_u64.checked_pow(u32::try_from(part.len()).ok()?)?;
+    let part_units = part_value.checked_mul(unit)?;
+    if !part_units.is_multiple_of(scale) {
+        return None;
+    }
+    whole.checked_mul(unit)?.checked_add(part_units / scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn rates_are_read_and_written() {
+        for (text, bits) in
+            [("1gbit", 1_000_000_000), ("200mbit", 200_000_000), ("1.5gbit", 1_500_000_000), ("7bit", 7)]
+        {
+            assert_eq!(text.parse::<BitRate>().unwrap().bits_per_second(), bits, "{text}");
+        }
+        assert_eq!("1.5Gbit".parse::<BitRate>().unwrap().to_string(), "1500mbit");
+        for text in ["", "gbit", "1", "-1gbit", "0mbit", "1.gb", "1e9bit", "1.0000000001gbit", "99999gbit"] {
+            assert_eq!(text.parse::<BitRate>(), Err(UnitError::Rate(text.to_owned())));
+        }
+    }
+
+    #[test]
+    fn times_are_read_and_written() {
+        assert_eq!("10ms".parse::<Rtt>().unwrap().one_way(), Duration::from_millis(5));
+        assert_eq!("0.5ms".parse::<Rtt>().unwrap().to_string(), "500us");
+        assert_eq!("0".parse::<Rtt>().unwrap().to_string(), "0ms");
+        assert_eq!("1s".parse::<Rtt>().unwrap().to_string(), "1000ms");
+        for text in ["10", "ms", "11s", "-1ms"] {
+            assert!(text.parse::<Rtt>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn loss_is_read_and_written() {
+        assert_eq!("0.1%".parse::<Loss>().unwrap().parts_per_million(), 1000);
+        assert_eq!("0.001".parse::<Loss>().unwrap().to_string(), "0.1%");
+        assert_eq!("2%".parse::<Loss>().unwrap().to_string(), "2%");
+        assert!("0".parse::<Loss>().unwrap().is_none());
+        for text in ["100%", "1", "%", "x", "-1%"] {
+            assert!(text.parse::<Loss>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn serialisation_time_of_a_full_frame() {
+        let gigabit = "1gbit".parse::<BitRate>().unwrap();
+        assert_eq!(gigabit.serialisation_ns(1514), 12_112);
+        assert_eq!(gigabit.bytes_in(Duration::from_millis(10)), 1_250_000);
+    }
+
+    proptest! {
+        #[test]
+        fn written_rates_read_back(bits in 1_u64..=10_000_000_000_000) {
+            let rate = BitRate::new(bits).unwrap();
+            prop_assert_eq!(rate.to_string().parse::<BitRate>().unwrap(), rate);
+        }
+
+        #[test]
+        fn written_losses_read_back(parts_per_million in 0_u32..1_000_000) {
+            let loss = Loss { parts_per_million };
+            prop_assert_eq!(loss.to_string().parse::<Loss>().unwrap(), loss);
+        }
+
+        #[test]
+        fn time_and_bytes_agree(bits in 1_000_u64..100_000_000_000, bytes in 1_u64..10_000_000) {
+            let rate = BitRate::new(bits).unwrap();
+            let ns = rate.serialisation_ns(bytes);
+            prop_assert!(rate.bytes_in(Duration::from_nanos(ns)) >= bytes);
+            prop_assert!(rate.bytes_in(Duration::from_nanos(ns - 1)) <= bytes);
+        }
+
+        #[test]
+        fn frames_one_by_one_take_as_long_as_all_at_once(bits in 1_000_u64..100_000_000_000, sizes in prop::collection::vec(60_u64..65_550, 1..50)) {
+            let rate = BitRate::new(bits).unwrap();
+            let single: u64 = sizes.iter().map(|bytes| rate.serialisation_ns(*bytes)).sum();
+            let together = rate.serialisation_ns(sizes.iter().sum());
+            prop_assert!(single >= together && single - together <= sizes.len() as u64);
+        }
+    }
+}

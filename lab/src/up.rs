@@ -1,0 +1,222 @@
+//! Brings a lab up.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::agents::{self, AgentTools};
+use crate::client::ClientConfig;
+use crate::daemon::{self, DaemonKind};
+use crate::down::{LabName, leftovers, tear_down};
+use crate::links::{self, LinkEngine};
+use crate::namespace;
+use crate::options::LabOptions;
+use crate::process;
+use crate::state::{LabLock, LabState, Role, write_whole};
+use crate::status::{LabStatus, status_of};
+use crate::topology::{LabPaths, Topology};
+
+const DAEMON_LIMIT: Duration = Duration::from_secs(10);
+const AGENT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Brings the lab up as `options` say; `godwit` is the binary that its processes run.
+///
+/// Idempotent: a lab with the same options stays as it is, and processes of it that ended are started again. A
+/// lab that only came up halfway is taken down first. What fails is undone.
+///
+/// # Errors
+/// No root, a tool missing, a lab with other options is up (unless `replace`), or a part does not start.
+pub fn up(options: &LabOptions, godwit: &Path) -> Result<LabStatus> {
+    options.check()?;
+    if !rustix::process::geteuid().is_root() {
+        bail!("the lab makes network namespaces, which needs root; run it with sudo");
+    }
+    let name = options.name();
+    let paths = LabPaths::new(&options.state_dir);
+    let tools = if options.agents { Some(AgentTools::find(options, godwit)?) } else { None };
+    let lock = LabLock::take(&paths)?;
+    let found = LabState::load(&paths);
+    let mut builder = Builder {
+        options,
+        godwit,
+        tools,
+        topology: Topology::new(&options.prefix, options.hosts),
+        state: LabState::new(options),
+        paths,
+    };
+    match found {
+        Some(state) if builder.can_keep(&state) => {
+            builder.state = state;
+            builder.repair()?;
+            return status_of(&name, &builder.state);
+        }
+        Some(state) if state.complete && !state.options.is_same_lab(options) && !options.replace => bail!(
+            "a lab is up with other options ({}); take it down with `godwit lab down` or give --replace",
+            state.options
+        ),
+        Some(_) => tear_down(&name)?,
+        None => {
+            let left = leftovers(&name)?;
+            if !left.is_empty() && !options.replace {
+                // Only if our lock made it: a directory that holds something stays.
+                drop(std::fs::remove_dir(&options.state_dir));
+                bail!(
+                    "{} left from another lab; remove with `godwit lab down` or give --replace",
+                    left.join(", ")
+                );
+            }
+            tear_down(&name)?;
+        }
+    }
+    // The directory was removed with the old lab, and our lock with it.
+    drop(lock);
+    let _lock = LabLock::take(&builder.paths)?;
+    if let Err(error) = builder.build() {
+        let undone = tear_down(&name);
+        let error = error.context("the lab did not come up");
+        return Err(match undone {
+            Ok(()) => error,
+            Err(undo) => {
+                error.context(format!("undoing it failed too: {undo:#}; `godwit lab down` tries again"))
+            }
+        });
+    }
+    status_of(&name, &builder.state)
+}
+
+impl LabOptions {
+    /// Which lab these options are of.
+    #[must_use]
+    pub fn name(&self) -> LabName {
+        LabName { prefix: self.prefix.clone(), state_dir: self.state_dir.clone() }
+    }
+}
+
+struct Builder<'a> {
+    options: &'a LabOptions,
+    godwit: &'a Path,
+    tools: Option<AgentTools>,
+    topology: Topology,
+    paths: LabPaths,
+    state: LabState,
+}
+
+impl Builder<'_> {
+    fn build(&mut self) -> Result<()> {
+        self.state.save(&self.paths)?;
+        links::make_namespaces(&self.topology, self.options)?;
+        links::make_guest_lan(&self.topology)?;
+        self.make_migration_network()?;
+        agents::make_directories(&self.topology, &self.paths)?;
+        self.start_client()?;
+        if let Some(tools) = &self.tools {
+            agents::write_configs(&self.topology, self.options, &self.paths, tools)?;
+        }
+        self.start_agents()?;
+        agents::write_hosts_file(&self.topology, &self.paths)?;
+        self.state.complete = true;
+        self.state.save(&self.paths)
+    }
+
+    /// Whether the lab that is there can be kept: the same, made to the end, its namespaces still there.
+    fn can_keep(&self, state: &LabState) -> bool {
+        state.complete
+            && state.options.is_same_lab(self.options)
+            && self.topology.namespaces().iter().all(|name| namespace::exists(name))
+    }
+
+    /// Starts again what ended.
+    fn repair(&mut self) -> Result<()> {
+        if self.state.engine == Some(LinkEngine::Emulator) && !self.runs(&Role::Emulator) {
+            self.start_emulator()?;
+            links::configure_migration_nics(&self.topology, self.options, LinkEngine::Emulator)?;
+        }
+        if !self.runs(&Role::Client) {
+            self.start_client()?;
+        }
+        self.start_agents()
+    }
+
+    fn runs(&self, role: &Role) -> bool {
+        self.state.process(role).is_some_and(process::ProcessId::is_alive)
+    }
+
+    fn make_migration_network(&mut self) -> Result<()> {
+        let engine = links::choose_engine(&self.topology, self.options);
+        self.state.engine = Some(engine);
+        match engine {
+            LinkEngine::Emulator => self.start_emulator()?,
+            LinkEngine::Kernel | LinkEngine::Netem => {
+                links::make_migration_bridge(&self.topology, self.options, engine)?;
+            }
+        }
+        links::configure_migration_nics(&self.topology, self.options, engine)
+    }
+
+    /// The emulator lives in the link namespace, though it needs nothing of it: so `down` finds it by its
+    /// namespace when all else is lost.
+    fn start_emulator(&mut self) -> Result<()> {
+        let config = links::emulator_config(&self.topology, self.options, &self.paths);
+        let namespace = self.topology.link_namespace.clone();
+        let (file, log) = (self.paths.emulator_config(), self.paths.emulator_log());
+        self.start_daemon(Role::Emulator, DaemonKind::Emulator, &namespace, &config, (&file, &log))
+    }
+
+    fn start_client(&mut self) -> Result<()> {
+        let config = ClientConfig { socket: self.paths.client_socket() };
+        let namespace = self.topology.client_namespace.clone();
+        let (file, log) = (self.paths.client_config(), self.paths.client_log());
+        self.start_daemon(Role::Client, DaemonKind::Client, &namespace, &config, (&file, &log))
+    }
+
+    fn start_daemon(
+        &mut self,
+        role: Role,
+        kind: DaemonKind,
+        namespace: &str,
+        config: &impl Serialize,
+        (config_file, log): (&Path, &Path),
+    ) -> Result<()> {
+        write_whole(config_file, &serde_json::to_string_pretty(config)?)?;
+        let what = match kind {
+            DaemonKind::Emulator => "the link emulator",
+            DaemonKind::Client => "the client prober",
+        };
+        let mut started =
+            process::start(namespace, daemon::command(self.godwit, kind, config_file), log, true)?;
+        self.state.set_process(role, started.id);
+        self.state.save(&self.paths)?;
+        started.wait_ready_line(what, log, DAEMON_LIMIT)
+    }
+
+    /// Starts all agents that do not run, then waits for them together.
+    fn start_agents(&mut self) -> Result<()> {
+        if !self.options.agents {
+            return Ok(());
+        }
+        let mut waiting = Vec::new();
+        for host in self.topology.hosts.clone() {
+            let role = Role::Agent(host.name.clone());
+            if self.runs(&role) {
+                continue;
+            }
+            let mut command = Command::new(self.godwit);
+            command.args(["host", "run", "--config"]).arg(agents::config(&self.paths, &host.name));
+            let log = agents::log(&self.paths, &host.name);
+            let started = process::start(&host.namespace, command, &log, false)
+                .with_context(|| format!("the agent of host {} does not start", host.name))?;
+            self.state.set_process(role, started.id);
+            self.state.save(&self.paths)?;
+            waiting.push((host, started, log));
+        }
+        for (host, started, log) in waiting {
+            let socket = agents::socket(&self.paths, &host.name);
+            let what = format!("the agent of host {}", host.name);
+            started.wait_until(&what, &log, AGENT_LIMIT, || agents::answers(&socket))?;
+        }
+        Ok(())
+    }
+}

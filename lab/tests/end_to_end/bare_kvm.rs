@@ -1,0 +1,52 @@
+//! The bare guest: the same engine under KVM, where /dev/kvm runs at least a 32-bit guest, and under TCG.
+
+use anyhow::{Result, ensure};
+use godwit_api::MigrationRequest;
+use godwit_lab::trial::{LIMIT, Needs, Trial, missing, until};
+use godwit_qemu::Accel;
+
+fn wait_generations(trial: &Trial, host: &str, count: usize) -> Result<()> {
+    until("the bare guest's sweeps", LIMIT, || {
+        Ok((trial.bare_generations(host, "bare")? >= count).then_some(()))
+    })
+}
+
+fn there_and_back(trial: &Trial, accel: Accel) -> Result<()> {
+    trial.bare_guest("a", "bare", accel)?;
+    wait_generations(trial, "a", 2)?;
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        let report = trial.move_silent("bare", from, &MigrationRequest::to(to))?;
+        // It checks each page in each sweep: two thousand sweeps after the move, all are as it left them.
+        wait_generations(trial, to, 3)?;
+        eprintln!(
+            "  {accel:?} {from} to {to}: {:.0} ms, switchover {:.1} ms, {} rounds",
+            report.migration_time_ms,
+            report.switchover_ms.unwrap_or_default(),
+            report.rounds.len()
+        );
+        ensure!(trial.vm(from, "bare").is_err(), "it is still on host {from}");
+    }
+    trial.delete("b", "bare")?;
+    Ok(())
+}
+
+#[test]
+fn the_bare_guest_moves_under_kvm() -> Result<()> {
+    if let Some(reason) = missing(&Needs::kvm()) {
+        eprintln!("skipped: bare guest under KVM: {reason}");
+        return Ok(());
+    }
+    let Some(trial) = Trial::begin("bare-kvm")? else { return Ok(()) };
+    let clean = [trial.traces("a")?, trial.traces("b")?];
+    there_and_back(&trial, Accel::Kvm)?;
+    trial.expect_traces("a", &clean[0])?;
+    trial.expect_traces("b", &clean[1])?;
+    trial.finish()
+}
+
+#[test]
+fn the_bare_guest_moves_under_tcg() -> Result<()> {
+    let Some(trial) = Trial::begin("bare-tcg")? else { return Ok(()) };
+    there_and_back(&trial, Accel::Tcg)?;
+    trial.finish()
+}

@@ -1,0 +1,100 @@
+//! A peer that is no agent of this release: it answers HTTP and the lane as a test wants, by docs/protocol.md alone.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use anyhow::{Context, Result};
+use godwit_lab::in_namespace;
+
+/// What it does on the lane once it has read the source's hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// Another program has the port: no answer of an agent to begin with.
+    Stranger,
+    /// No protocol version in common, as the protocol says it: Refused with code 1.
+    RefusesVersion,
+    /// Welcomes in a version that the source never offered.
+    WelcomesInVersion99,
+    /// Sends bytes that are no frame.
+    Garbage,
+    /// Hangs up without a word.
+    HangsUp,
+}
+
+/// Where it listens in its host's namespace.
+pub(crate) const PORT: u16 = 7799;
+
+/// Starts it on an address inside a namespace; its threads end with the test's process, or with the namespace.
+pub(crate) fn start(namespace: &str, address: &str, manner: Manner) -> Result<()> {
+    let bind = |port| in_namespace(namespace, || TcpListener::bind((address, port)))?.context("can't listen");
+    let (http, lane) = (bind(PORT)?, bind(0)?);
+    let lane_address = lane.local_addr()?.to_string();
+    std::thread::spawn(move || {
+        for stream in http.incoming().flatten() {
+            drop(answer_http(&stream, manner, &lane_address));
+        }
+    });
+    std::thread::spawn(move || {
+        for stream in lane.incoming().flatten() {
+            drop(answer_lane(&stream, manner));
+        }
+    });
+    Ok(())
+}
+
+/// One request a connection, as the agents' client makes them.
+fn answer_http(stream: &TcpStream, manner: Manner, lane_address: &str) -> Result<()> {
+    let mut reader = BufReader::new(stream);
+    let mut request = String::new();
+    reader.read_line(&mut request)?;
+    let mut body_bytes = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header)?;
+        if header.trim().is_empty() {
+            break;
+        }
+        if let Some((name, value)) = header.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            body_bytes = value.trim().parse()?;
+        }
+    }
+    std::io::copy(&mut reader.take(body_bytes), &mut std::io::sink())?;
+    let (status, body) = match manner {
+        Manner::Stranger => ("404 Not Found", "<html>no such page</html>".to_owned()),
+        _ if request.starts_with("POST") => {
+            let id = "0123456789abcdef".repeat(2);
+            ("201 Created", format!("{{\"id\":\"{id}\",\"addresses\":[\"{lane_address}\"]}}"))
+        }
+        _ => ("204 No Content", String::new()),
+    };
+    let mut stream = stream;
+    write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
+    Ok(())
+}
+
+fn answer_lane(mut stream: &TcpStream, manner: Manner) -> Result<()> {
+    // Hello: 8 bytes of header, 28 of payload.
+    let mut hello = [0; 8 + 28];
+    stream.read_exact(&mut hello)?;
+    anyhow::ensure!(hello[0] == 1 && &hello[8..16] == b"GODWIT\r\n", "no hello: {hello:?}");
+    match manner {
+        Manner::RefusesVersion => {
+            let text = b"this host speaks versions 98 to 99";
+            let payload = [&1_u16.to_le_bytes()[..], &[0], text].concat();
+            stream.write_all(&frame(15, &payload)?)?;
+        }
+        Manner::WelcomesInVersion99 => stream.write_all(&frame(2, &99_u16.to_le_bytes())?)?,
+        Manner::Garbage => stream.write_all(b"220 mail.example.org ESMTP ready\r\n")?,
+        Manner::Stranger | Manner::HangsUp => return Ok(()),
+    }
+    // Until the source has read it and hangs up.
+    std::io::copy(&mut stream, &mut std::io::sink())?;
+    Ok(())
+}
+
+fn frame(kind: u8, payload: &[u8]) -> Result<Vec<u8>> {
+    let length = u32::try_from(payload.len())?.to_le_bytes();
+    Ok([&[kind, 0, 0, 0], &length[..], payload].concat())
+}

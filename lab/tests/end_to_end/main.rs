@@ -1,0 +1,68 @@
+//! Whole migrations on this machine: real agents, QEMUs and guests in a lab of each test's own. A scenario a file;
+//! one program, so that it is linked once. Where root, QEMU or the built image is missing, each says so and passes;
+//! with `GODWIT_REQUIRE_TRIALS` set it fails instead. No test asserts how long anything takes.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::float_cmp, reason = "tests")]
+
+mod bad_input;
+mod bare_kvm;
+mod cancel;
+mod crash;
+mod disk;
+mod fake_peer;
+mod lane_cut;
+mod memory_blocks;
+mod paused;
+mod peer_version;
+mod qemu_engine;
+mod restart;
+mod soak;
+mod there_and_back;
+mod unprivileged;
+
+use anyhow::{Result, ensure};
+use godwit_lab::LabOptions;
+use godwit_lab::trial::{Guest, Trial, Watched};
+use godwit_migration::{Phase, Report};
+
+/// Dirties 5,000 pages a second at random, all kinds of pages.
+const BUSY: &str = "dirty:rate=5000,ws=64M,order=random,zero=10,compressible=40";
+
+/// A link so slow that the first round takes seconds: time to do something to a migration under way.
+fn slow_link() -> Result<LabOptions> {
+    Ok(LabOptions { link: Some("200mbit".parse()?), ..LabOptions::default() })
+}
+
+/// What every completed report must say.
+fn check_report(report: &Report) -> Result<()> {
+    ensure!(report.error.is_none(), "{report:#?}");
+    ensure!(report.wire_bytes > 0 && report.guest_bytes > 0 && report.migration_time_ms > 0.0, "{report:#?}");
+    let switchover_ms = report.switchover_ms.unwrap_or_default();
+    let blackout_ms = report.blackout_ms.unwrap_or_default();
+    ensure!(switchover_ms > 0.0 && blackout_ms > 0.0, "{report:#?}");
+    ensure!(
+        !report.rounds.is_empty() && report.phases.iter().any(|p| p.phase == Phase::Switchover),
+        "{report:#?}"
+    );
+    Ok(())
+}
+
+/// Moves the guest to the other host and checks everything that can be checked afterwards.
+fn move_and_check(trial: &Trial, guest: &mut Guest) -> Result<Watched> {
+    let request = guest.to_other_host();
+    let watched = trial.move_guest(guest, &request)?;
+    let report = &watched.report;
+    check_report(report)?;
+    trial.expect_whole(guest)?;
+    eprintln!(
+        "  {} to {}: {:.0} ms, switchover {:.1} ms, blackout {:.1} ms, {} rounds, {} MiB",
+        report.from,
+        report.to,
+        report.migration_time_ms,
+        report.switchover_ms.unwrap_or_default(),
+        report.blackout_ms.unwrap_or_default(),
+        report.rounds.len(),
+        report.wire_bytes >> 20
+    );
+    Ok(watched)
+}

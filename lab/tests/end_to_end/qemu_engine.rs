@@ -1,0 +1,90 @@
+//! QEMU's own migration as the engine of comparison: every variant moves the same guest and reports the same keys.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::{MigrationRequest, QemuEngineOptions};
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
+use godwit_migration::{EngineKind, Report};
+use godwit_qemu::{Backing, MemoryBlock};
+
+use crate::{BUSY, move_and_check};
+
+fn variants() -> [(&'static str, QemuEngineOptions); 5] {
+    let plain = QemuEngineOptions::default();
+    [
+        ("plain", plain.clone()),
+        ("multifd", QemuEngineOptions { multifd_channels: Some(2), ..plain.clone() }),
+        (
+            "multifd with zstd",
+            QemuEngineOptions {
+                multifd_channels: Some(2),
+                compression: Some("zstd".to_owned()),
+                ..plain.clone()
+            },
+        ),
+        ("auto-converge", QemuEngineOptions { auto_converge: true, ..plain.clone() }),
+        ("post-copy", QemuEngineOptions { postcopy: true, ..plain }),
+    ]
+}
+
+fn keys(report: &Report) -> Result<BTreeSet<String>> {
+    let value = serde_json::to_value(report)?;
+    Ok(value.as_object().context("no object")?.keys().cloned().collect())
+}
+
+fn request(guest: &Guest, qemu: QemuEngineOptions) -> MigrationRequest {
+    MigrationRequest { engine: EngineKind::Qemu, qemu, ..guest.to_other_host() }
+}
+
+#[test]
+fn every_variant_moves_the_guest_and_reports_the_same() -> Result<()> {
+    let Some(trial) = Trial::begin("qemu-engine")? else { return Ok(()) };
+    let clean = [trial.traces("a")?, trial.traces("b")?];
+    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let ours = move_and_check(&trial, &mut guest)?.report;
+    for (variant, options) in variants() {
+        let request = request(&guest, options);
+        let report = trial.move_guest(&mut guest, &request).context(variant)?.report;
+        ensure!(
+            report.engine == EngineKind::Qemu && keys(&report)? == keys(&ours)?,
+            "{variant}: {report:#?}"
+        );
+        ensure!(report.switchover_ms.is_some() && report.blackout_ms.is_some(), "{variant}: {report:#?}");
+        ensure!(report.wire_bytes > 0 && report.guest_bytes == ours.guest_bytes, "{variant}: {report:#?}");
+        trial.expect_whole(&guest).context(variant)?;
+        eprintln!("  {variant}: {:.0} ms, {} MiB", report.migration_time_ms, report.wire_bytes >> 20);
+    }
+    // The engines may take turns on one VM: nothing of one is in the other's way.
+    move_and_check(&trial, &mut guest)?;
+    trial.delete(&guest.host, "web")?;
+    trial.expect_traces("a", &clean[0])?;
+    trial.expect_traces("b", &clean[1])?;
+    trial.finish()
+}
+
+#[test]
+fn private_memory_is_refused_by_one_engine_and_moved_by_the_other() -> Result<()> {
+    let Some(trial) = Trial::begin("private-memory")? else { return Ok(()) };
+    let plan = GuestPlan::new("private");
+    let mut spec = plan.spec(trial.image());
+    spec.memory = vec![MemoryBlock { backing: Backing::Private, ..spec.memory[0] }];
+    trial.create("a", spec)?;
+    let refused = trial.begin_migration("private", "a", &MigrationRequest::to("b"));
+    let (message, mend) = match refused {
+        Err(error) => (error.to_string(), error.to_string()),
+        Ok(migration) => {
+            let error = migration.report()?.error.context("it moved")?;
+            (error.message, error.mend)
+        }
+    };
+    ensure!(message.contains("shared") || message.contains("private"), "{message}");
+    ensure!(mend.contains("--engine qemu"), "{mend}");
+    until("the guest has booted", LIMIT, || {
+        Ok(trial.console("a", "private")?.contains("HEARTBEAT").then_some(()))
+    })?;
+    let request = MigrationRequest { engine: EngineKind::Qemu, ..MigrationRequest::to("b") };
+    let report = trial.move_silent("private", "a", &request)?;
+    ensure!(report.wire_bytes > 0, "{report:#?}");
+    trial.finish()
+}

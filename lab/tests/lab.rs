@@ -1,0 +1,253 @@
+//! Brings real labs up and down under a name of their own. Needs root for namespaces; without it, it says so
+//! and passes.
+//!
+//! This test is also the binary whose processes the lab runs: called as `… lab daemon KIND --config FILE` it is
+//! the emulator or the client prober. So it needs no other crate's binary, and has its own `main`.
+
+use std::net::{IpAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use godwit_lab::client::Client;
+use godwit_lab::clock::monotonic_ns;
+use godwit_lab::{
+    LabName, LabOptions, LabPaths, LinkEngine, daemon, down, in_namespace, namespace, status, up,
+};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match words[..] {
+        ["lab", "daemon", kind, "--config", config] => {
+            kind.parse().and_then(|kind| daemon::run(kind, Path::new(config)))
+        }
+        // What `cargo test -- --list` and the like ask of a test without the standard harness.
+        ["--list", ..] => Ok(()),
+        _ => run_all(words.iter().find(|word| !word.starts_with('-')).copied().unwrap_or("")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+type Test = (&'static str, fn(&LabName) -> Result<()>);
+
+const TESTS: [Test; 6] = [
+    ("kernel_lab_comes_up_and_leaves_nothing", kernel_lab_comes_up_and_leaves_nothing),
+    ("emulated_link_delays_and_delivers", emulated_link_delays_and_delivers),
+    ("lossy_link_loses_packets", lossy_link_loses_packets),
+    ("up_is_idempotent_and_repairs", up_is_idempotent_and_repairs),
+    ("down_works_without_its_state", down_works_without_its_state),
+    ("what_can_not_come_up_leaves_nothing", what_can_not_come_up_leaves_nothing),
+];
+
+fn run_all(filter: &str) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: network namespaces need root");
+        return Ok(());
+    }
+    for (number, (test, run)) in TESTS.iter().enumerate().filter(|(_, (test, _))| test.contains(filter)) {
+        let prefix = format!("gwt{}-{number}", std::process::id());
+        let state_dir = std::env::temp_dir().join(&prefix).join("lab");
+        let name = LabName { prefix, state_dir };
+        let outcome = run(&name);
+        let taken_down = down(&name);
+        outcome
+            .and(taken_down)
+            .and_then(|()| leaves_nothing(&name))
+            .with_context(|| format!("{test} failed"))?;
+        eprintln!("test {test} ... ok");
+    }
+    Ok(())
+}
+
+fn options(name: &LabName) -> LabOptions {
+    let LabName { prefix, state_dir } = name.clone();
+    LabOptions { agents: false, prefix, state_dir, ..LabOptions::default() }
+}
+
+fn this_binary() -> Result<PathBuf> {
+    Ok(std::env::current_exe()?)
+}
+
+fn leaves_nothing(name: &LabName) -> Result<()> {
+    let left: Vec<String> =
+        namespace::list()?.into_iter().filter(|found| found.starts_with(&name.prefix)).collect();
+    ensure!(left.is_empty(), "namespaces left: {left:?}");
+    ensure!(!name.state_dir.exists(), "{} is left", name.state_dir.display());
+    let parent = name.state_dir.parent().context("no parent")?;
+    if parent.exists() {
+        std::fs::remove_dir(parent)?;
+    }
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    ensure!(!table.contains(&name.prefix), "something is still mounted");
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&command);
+        ensure!(!text.contains(&format!("{}/", name.prefix)), "a process is left: {text}");
+    }
+    Ok(())
+}
+
+/// Answers what comes to the echo port at `address` in a namespace, until that is gone.
+fn echo(namespace: &str, address: &str) -> Result<()> {
+    let socket = in_namespace(namespace, || UdpSocket::bind((address, 7)))??;
+    std::thread::spawn(move || {
+        let mut bytes = [0; 2048];
+        while let Ok((length, from)) = socket.recv_from(&mut bytes) {
+            drop(socket.send_to(&bytes[..length], from));
+        }
+    });
+    Ok(())
+}
+
+/// Gives host `letter` an address on the guest LAN, as a guest of it would have.
+fn guest_addresses(name: &LabName, letter: &str, addresses: &[&str]) -> Result<()> {
+    for address in addresses {
+        let namespace = format!("{}-{letter}", name.prefix);
+        let ended = std::process::Command::new("ip")
+            .args(["-n", &namespace, "addr", "add", address, "dev", "br-lan"])
+            .status()?;
+        ensure!(ended.success(), "can't add {address}");
+    }
+    Ok(())
+}
+
+fn kernel_lab_comes_up_and_leaves_nothing(name: &LabName) -> Result<()> {
+    let wanted = LabOptions { hosts: 3, link: Some("1gbit".parse()?), ..options(name) };
+    let lab = up(&wanted, &this_binary()?)?;
+    ensure!(lab.up && lab.engine == Some(LinkEngine::Kernel), "{lab}");
+    // Something mounted and something running inside, as agents leave it.
+    let ram = LabPaths::new(&name.state_dir).host("a").join("ram");
+    rustix::mount::mount("godwit", &ram, "tmpfs", rustix::mount::MountFlags::empty(), None)?;
+    guest_addresses(name, "b", &["10.88.0.21/24", "fd88::21/64"])?;
+    for address in ["10.88.0.21", "fd88::21"] {
+        echo(&format!("{}-b", name.prefix), address)?;
+    }
+    let mut client = Client::connect(&LabPaths::new(&name.state_dir).client_socket())?;
+    let absent: IpAddr = "10.88.0.99".parse()?;
+    client.watch(absent)?;
+    for address in ["10.88.0.21", "fd88::21"] {
+        let target: IpAddr = address.parse()?;
+        client.watch(target)?;
+        let first = client.wait_answer(target, 0, Duration::from_secs(20))?.context("no answer")?;
+        // A hundred more, then look at them.
+        client
+            .wait_answer(target, first + 100_000_000, Duration::from_secs(20))?
+            .context("no further answer")?;
+        let gaps = client.gaps(target, first, monotonic_ns())?;
+        ensure!(gaps.received > 10 && gaps.lost == 0, "{address}: {gaps:?}");
+        ensure!(gaps.median_rtt_ns.is_some_and(|rtt| rtt < 50_000_000), "{address}: {gaps:?}");
+    }
+    let gaps = client.gaps(absent, 0, monotonic_ns())?;
+    ensure!(gaps.received == 0 && gaps.sent > 10, "a target that is not there answers: {gaps:?}");
+    down(name)?;
+    leaves_nothing(name)?;
+    down(name)
+}
+
+/// Round trips over the migration network from host a to `address` on host b, by the prober's own means.
+fn migration_gaps(name: &LabName, address: &str) -> Result<godwit_lab::client::Gaps> {
+    echo(&format!("{}-b", name.prefix), address)?;
+    let options = godwit_lab::watch::WatchOptions {
+        namespace: Some(format!("{}-a", name.prefix)),
+        duration: Some(Duration::from_millis(1500)),
+        ..godwit_lab::watch::WatchOptions::new(address.parse()?)
+    };
+    godwit_lab::watch::watch(&options, &|| false, &mut |_| {})
+}
+
+fn emulated_link_delays_and_delivers(name: &LabName) -> Result<()> {
+    let wanted = LabOptions {
+        link: Some("1gbit".parse()?),
+        rtt: "40ms".parse()?,
+        force_emulator: true,
+        ..options(name)
+    };
+    let lab = up(&wanted, &this_binary()?)?;
+    ensure!(lab.up && lab.engine == Some(LinkEngine::Emulator), "{lab}");
+    for address in ["10.77.0.12", "fd77::12"] {
+        let gaps = migration_gaps(name, address)?;
+        let rtt_ns = gaps.median_rtt_ns.context("no answer")?;
+        ensure!((40_000_000..200_000_000).contains(&rtt_ns), "{address}: {gaps:?}");
+        ensure!(gaps.lost == 0, "{address}: {gaps:?}");
+    }
+    let links = status(name)?.links;
+    ensure!(links.len() == 2 && links.iter().all(|link| link.frames > 0), "{links:?}");
+    Ok(())
+}
+
+fn lossy_link_loses_packets(name: &LabName) -> Result<()> {
+    let wanted = LabOptions { loss: "20%".parse()?, force_emulator: true, ..options(name) };
+    up(&wanted, &this_binary()?)?;
+    let gaps = migration_gaps(name, "10.77.0.12")?;
+    // 20 % each way: 36 % of the round trips.
+    ensure!(gaps.received > 0 && gaps.lost * 10 > gaps.sent && gaps.lost * 10 < gaps.sent * 7, "{gaps:?}");
+    Ok(())
+}
+
+fn up_is_idempotent_and_repairs(name: &LabName) -> Result<()> {
+    let wanted = LabOptions { rtt: "10ms".parse()?, force_emulator: true, ..options(name) };
+    let first = up(&wanted, &this_binary()?)?;
+    let prober = |lab: &godwit_lab::LabStatus| lab.client.as_ref().and_then(|client| client.prober);
+    let again = up(&wanted, &this_binary()?)?;
+    ensure!(prober(&first) == prober(&again), "the prober was started twice");
+    let other = LabOptions { rtt: "20ms".parse()?, ..wanted.clone() };
+    let refused = up(&other, &this_binary()?).err().context("another lab over this one")?;
+    ensure!(format!("{refused:#}").contains("--replace"), "{refused:#}");
+
+    // Everything that the lab runs dies; `status` tells, `up` starts it again.
+    for space in ["client", "link"] {
+        for pid in namespace::processes(&format!("{}-{space}", name.prefix))? {
+            let pid = rustix::process::Pid::from_raw(pid).context("no pid")?;
+            let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+            rustix::event::poll(
+                &mut [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)],
+                None,
+            )?;
+        }
+    }
+    let broken = status(name)?;
+    ensure!(!broken.up && broken.problems.len() == 2, "{broken}");
+    let repaired = up(&wanted, &this_binary()?)?;
+    ensure!(repaired.up && prober(&repaired).is_some(), "{repaired}");
+    let gaps = migration_gaps(name, "10.77.0.12")?;
+    ensure!(gaps.median_rtt_ns.is_some_and(|rtt_ns| rtt_ns >= 10_000_000), "{gaps:?}");
+
+    let replaced = up(&LabOptions { replace: true, ..other }, &this_binary()?)?;
+    ensure!(
+        replaced.up
+            && replaced.options.is_some_and(|options| options.rtt == "20ms".parse().unwrap_or_default()),
+        "not replaced"
+    );
+    Ok(())
+}
+
+fn down_works_without_its_state(name: &LabName) -> Result<()> {
+    let wanted = LabOptions { rtt: "10ms".parse()?, force_emulator: true, ..options(name) };
+    up(&wanted, &this_binary()?)?;
+    std::fs::remove_file(LabPaths::new(&name.state_dir).state_file())?;
+    let refused = up(&wanted, &this_binary()?).err().context("a lab over what is left of another")?;
+    ensure!(format!("{refused:#}").contains("lab down"), "{refused:#}");
+    down(name)?;
+    leaves_nothing(name)
+}
+
+fn what_can_not_come_up_leaves_nothing(name: &LabName) -> Result<()> {
+    // The networks are made by the time the first process fails.
+    let nothing = Path::new("/bin/false");
+    let failed = up(&options(name), nothing).err().context("a lab of nothing")?;
+    ensure!(format!("{failed:#}").contains("client prober"), "{failed:#}");
+    leaves_nothing(name)?;
+    let no_qemu = LabOptions { agents: true, qemu: Some("/nowhere/qemu".into()), ..options(name) };
+    let failed = up(&no_qemu, &this_binary()?).err().context("a lab without QEMU")?;
+    ensure!(format!("{failed:#}").contains("no QEMU"), "{failed:#}");
+    leaves_nothing(name)
+}

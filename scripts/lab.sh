@@ -1,0 +1,48 @@
+# What the scripts that use the lab share. Sourced, not run.
+# shellcheck shell=bash
+
+GODWIT=target/release/godwit
+BOOT_LIMIT_S=180
+# The lab's own, whatever other hosts this machine knows.
+export GODWIT_HOSTS=/run/godwit-lab/hosts.toml
+
+say() { printf '\n== %s\n' "$*"; }
+fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
+
+# Checks what every lab needs before anything is made, and learns where the guest's image is.
+check_lab() {
+  [ "$(id -u)" = 0 ] || fail "the lab makes network namespaces: run it as root"
+  [ -x $GODWIT ] && [ -x target/release/examples/guest_image ] || fail "not built yet: run \`make build\`"
+  local images
+  images=$(target/release/examples/guest_image)
+  KERNEL=$(sed -n 's/^kernel //p' <<<"$images")
+  INITRD=$(sed -n 's/^initrd //p' <<<"$images")
+  APPEND=$(sed -n 's/^append //p' <<<"$images")
+}
+
+# lab_up OPTIONS…: a fresh lab; it goes down at the end of the script, however that ends, with its exit code kept.
+lab_up() {
+  trap 'code=$?; trap - EXIT; say "lab down"; $GODWIT lab down || code=1; exit $code' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  $GODWIT lab down >/dev/null
+  $GODWIT lab up "$@"
+}
+
+# create_guest NAME LAST_NUMBER MEMORY GUEST_OPTIONS: creates the lab's guest at 10.88.0.LAST_NUMBER on host a,
+# starts it and waits until its memory is filled.
+create_guest() {
+  local name=$1 number=$2 memory=$3 options=$4
+  $GODWIT vm create "$name" --host a --memory "$memory" --start \
+    --kernel "$KERNEL" --initrd "$INITRD" --nic "network=lan,address=10.88.0.$number" \
+    --append "$APPEND godwit.ip=10.88.0.$number/24 godwit.ip6=fd88::$number/64 $options"
+  local deadline=$((SECONDS + BOOT_LIMIT_S))
+  until $GODWIT --json lab guest "$name" status 2>/dev/null | grep -E '"ready": *true' >/dev/null; do
+    if [ $SECONDS -ge $deadline ]; then
+      $GODWIT vm logs "$name" || true
+      fail "the guest was not ready within $BOOT_LIMIT_S s; its console is above"
+    fi
+    # Nothing announces a guest that is ready.
+    sleep 0.2
+  done
+}
