@@ -52,7 +52,7 @@ fn run(mappings: &[Mapping], zeros: &File, line: &str) -> Result<String, Box<dyn
     if *command == "environment" {
         let names: Vec<String> = std::env::vars()
             .map(|(name, _)| name)
-            .filter(|name| name == "LD_PRELOAD" || name.starts_with("GODWIT"))
+            .filter(|name| name == "LD_PRELOAD" || name.starts_with("GODWIT_TRACKER_"))
             .collect();
         return Ok(format!("environment {}", names.join(" ")));
     }
