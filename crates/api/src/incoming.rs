@@ -46,6 +46,17 @@ pub enum IncomingState {
     Runs,
     /// It does not and will not run here.
     Refused,
+    /// QEMU's post-copy broke off: the guest has begun to run here, and part of its memory is still at the source.
+    Broken,
+}
+
+/// `POST /v1/incoming/{id}/run`: the source's word, by QEMU's own engine, that it has let go of the guest. Answered with
+/// an [`IncomingStatus`] when it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IncomingRun {
+    /// False: it was paused at the source and stays so.
+    pub run: bool,
 }
 
 /// `GET /v1/incoming/{id}`.

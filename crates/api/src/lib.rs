@@ -11,7 +11,7 @@ mod types;
 
 pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream, MigrationEvents};
 pub use error::{ApiError, ErrorCode};
-pub use incoming::{IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
+pub use incoming::{IncomingAccepted, IncomingRequest, IncomingRun, IncomingState, IncomingStatus};
 pub use sse::{Event, EventParser};
 pub use types::{
     CreateVm, HostInfo, LogSource, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus,

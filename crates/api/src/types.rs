@@ -201,6 +201,18 @@ pub struct QemuEngineOptions {
     /// Switch to post-copy when the first round is over.
     #[serde(default)]
     pub postcopy: bool,
+    /// The destination's QEMU runs the guest as soon as it has loaded it, without the source agent's word: half a round
+    /// trip sooner, and a link that breaks at the very end can leave two that run. Post-copy is always so.
+    #[serde(default)]
+    pub autostart: bool,
+}
+
+impl QemuEngineOptions {
+    /// Whether the destination's QEMU runs the guest by itself.
+    #[must_use]
+    pub fn runs_by_itself(&self) -> bool {
+        self.autostart || self.postcopy
+    }
 }
 
 /// `POST /v1/vms/{name}/migrations`.

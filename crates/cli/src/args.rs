@@ -320,6 +320,9 @@ pub(crate) struct MigrateArgs {
     /// Switch over after the first round and let pages follow
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) postcopy: bool,
+    /// Let the destination's QEMU run the guest by itself: sooner, and unsafe if the link breaks at the end
+    #[arg(long, help_heading = "With --engine qemu")]
+    pub(crate) autostart: bool,
     /// Begin, print the migration's name and return
     #[arg(long)]
     pub(crate) detach: bool,

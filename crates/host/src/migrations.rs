@@ -1,7 +1,7 @@
 //! The migrations that run or ran from this host: progress to watch, a way to cancel, the report at the end.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -39,9 +39,21 @@ pub struct MigrationControl {
     pub id: String,
     progress: watch::Sender<Progress>,
     cancel: watch::Receiver<bool>,
+    engine_began: Arc<AtomicBool>,
 }
 
 impl MigrationControl {
+    /// The engine begins: from here on the guest may be stopped and handed over.
+    pub fn engine_begins(&self) {
+        self.engine_began.store(true, Ordering::Relaxed);
+    }
+
+    /// Tells whether [`MigrationControl::engine_begins`] was called, also when this is gone.
+    #[must_use]
+    pub fn engine_began(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.engine_began)
+    }
+
     /// Shows how far it is.
     pub fn progress(&self, progress: Progress) {
         self.progress.send_replace(progress);
@@ -126,7 +138,7 @@ impl Migrations {
             all.remove(oldest);
         }
         all.push_back(Arc::new(entry));
-        MigrationControl { id: id.to_owned(), progress, cancel: cancel_watch }
+        MigrationControl { id: id.to_owned(), progress, cancel: cancel_watch, engine_began: Arc::default() }
     }
 
     /// Ends a migration; who watches it gets the report.

@@ -6,6 +6,7 @@ mod files;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
@@ -31,8 +32,8 @@ pub struct Vm {
     pub name: String,
     /// What it is, nothing left to defaults.
     pub spec: ResolvedSpec,
-    /// The generation of its ownership.
-    pub epoch: u64,
+    /// The generation of its ownership. An operator who takes a guest in doubt back begins a new one.
+    epoch: AtomicU64,
     /// QEMU.
     pub process: QemuProcess,
     /// The shared memory blocks, in the blocks' order (private ones are left out).
@@ -99,7 +100,7 @@ impl Vm {
         let vm = Vm {
             name: spec.name.clone(),
             spec: spec.clone(),
-            epoch,
+            epoch: AtomicU64::new(epoch),
             process,
             regions,
             tracker_socket: files.tracker_socket.clone(),
@@ -147,12 +148,22 @@ impl Vm {
         Ok(Some(Vm {
             name: spec.name.clone(),
             spec: spec.clone(),
-            epoch,
+            epoch: AtomicU64::new(epoch),
             process,
             regions,
             tracker_socket: files.tracker_socket.clone(),
             files,
         }))
+    }
+
+    /// The generation of its ownership.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::SeqCst);
     }
 
     /// Lets paused vCPUs go on.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use godwit_api::{Client, CreateVm, Endpoint, ErrorCode, MigrationEvent, VmState};
 use godwit_host::{Agent, RunError};
-use godwit_migration::{EngineKind, Outcome, Report};
+use godwit_migration::{Outcome, Report};
 use godwit_qemu::ResolvedSpec;
 use support::{TestHost, until};
 
@@ -76,11 +76,11 @@ fn a_shadow_is_removed_without_a_trace() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        let shadow = agent.prepare_incoming(spec.clone(), 7, "b", EngineKind::Godwit).await.unwrap();
+        let shadow = agent.prepare_incoming(spec.clone(), 7, "b", false).await.unwrap();
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.epoch), (VmState::MigratingIn, 7));
         assert_eq!(shadow.regions.len(), 2);
-        let twice = agent.prepare_incoming(spec, 7, "b", EngineKind::Godwit).await.unwrap_err();
+        let twice = agent.prepare_incoming(spec, 7, "b", false).await.unwrap_err();
         assert_eq!(twice.code, ErrorCode::AlreadyExists);
         for refused in [
             agent.stop("web", Default::default()).await.err(),
@@ -101,7 +101,7 @@ fn a_shadow_does_not_outlive_its_agent() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        agent.prepare_incoming(spec, 2, "b", EngineKind::Godwit).await.unwrap();
+        agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
     });
     assert_eq!(host.qemus().len(), 1);
     host.with_agent(async |client| assert!(client.vms().await.unwrap().is_empty()));
@@ -114,8 +114,8 @@ fn a_promoted_shadow_is_the_hosts_own() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        let shadow = agent.prepare_incoming(spec, 2, "b", EngineKind::Godwit).await.unwrap();
-        agent.promote(&shadow).await.unwrap();
+        let shadow = agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
+        agent.promote(&shadow).await;
         // Nothing has arrived: its vCPUs stand still, and so it is shown.
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Paused);
         agent.discard(&shadow).await;
@@ -170,7 +170,54 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
         let taken = agent.start("web", godwit_api::StartVm { force: true }).await.unwrap();
         assert_eq!(taken.state, VmState::Running);
         assert_eq!(agent.vm("web").unwrap().unwrap().is_running().await, Some(true));
+        assert_eq!(taken.epoch, 2, "the other host's generation is stale from here on");
         agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+    });
+}
+
+#[test]
+fn a_stop_ends_no_doubt_and_a_delete_does() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        agent.begin_migration("web", "m1").unwrap();
+        agent.hold_in_doubt("web", "b").await;
+        agent.stop("web", Default::default()).await.unwrap();
+        let refused = agent.start("web", Default::default()).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::InDoubt);
+    });
+    assert!(host.qemus().is_empty());
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let refused = agent.start("web", Default::default()).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::InDoubt);
+        agent.delete("web").await.unwrap();
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_qemu_that_does_not_answer_is_not_started_twice() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+    });
+    // Its monitor's socket is gone: no agent can adopt it, and the guest runs.
+    std::fs::remove_file(host.path().join("run/vms/web/qmp.sock")).unwrap();
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        assert_eq!(agent.vm_info("web").unwrap().state, VmState::Failed);
+        for refused in [agent.start("web", Default::default()).await.err(), agent.delete("web").await.err()] {
+            let refused = refused.unwrap();
+            assert!(refused.code == ErrorCode::WrongState && refused.mend.contains("--force"), "{refused}");
+        }
+        assert_eq!(host.qemus().len(), 1);
+        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        assert!(host.qemus().is_empty());
+        agent.delete("web").await.unwrap();
+        assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
 

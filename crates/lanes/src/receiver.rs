@@ -4,6 +4,7 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun, PagesHeader};
@@ -33,11 +34,25 @@ pub struct LaneReceiver {
     start: usize,
     end: usize,
     received_bytes: u64,
+    /// After this nothing more is read.
+    deadline: Option<Instant>,
 }
 
 impl LaneReceiver {
     pub(crate) fn new(stream: Arc<TcpStream>) -> Self {
-        LaneReceiver { stream, buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0, received_bytes: 0 }
+        LaneReceiver {
+            stream,
+            buffer: vec![0; BUFFER_BYTES].into(),
+            start: 0,
+            end: 0,
+            received_bytes: 0,
+            deadline: None,
+        }
+    }
+
+    /// From `deadline` on nothing more is read: a limit on silence alone lets a peer that sends byte by byte take its time.
+    pub fn limit_time(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
     }
 
     /// Bytes taken from the kernel so far.
@@ -140,11 +155,16 @@ impl LaneReceiver {
             (self.start, self.end) = (0, self.end - self.start);
         }
         while self.end - self.start < length {
-            let room = self.buffer.len().min(self.end.saturating_add(at_most));
-            let read = (&*self.stream).read(&mut self.buffer[self.end..room])?;
-            if read == 0 {
-                return Err(LaneError::Closed);
+            if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
             }
+            let room = self.buffer.len().min(self.end.saturating_add(at_most));
+            let read = match (&*self.stream).read(&mut self.buffer[self.end..room]) {
+                Ok(0) => return Err(LaneError::Closed),
+                Ok(read) => read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error.into()),
+            };
             self.end += read;
             self.received_bytes += read as u64;
         }

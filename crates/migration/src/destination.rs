@@ -7,6 +7,10 @@ use godwit_wire::{Begin, Reason};
 
 use crate::failure::{Failure, FailureCode};
 
+/// The most device state that is taken. A usual VM has 0.2 MB; passed-through devices with memory of their own have
+/// gigabytes.
+const MOST_DEVICE_STATE: u64 = 16 << 30;
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -154,6 +158,10 @@ impl Destination {
             (State::Receiving, Event::RoundEnd { round, pages }) => self.round_end(round, pages),
             (State::Receiving, Event::DeviceStateFed { bytes }) => {
                 self.device_state_bytes += bytes;
+                if self.device_state_bytes > MOST_DEVICE_STATE {
+                    let detail = format!("a device state of more than {MOST_DEVICE_STATE} bytes is none");
+                    return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
+                }
                 vec![]
             }
             (State::Receiving, Event::DeviceStateEnd { bytes }) => self.device_state_end(bytes),

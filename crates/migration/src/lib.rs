@@ -20,4 +20,5 @@ pub use policy::{
 };
 pub use report::{
     EngineKind, FailureReport, Outcome, PhaseReport, Progress, Report, RoundReport, SwitchoverReport, millis,
+    nanos,
 };

@@ -173,3 +173,9 @@ impl Progress {
 pub fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
+
+/// Whole nanoseconds of a duration; the most there are, where it is longer than 584 years.
+#[must_use]
+pub fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -168,6 +168,7 @@ pub struct Source {
     device_state_ended: bool,
     first_last_pages_sent: bool,
     stopped_at: Option<Duration>,
+    resumed_at: Option<Duration>,
     last_pages_at: Option<Duration>,
     committed_at: Option<Duration>,
     running: Option<Running>,
@@ -188,6 +189,7 @@ impl Source {
             device_state_ended: false,
             first_last_pages_sent: false,
             stopped_at: None,
+            resumed_at: None,
             last_pages_at: None,
             committed_at: None,
             running: None,
@@ -308,9 +310,13 @@ impl Source {
     }
 
     fn resumed(&mut self, now: Duration, resumed: Result<(), Failure>) -> Vec<Action> {
-        if let (Err(failure), Some((_, Some(first)))) = (resumed, &mut self.ending) {
-            first.detail =
-                format!("{}; then the guest could not be resumed here: {}", first.detail, failure.detail);
+        match (resumed, &mut self.ending) {
+            (Ok(()), _) => self.resumed_at = Some(now),
+            (Err(failure), Some((_, Some(first)))) => {
+                first.detail =
+                    format!("{}; then the guest could not be resumed here: {}", first.detail, failure.detail);
+            }
+            (Err(_), _) => {}
         }
         let mut actions = vec![Action::StopTracking];
         actions.extend(self.finish(now));
@@ -431,6 +437,12 @@ impl Source {
     #[must_use]
     pub fn phases(&self, now: Duration) -> Vec<PhaseReport> {
         self.ledger.phases(now)
+    }
+
+    /// How long the guest stood still for a switchover that was undone; none where it was not.
+    #[must_use]
+    pub fn stood_still(&self) -> Option<Duration> {
+        Some(self.resumed_at?.saturating_sub(self.stopped_at?))
     }
 
     /// The switchover's times on the source's clock, and the destination's on its own.

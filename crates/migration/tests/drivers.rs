@@ -227,7 +227,7 @@ fn migrate(twist: Twist) -> Moved {
     let (_keep, cancel) = mpsc::channel();
     let (result, ending) = std::thread::scope(|scope| {
         let receiving =
-            scope.spawn(move || receive(destination(welcome(destination_lane, ID).unwrap()), &cancel));
+            scope.spawn(move || receive(destination(welcome(destination_lane, ID, LIMIT).unwrap()), &cancel));
         let (inbox, events) = inbox();
         let job = SourceJob {
             lane: source_lane,
@@ -292,6 +292,8 @@ fn a_cancel_while_the_guest_stands_still_resumes_it() {
     let moved = migrate(Twist { cancels_itself: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Cancelled);
     assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1);
+    // Its users felt that: the report tells for how long.
+    assert!(moved.result.stood_still_ms.is_some() && moved.result.switchover.is_none());
     assert_eq!(moved.said, ["discarded"]);
     assert!(matches!(moved.ending, Ending::Discarded(failure) if failure.code == FailureCode::Cancelled));
 }
@@ -312,7 +314,7 @@ fn lying_peer(speak: impl FnOnce(&Lane)) -> (Ending, Vec<&'static str>) {
     let hypervisor = FakeDestination { state: Vec::new(), load_fails: false, log };
     let (_keep, cancel) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
-        let receiving = scope.spawn(move || match welcome(lane, ID) {
+        let receiving = scope.spawn(move || match welcome(lane, ID, LIMIT) {
             Ok(lane) => receive(DestinationJob { lane, epoch: 2, regions, hypervisor }, &cancel),
             Err(failure) => Ending::Discarded(failure),
         });

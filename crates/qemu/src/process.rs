@@ -171,6 +171,19 @@ impl QemuProcess {
     }
 }
 
+/// Ends a QEMU whose monitor does not answer, by SIGKILL, and returns when it is gone; one that is gone already is no error.
+///
+/// # Errors
+/// The kernel does not let this process watch or end it, or it hangs there.
+pub async fn end_process(pid: i32, start_time: u64) -> std::io::Result<()> {
+    match Process::watch(pid, Some(start_time)) {
+        Ok(process) => process.kill().await,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    if is_alive(pid, start_time) { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+}
+
 /// Whether that very process runs: a number is given anew, a number with a start time is not. A zombie doesn't run.
 #[must_use]
 pub fn is_alive(pid: i32, start_time: u64) -> bool {

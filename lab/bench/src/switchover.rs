@@ -121,7 +121,8 @@ impl Engine {
     fn request(self, request: MigrationRequest) -> MigrationRequest {
         let channels = |multifd_channels| MigrationRequest {
             engine: EngineKind::Qemu,
-            qemu: QemuEngineOptions { multifd_channels, ..QemuEngineOptions::default() },
+            // The peer at its best: no word of ours between its two sides.
+            qemu: QemuEngineOptions { multifd_channels, autostart: true, ..QemuEngineOptions::default() },
             ..request.clone()
         };
         match self {

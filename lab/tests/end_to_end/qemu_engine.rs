@@ -10,10 +10,11 @@ use godwit_qemu::{Backing, MemoryBlock};
 
 use crate::{BUSY, move_and_check};
 
-fn variants() -> [(&'static str, QemuEngineOptions); 5] {
+fn variants() -> [(&'static str, QemuEngineOptions); 6] {
     let plain = QemuEngineOptions::default();
     [
         ("plain", plain.clone()),
+        ("autostart", QemuEngineOptions { autostart: true, ..plain.clone() }),
         ("multifd", QemuEngineOptions { multifd_channels: Some(2), ..plain.clone() }),
         (
             "multifd with zstd",

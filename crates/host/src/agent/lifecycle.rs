@@ -8,7 +8,7 @@ use godwit_api::{ApiError, CreateVm, ErrorCode, StartVm, StopVm, VmInfo};
 use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, VmSpec};
 
 use crate::agent::{Agent, Begun, Slot};
-use crate::failure::{spec_refused, task_failed};
+use crate::failure::{host_failed, spec_refused, task_failed};
 use crate::store::{Desired, Role};
 use crate::vm::{Begin, Condition, LaunchSite, Operation, Vm};
 
@@ -106,6 +106,9 @@ impl Agent {
         let begun = self.begin(name, &Operation::Start { force: request.force })?;
         match self.run(&begun).await {
             Ok(vm) => {
+                if let Some(slot) = self.table().get_mut(name) {
+                    slot.epoch = vm.epoch();
+                }
                 self.settle(name, Condition::Running, Some(vm), None);
                 Ok(())
             }
@@ -120,10 +123,13 @@ impl Agent {
         // An operator who takes a guest in doubt back begins a new generation, so that the other host's is stale.
         let epoch = begun.epoch + u64::from(begun.before == Condition::InDoubt);
         if let Some(vm) = &begun.vm {
-            self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await?;
+            // Let go on first: a restarted agent that finds it running knows that it is this host's.
             vm.resume().await?;
+            vm.set_epoch(epoch);
+            self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await?;
             return Ok(vm.clone());
         }
+        self.refuse_second_process(&begun.spec.name)?;
         let vm = self.launch(&begun.spec, epoch, Begin::Boot).await?;
         if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await {
             vm.process.quit().await;
@@ -132,6 +138,18 @@ impl Agent {
         }
         self.watch(&vm);
         Ok(vm)
+    }
+
+    /// A QEMU that this agent could not adopt may still run the guest: nothing of it is touched.
+    fn refuse_second_process(&self, name: &str) -> Result<(), ApiError> {
+        match self.places.vm(name).living_process() {
+            None => Ok(()),
+            Some((pid, _)) => Err(ApiError::new(
+                ErrorCode::WrongState,
+                format!("VM \"{name}\" has a QEMU already, process {pid}, which does not answer"),
+                "end it with `godwit vm stop --force`, then start the VM",
+            )),
+        }
     }
 
     /// Starts QEMU for a VM; nothing is left where that fails.
@@ -155,23 +173,53 @@ impl Agent {
 
     async fn stop_now(&self, name: &str, request: StopVm) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Stop)?;
-        let saved = self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.epoch).await;
+        // A stop ends no doubt: the other host may run the guest all the same.
+        let doubt = begun.before == Condition::InDoubt;
+        let role = if doubt { Role::InDoubt } else { Role::Owner };
+        let saved = self.save(&begun.spec, role, Desired::Stopped, begun.epoch).await;
         if let Some(vm) = &begun.vm {
             // Vcpus that stand still hear no button.
             let listens = begun.before == Condition::Running && !request.force;
             let grace = request.grace_ms.map_or(STOP_GRACE, Duration::from_millis);
             vm.end(listens.then_some(grace)).await;
             vm.files.remove_runtime();
+        } else {
+            self.end_stray(name).await?;
         }
-        self.settle(name, Condition::Stopped, None, None);
+        if doubt {
+            self.settle(name, Condition::InDoubt, None, begun.reason);
+        } else {
+            self.settle(name, Condition::Stopped, None, None);
+        }
         saved
+    }
+
+    /// Ends a QEMU that could not be adopted.
+    async fn end_stray(&self, name: &str) -> Result<(), ApiError> {
+        let files = self.places.vm(name);
+        let Some((pid, start_time)) = files.living_process() else { return Ok(()) };
+        tracing::warn!(vm = name, pid, "a QEMU that does not answer is ended");
+        godwit_qemu::end_process(pid, start_time).await.map_err(|error| {
+            host_failed(&format!("QEMU of VM \"{name}\" (process {pid}) can't be ended"), &error)
+        })?;
+        files.remove_runtime();
+        Ok(())
     }
 
     async fn delete_now(&self, name: &str) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Delete)?;
-        if let Err(error) = self.store.remove(name) {
+        let gone = async {
+            match (&begun.vm, &begun.before) {
+                // In doubt, and its operator says that the other host has it.
+                (Some(vm), _) => vm.process.kill().await,
+                (None, Condition::InDoubt) => self.end_stray(name).await?,
+                (None, _) => self.refuse_second_process(name)?,
+            }
+            Ok::<_, ApiError>(self.store.remove(name)?)
+        };
+        if let Err(error) = gone.await {
             self.settle(name, begun.before, begun.vm, begun.reason);
-            return Err(error.into());
+            return Err(error);
         }
         self.places.vm(name).remove_all();
         self.table().remove(name);

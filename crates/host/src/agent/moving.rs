@@ -2,9 +2,11 @@
 //! the guest when it is over. The engines are in [`crate::migration`].
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, MigrationAccepted, MigrationRequest};
-use godwit_migration::{EngineKind, FailureReport, Outcome, Progress, Report};
+use godwit_migration::{FailureReport, Outcome, Progress, Report};
 use godwit_qemu::ResolvedSpec;
 
 use crate::agent::lifecycle::whole;
@@ -16,6 +18,8 @@ use crate::vm::{Begin, Condition, Operation, Vm};
 
 /// The longest downtime limit that QEMU takes (`downtime-limit`, 2000 s).
 const MAX_BUDGET_MS: f64 = 2_000_000.0;
+/// Between two attempts to save a record that a disk did not take.
+const SAVE_AGAIN: Duration = Duration::from_secs(1);
 
 impl Agent {
     /// Begins a migration of a VM that runs here. It goes on in a task of its own; [`Agent::migrations`] tells of it.
@@ -45,11 +49,12 @@ impl Agent {
 
     async fn carry_out(self: Arc<Self>, vm: Arc<Vm>, request: MigrationRequest, control: MigrationControl) {
         let id = control.id.clone();
+        let engine_began = control.engine_began();
         tracing::info!(vm = vm.name, migration = id, to = request.to, engine = ?request.engine, "migration begins");
         let run = tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
         let report = match run.await {
             Ok(report) => report,
-            Err(error) => self.defect(&vm, &request, &error),
+            Err(error) => self.defect(&vm, &request, &error, engine_began.load(Ordering::Relaxed)),
         };
         match report.outcome {
             // The engine has released it.
@@ -63,11 +68,17 @@ impl Agent {
         self.migrations.finish(&id, report);
     }
 
-    /// The report of an engine that panicked: nobody knows how far it was, so the guest is where its QEMU says.
-    fn defect(&self, vm: &Vm, request: &MigrationRequest, error: &tokio::task::JoinError) -> Report {
+    /// The report of a migration that panicked: once its engine had begun nobody knows how far it was.
+    fn defect(
+        &self,
+        vm: &Vm,
+        request: &MigrationRequest,
+        error: &tokio::task::JoinError,
+        engine_began: bool,
+    ) -> Report {
         let progress = Progress::begin(vm.spec.memory_bytes());
         Report {
-            outcome: Outcome::InDoubt,
+            outcome: if engine_began { Outcome::InDoubt } else { Outcome::Failed },
             engine: request.engine,
             vm: vm.name.clone(),
             from: self.config.name.clone(),
@@ -107,9 +118,9 @@ impl Agent {
     }
 
     /// Notes on disk that the destination may run the guest from here on. To be called before the guest is stopped
-    /// for the hand-over: an agent that restarts then and finds the guest paused does not let it go on by itself.
+    /// for the hand-over, and no sooner than needed: an agent that restarts then and finds the guest paused does not let it go on by itself.
     pub async fn mark_hand_over(&self, vm: &Vm) -> Result<(), ApiError> {
-        self.save(&vm.spec, Role::InDoubt, Desired::Running, vm.epoch).await
+        self.save(&vm.spec, Role::InDoubt, Desired::Running, vm.epoch()).await
     }
 
     /// Takes the marks away where the guest stays here. Its vCPUs' own word decides whether it runs or is paused.
@@ -147,21 +158,17 @@ impl Agent {
     }
 
     /// At the destination: makes a shadow of a VM that `from` runs. It is shown as migrating in and can be nothing
-    /// else until [`Agent::promote`] or [`Agent::discard`]; its QEMU waits with `-incoming defer`, and by QEMU's own
-    /// engine runs the guest when it has arrived. On failure nothing of it is left.
+    /// else until [`Agent::promote`] or [`Agent::discard`]; its QEMU waits with `-incoming defer`, and with
+    /// `runs_by_itself` runs the guest when it has arrived. On failure nothing of it is left.
     pub async fn prepare_incoming(
         self: &Arc<Self>,
         spec: ResolvedSpec,
         epoch: u64,
         from: &str,
-        engine: EngineKind,
+        runs_by_itself: bool,
     ) -> Result<Arc<Vm>, ApiError> {
         let (agent, from) = (self.clone(), from.to_owned());
-        let begin = match engine {
-            EngineKind::Godwit => Begin::Incoming,
-            // QEMU's source lets go of the guest before its destination runs it: nothing is to be decided between.
-            EngineKind::Qemu => Begin::IncomingRuns,
-        };
+        let begin = if runs_by_itself { Begin::IncomingRuns } else { Begin::Incoming };
         whole(async move {
             spec.validate().map_err(|error| spec_refused(&error))?;
             let name = spec.name.clone();
@@ -186,15 +193,53 @@ impl Agent {
         .await
     }
 
-    /// At the destination, when the guest runs here: the shadow becomes this host's VM, also on disk.
-    pub async fn promote(self: &Arc<Self>, vm: &Arc<Vm>) -> Result<(), ApiError> {
-        self.begin(&vm.name, &Operation::Promote)?;
+    /// At the destination, when the guest runs here: the shadow becomes this host's VM, also on disk. A disk that does not
+    /// take the record changes nothing of that: it is tried again until it does.
+    pub async fn promote(self: &Arc<Self>, vm: &Arc<Vm>) {
+        if let Err(error) = self.begin(&vm.name, &Operation::Promote) {
+            return tracing::error!(vm = vm.name, %error, "a guest that arrived is no shadow any more");
+        }
         self.settle(&vm.name, Condition::Running, Some(vm.clone()), None);
         if vm.is_running().await == Some(false) {
             // It was paused at the source.
             self.vcpus_changed(vm, false);
         }
-        self.save(&vm.spec, Role::Owner, Desired::Running, vm.epoch).await
+        if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, vm.epoch()).await {
+            tracing::error!(vm = vm.name, %error, "the arrived VM's record could not be saved; it is tried again");
+            tokio::spawn(self.clone().save_in_the_end(vm.clone()));
+        }
+    }
+
+    /// Saves an arrived VM's record as soon as that works. Ends when the VM is under another operation's care, which saves
+    /// what it does itself.
+    async fn save_in_the_end(self: Arc<Self>, vm: Arc<Vm>) {
+        let mut every = tokio::time::interval(SAVE_AGAIN);
+        let still_here = || {
+            let table = self.table();
+            table.get(&vm.name).is_some_and(|slot| {
+                matches!(slot.condition, Condition::Running | Condition::Paused)
+                    && slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, &vm))
+            })
+        };
+        while still_here() {
+            every.tick().await;
+            if self.save(&vm.spec, Role::Owner, Desired::Running, vm.epoch()).await.is_ok() {
+                return tracing::info!(vm = vm.name, "the arrived VM's record is saved");
+            }
+        }
+    }
+
+    /// At the destination, when QEMU's post-copy broke off: the guest has begun to run here and can't go on without the
+    /// memory that the source still has.
+    pub async fn strand(self: &Arc<Self>, vm: &Arc<Vm>) {
+        if self.begin(&vm.name, &Operation::HoldInDoubt).is_err() {
+            return;
+        }
+        let reason = "its post-copy broke off: the newest of its memory is here, the rest at the source";
+        self.settle(&vm.name, Condition::InDoubt, Some(vm.clone()), Some(reason.into()));
+        if let Err(error) = self.save(&vm.spec, Role::InDoubt, Desired::Running, vm.epoch()).await {
+            tracing::error!(vm = vm.name, %error, "the doubt could not be saved");
+        }
     }
 
     /// At the destination, when the migration failed: removes the shadow without a trace. Without effect on

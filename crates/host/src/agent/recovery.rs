@@ -94,12 +94,25 @@ impl Agent {
                 return self.insert(slot);
             }
         };
-        self.take_in_running(record, Arc::new(vm)).await
+        match vm.is_running().await {
+            Some(running) => self.take_in_running(record, Arc::new(vm), running).await,
+            // It may run the guest: nothing is ended or let go on a guess.
+            None => {
+                let mut slot = Slot::new(record.spec, record.epoch, Condition::Failed);
+                let pid = vm.process.pid;
+                slot.reason = Some(format!("its QEMU (process {pid}) does not say whether the guest runs"));
+                self.insert(slot)
+            }
+        }
     }
 
-    async fn take_in_running(self: &Arc<Self>, record: SavedVm, vm: Arc<Vm>) -> Result<(), ApiError> {
+    async fn take_in_running(
+        self: &Arc<Self>,
+        record: SavedVm,
+        vm: Arc<Vm>,
+        running: bool,
+    ) -> Result<(), ApiError> {
         let name = record.spec.name.clone();
-        let running = vm.is_running().await == Some(true);
         let (condition, reason) = match (record.role, running) {
             // The hand-over had been announced, and the guest had not been stopped for it: it never left.
             (Role::InDoubt, true) => {
@@ -142,11 +155,12 @@ impl Agent {
                 continue;
             }
             let files = self.places.vm(&name);
-            if let Some((pid, start_time)) = files.read_pid().or_else(|| files.find_process())
-                && let Ok(process) = godwit_qemu::QemuProcess::adopt(files.dir.clone(), pid, start_time).await
-            {
+            if let Some((pid, start_time)) = files.living_process() {
                 tracing::warn!(vm = name, pid, "a QEMU without a record is ended");
-                process.quit().await;
+                match godwit_qemu::QemuProcess::adopt(files.dir.clone(), pid, start_time).await {
+                    Ok(process) => process.quit().await,
+                    Err(_) => godwit_qemu::end_process(pid, start_time).await?,
+                }
             }
             files.remove_all();
         }

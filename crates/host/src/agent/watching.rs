@@ -102,7 +102,7 @@ impl Agent {
             slot.reason = Some(reason);
         }
         vm.files.remove_runtime();
-        if let Err(error) = self.save(&vm.spec, Role::Owner, desired, vm.epoch).await {
+        if let Err(error) = self.save(&vm.spec, Role::Owner, desired, vm.epoch()).await {
             tracing::error!(vm = vm.name, %error, "its end could not be saved");
         }
     }

@@ -9,10 +9,11 @@ use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, Incomin
 use godwit_lanes::accept;
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{DestinationHypervisor, DestinationJob, WelcomedLane, receive, welcome};
-use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport};
+use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, nanos};
 use godwit_qemu::Accelerator;
 use godwit_ram::{PageRange, Region};
 use godwit_wire::MigrationId;
+use tokio::sync::watch;
 
 use super::qemu_destination::QemuDestination;
 use super::qemu_engine;
@@ -26,6 +27,8 @@ const LANE_LIMIT: Duration = Duration::from_secs(30);
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// The silence that ends a lane once it is welcome.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+/// How long the answer to the source's word may take.
+const RUN_LIMIT: Duration = Duration::from_secs(5);
 /// How often a cancel is looked for while nobody connects.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(100);
 /// Memory is allocated ahead of the pages in steps of this many pages (64 MiB).
@@ -44,9 +47,33 @@ pub struct IncomingMigrations {
 pub(super) struct Entry {
     id: MigrationId,
     vm: String,
+    engine: EngineKind,
     begun: Instant,
-    state: Mutex<(IncomingState, Option<FailureReport>, Option<Instant>)>,
+    fate: watch::Sender<Fate>,
+    /// The source's word that the guest may run (true) or stays paused (false); QEMU's own engine only.
+    word: watch::Sender<Option<bool>>,
     cancel: mpsc::Sender<()>,
+}
+
+/// What has become of an incoming guest.
+#[derive(Clone, Debug)]
+enum Fate {
+    Receiving,
+    /// It is this host's; its vCPUs run since then, where that is known.
+    Runs(Option<Instant>),
+    Refused(FailureReport),
+    Broken,
+}
+
+impl Fate {
+    fn state(&self) -> IncomingState {
+        match self {
+            Fate::Receiving => IncomingState::Receiving,
+            Fate::Runs(_) => IncomingState::Runs,
+            Fate::Refused(_) => IncomingState::Refused,
+            Fate::Broken => IncomingState::Broken,
+        }
+    }
 }
 
 impl Entry {
@@ -54,27 +81,40 @@ impl Entry {
         self.id
     }
 
-    fn state(&self) -> MutexGuard<'_, (IncomingState, Option<FailureReport>, Option<Instant>)> {
-        // Every change is one assignment: whole whatever its holder did.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn runs(&self, since: Option<Instant>) {
-        *self.state() = (IncomingState::Runs, None, since);
+        self.fate.send_replace(Fate::Runs(since));
     }
 
     pub(super) fn refused(&self, failure: &Failure) {
-        *self.state() = (IncomingState::Refused, Some(failure.to_report()), None);
+        self.fate.send_replace(Fate::Refused(failure.to_report()));
+    }
+
+    pub(super) fn broken(&self) {
+        self.fate.send_replace(Fate::Broken);
+    }
+
+    /// Returns with the source's word; never, where it does not come.
+    pub(super) async fn word(&self) -> bool {
+        let mut word = self.word.subscribe();
+        match word.wait_for(Option::is_some).await.map(|word| *word) {
+            Ok(Some(run)) => run,
+            // The sender is this entry's own.
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
     }
 
     fn is_over(&self) -> bool {
-        self.state().0 != IncomingState::Receiving
+        !matches!(*self.fate.borrow(), Fate::Receiving)
     }
 
     fn status(&self) -> IncomingStatus {
-        let (state, failure, running) = self.state().clone();
-        let since_begin = |at: Instant| {
-            u64::try_from(at.saturating_duration_since(self.begun).as_nanos()).unwrap_or(u64::MAX)
+        let fate = self.fate.borrow().clone();
+        let since_begin = |at: Instant| nanos(at.saturating_duration_since(self.begun));
+        let state = fate.state();
+        let (running, failure) = match fate {
+            Fate::Runs(since) => (since, None),
+            Fate::Refused(failure) => (None, Some(failure)),
+            Fate::Receiving | Fate::Broken => (None, None),
         };
         IncomingStatus {
             id: self.id.to_string(),
@@ -92,7 +132,7 @@ impl IncomingMigrations {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, vm: &str) -> Result<(Arc<Entry>, mpsc::Receiver<()>), ApiError> {
+    fn add(&self, vm: &str, engine: EngineKind) -> Result<(Arc<Entry>, mpsc::Receiver<()>), ApiError> {
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| host_failed("no random numbers", &error))?;
@@ -100,8 +140,10 @@ impl IncomingMigrations {
         let entry = Arc::new(Entry {
             id: MigrationId(id),
             vm: vm.to_owned(),
+            engine,
             begun: Instant::now(),
-            state: Mutex::new((IncomingState::Receiving, None, None)),
+            fate: watch::channel(Fate::Receiving).0,
+            word: watch::channel(None).0,
             cancel,
         });
         let mut all = self.lock();
@@ -125,6 +167,24 @@ impl IncomingMigrations {
         Ok(self.find(id)?.status())
     }
 
+    /// Takes the source's word that it has let go of the guest, and waits, at most for [`RUN_LIMIT`], for what comes of it.
+    pub async fn run(&self, id: &str, run: bool) -> Result<IncomingStatus, ApiError> {
+        let entry = self.find(id)?;
+        if entry.engine != EngineKind::Qemu {
+            return Err(ApiError::new(
+                ErrorCode::WrongState,
+                format!("migration {id} is told on its lane when the guest may run"),
+                "",
+            ));
+        }
+        let mut fate = entry.fate.subscribe();
+        entry.word.send_replace(Some(run));
+        let settled = fate.wait_for(|fate| !matches!(fate, Fate::Receiving));
+        // Not settled yet: the status says so, and the source asks again.
+        let _ = tokio::time::timeout(RUN_LIMIT, settled).await;
+        Ok(entry.status())
+    }
+
     /// Asks one to be forgotten; without effect once its guest is committed here.
     pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
         // Whoever would hear it is gone: then it is over.
@@ -140,9 +200,10 @@ pub(super) async fn prepare(
 ) -> Result<IncomingAccepted, ApiError> {
     check(agent, &request).await?;
     let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
+    let runs_by_itself = request.engine == EngineKind::Qemu && request.qemu.runs_by_itself();
     let vm =
-        agent.prepare_incoming(request.spec.clone(), request.epoch, &request.from, request.engine).await?;
-    let begun = match agent.incoming().add(&vm.name) {
+        agent.prepare_incoming(request.spec.clone(), request.epoch, &request.from, runs_by_itself).await?;
+    let begun = match agent.incoming().add(&vm.name, request.engine) {
         Ok((entry, cancel)) => {
             let begun = match request.engine {
                 EngineKind::Godwit => begin(agent, &vm, Arc::clone(&entry), cancel, listeners).await,
@@ -237,7 +298,7 @@ async fn begin(
     let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
     let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
     let accepted = IncomingAccepted { id: entry.id.to_string(), addresses };
-    let arrival = Arrival { id: entry.id, epoch: vm.epoch, regions: vm.regions.clone(), listeners, cancel };
+    let arrival = Arrival { id: entry.id, epoch: vm.epoch(), regions: vm.regions.clone(), listeners, cancel };
     std::thread::Builder::new()
         .name(format!("in-{}", vm.name))
         .spawn(move || match arrival.serve(hypervisor) {
@@ -296,11 +357,7 @@ impl Arrival {
             };
             let peer = lane.peer();
             let limits = lane.clone();
-            let welcomed = limits
-                .limit_silence(HELLO_LIMIT)
-                .map_err(|error| lost(error.to_string()))
-                .and_then(|()| welcome(lane, self.id));
-            match welcomed {
+            match welcome(lane, self.id, HELLO_LIMIT) {
                 Ok(lane) => {
                     limits.limit_silence(SILENCE_LIMIT).map_err(|error| lost(error.to_string()))?;
                     return Ok(lane);

@@ -7,6 +7,7 @@ mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
 mod state_stream;
+mod verdict;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +16,7 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use godwit_api::{IncomingAccepted, IncomingRequest, IncomingStatus, MigrationRequest};
+use godwit_api::{IncomingAccepted, IncomingRequest, IncomingRun, IncomingStatus, MigrationRequest};
 use godwit_migration::{EngineKind, Outcome, Report};
 use http::StatusCode;
 
@@ -53,7 +54,10 @@ pub async fn run(
 
 /// What other agents ask of the destination: `/v1/incoming`.
 pub fn routes() -> Router<Arc<Agent>> {
-    Router::new().route("/v1/incoming", post(prepare)).route("/v1/incoming/{id}", get(show).delete(cancel))
+    Router::new()
+        .route("/v1/incoming", post(prepare))
+        .route("/v1/incoming/{id}", get(show).delete(cancel))
+        .route("/v1/incoming/{id}/run", post(run_incoming))
 }
 
 async fn prepare(
@@ -72,6 +76,15 @@ async fn show(
     Path(id): Path<String>,
 ) -> Result<Json<IncomingStatus>, Refusal> {
     Ok(Json(agent.incoming().status(&id)?))
+}
+
+async fn run_incoming(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+    bytes: Bytes,
+) -> Result<Json<IncomingStatus>, Refusal> {
+    let request: IncomingRun = body(&bytes)?;
+    Ok(Json(agent.incoming().run(&id, request.run).await?))
 }
 
 async fn cancel(State(agent): State<Arc<Agent>>, Path(id): Path<String>) -> Result<StatusCode, Refusal> {

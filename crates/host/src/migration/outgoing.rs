@@ -5,30 +5,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{
-    ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState,
-    IncomingStatus, MigrationRequest,
+    ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::Lane;
 use godwit_migration::drive::{self, Inbox, SourceJob, SourceResult};
-use godwit_migration::source::Verdict;
-use godwit_migration::{Failure, FailureCode, FailureReport, Outcome, Policy, Report, millis};
+use godwit_migration::{
+    Failure, FailureCode, FailureReport, Outcome, Policy, Report, SwitchoverReport, millis,
+};
 use godwit_ram::DirtyTracker;
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 
 use super::qemu_source::QemuSource;
 use super::state_stream::{self, qemu_failure};
+use super::verdict::HandOver;
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;
 use crate::vm::Vm;
 
 /// How long a lane may take to connect.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// For how long the destination is asked what became of a commit before doubt is reported.
-const VERDICT_LIMIT: Duration = Duration::from_secs(20);
-/// Between two such questions.
-const VERDICT_INTERVAL: Duration = Duration::from_millis(200);
-
 /// A migration that this host sends.
 pub(super) struct Outgoing {
     pub(super) agent: Arc<Agent>,
@@ -110,7 +106,7 @@ impl Outgoing {
     ) -> Result<IncomingAccepted, FailureReport> {
         let request = IncomingRequest {
             spec: self.vm.spec.clone(),
-            epoch: self.vm.epoch + 1,
+            epoch: self.vm.epoch() + 1,
             from: self.agent.config().name.clone(),
             qemu_version: qemu.version_text(),
             engine: self.request.engine,
@@ -138,11 +134,6 @@ impl Outgoing {
         state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
         let lane = connect(accepted.addresses.clone()).await?;
-        // From here on a restarted agent that finds the guest standing still asks before it lets it run.
-        self.agent
-            .mark_hand_over(&self.vm)
-            .await
-            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let (inbox, events) = drive::inbox();
         let job = Job {
             lane,
@@ -153,7 +144,7 @@ impl Outgoing {
             runtime: Handle::current(),
             progress: control.progress_sender(),
         };
-        let running = self.on_a_thread(job, inbox.clone(), events, accepted.id.clone())?;
+        let running = self.on_a_thread(control, job, inbox.clone(), events, accepted.id.clone())?;
         tokio::pin!(running);
         let result = tokio::select! {
             result = &mut running => result,
@@ -169,6 +160,7 @@ impl Outgoing {
     /// The driver blocks on sockets: it has a thread of its own.
     fn on_a_thread(
         &self,
+        control: &MigrationControl,
         job: Job,
         inbox: Inbox,
         events: drive::Events,
@@ -181,11 +173,15 @@ impl Outgoing {
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
             let hypervisor = QemuSource::new(agent, Arc::clone(&vm), job.runtime.clone(), job.runs);
-            let ask_verdict = || job.runtime.block_on(ask_verdict(&peer, &id));
+            let epoch = vm.epoch() + 1;
+            let ask_verdict = || {
+                let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
+                job.runtime.block_on(hand_over.verdict())
+            };
             let source = SourceJob {
                 lane: job.lane,
                 migration: job.migration,
-                epoch: vm.epoch + 1,
+                epoch,
                 runs: job.runs,
                 policy: Policy { switchover_budget: budget, ..Policy::default() },
                 preflight: job.preflight,
@@ -200,6 +196,7 @@ impl Outgoing {
             };
             let _ = done.send(drive::send(source, &inbox, events));
         };
+        control.engine_begins();
         let spawned = std::thread::Builder::new().name(format!("out-{}", self.vm.name)).spawn(body);
         match spawned {
             Ok(_) => Ok(result),
@@ -214,7 +211,12 @@ impl Outgoing {
         Report {
             outcome: result.outcome,
             migration_time_ms: millis(self.begun.elapsed()),
-            switchover_ms: result.switchover.as_ref().map(godwit_migration::SwitchoverReport::total_ms),
+            // Where it came to nothing: how long the guest stood still all the same.
+            switchover_ms: result
+                .switchover
+                .as_ref()
+                .map(SwitchoverReport::total_ms)
+                .or(result.stood_still_ms),
             wire_bytes: result.wire_bytes,
             round_trip_ms: result.round_trip.map(millis),
             rounds: result.rounds,
@@ -291,27 +293,6 @@ async fn connect(addresses: Vec<SocketAddr>) -> Result<Lane, Failure> {
         Err(last)
     });
     connected.await.unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
-}
-
-/// Asks the destination what became of a commit, for as long as doubt is bearable.
-async fn ask_verdict(peer: &Client, id: &str) -> Verdict {
-    let limit = Instant::now() + VERDICT_LIMIT;
-    let mut every = tokio::time::interval(VERDICT_INTERVAL);
-    while Instant::now() < limit {
-        every.tick().await;
-        let Ok(status) = peer.get::<IncomingStatus>(&format!("/v1/incoming/{id}")).await else { continue };
-        match status.state {
-            IncomingState::Runs => return Verdict::Runs,
-            IncomingState::Refused => {
-                let why =
-                    status.failure.map_or_else(|| "it does not say why".into(), |failure| failure.message);
-                let detail = format!("the lane broke, and the destination did not take the guest: {why}");
-                return Verdict::Refused(Failure::new(FailureCode::LaneLost, detail));
-            }
-            IncomingState::Receiving => {}
-        }
-    }
-    Verdict::Unknown
 }
 
 pub(super) fn report_of_api(error: ApiError) -> FailureReport {

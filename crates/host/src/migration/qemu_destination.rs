@@ -121,9 +121,7 @@ impl DestinationHypervisor for QemuDestination {
 
     fn promote(&mut self) {
         self.runtime.block_on(async {
-            if let Err(error) = self.agent.promote(&self.vm).await {
-                tracing::error!(vm = self.vm.name, %error, "the VM's record could not be saved");
-            }
+            self.agent.promote(&self.vm).await;
             // QEMU has announced the addresses when it had loaded the state; once more, now that the guest answers.
             if let Err(error) = self.vm.process.qmp.announce_self(AnnounceParameters::default()).await {
                 tracing::warn!(vm = self.vm.name, %error, "the addresses were announced once only");

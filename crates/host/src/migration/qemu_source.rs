@@ -108,6 +108,10 @@ impl QemuSource {
 
 impl SourceHypervisor for QemuSource {
     fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure> {
+        // From here on a restarted agent that finds the guest standing still asks before it lets it run.
+        self.runtime
+            .block_on(self.agent.mark_hand_over(&self.vm))
+            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let (write, allowed) = oneshot::channel();
         self.relay = Some(self.runtime.block_on(self.begin(events, allowed))?);
         self.write = Some(write);

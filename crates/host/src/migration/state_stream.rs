@@ -8,7 +8,7 @@ use serde_json::json;
 pub(super) const STREAM: &str = "godwit-state";
 
 /// No limit that matters: the stream is small and its pace is the lane's.
-const UNLIMITED_BYTES_PER_S: u64 = 1 << 40;
+pub(super) const UNLIMITED_BYTES_PER_S: u64 = 1 << 40;
 
 /// What other engines may have switched on, and this stream must not have.
 const FOREIGN: [&str; 3] = ["multifd", "postcopy-ram", "auto-converge"];

@@ -89,12 +89,14 @@ impl Condition {
             (C::Stopped | C::Failed | C::Paused, O::Start { .. })
             | (C::InDoubt, O::Start { force: true }) => C::Starting,
             (C::Running | C::Paused | C::InDoubt | C::Failed, O::Stop) => C::Stopping,
-            (C::Stopped | C::Failed, O::Delete) | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
+            (C::Stopped | C::Failed | C::InDoubt, O::Delete) | (C::MigratingIn { .. }, O::Discard) => {
+                C::Deleting
+            }
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
             }
             (C::MigratingOut { .. }, O::EndMigration) | (C::MigratingIn { .. }, O::Promote) => C::Running,
-            (C::MigratingOut { .. }, O::HoldInDoubt) => C::InDoubt,
+            (C::MigratingOut { .. } | C::MigratingIn { .. }, O::HoldInDoubt) => C::InDoubt,
             (C::MigratingOut { .. } | C::InDoubt | C::Failed, O::Release) => C::Stopping,
             _ => return Err(self.refusal(vm, operation)),
         })
@@ -126,7 +128,7 @@ impl Condition {
                 format!(
                     "VM \"{vm}\" can't be {verb}: the link broke at the hand-over and another host may run it"
                 ),
-                "look at the destination with `godwit vm list`; if it runs there, `godwit vm stop --force` and delete it here; if it certainly does not, `godwit vm start --force` it here",
+                "look at the destination with `godwit vm list`; if it runs there, `godwit vm delete` it here; if it certainly does not, `godwit vm start --force` it here",
             ),
             Condition::Running if matches!(operation, Operation::Delete) => wrong("stop it first"),
             Condition::Running => wrong("nothing to do"),
@@ -219,6 +221,7 @@ mod tests {
         ) {
             let mut vm = Model { condition: Condition::Stopped, process: false, runs: false };
             for (operation, settle, works) in steps {
+                let before = vm.condition.clone();
                 let under_way = matches!(
                     vm.condition,
                     Condition::Starting | Condition::Stopping | Condition::Deleting
@@ -226,7 +229,9 @@ mod tests {
                 match vm.condition.admit("web", &operation) {
                     Ok(next) => {
                         prop_assert!(!under_way, "two operations at once");
-                        if let Operation::Delete = operation { prop_assert!(!vm.process) }
+                        if let Operation::Delete = operation {
+                            prop_assert!(!vm.process || before == Condition::InDoubt, "deleted a guest that runs");
+                        }
                         if let Operation::MigrateOut { .. } = operation { prop_assert!(vm.process) }
                         if let Operation::Start { force: false } = operation {
                             prop_assert!(vm.condition != Condition::InDoubt, "ran a guest that another host may run");

@@ -169,6 +169,13 @@ impl VmFiles {
         })
     }
 
+    /// The VM's process where it runs, noted or not.
+    #[must_use]
+    pub fn living_process(&self) -> Option<(i32, u64)> {
+        let alive = |&(pid, start_time): &(i32, u64)| godwit_qemu::is_alive(pid, start_time);
+        self.read_pid().filter(alive).or_else(|| self.find_process().filter(alive))
+    }
+
     /// Removes everything but the logs, when the process is gone.
     pub fn remove_runtime(&self) {
         self.remove_outside();

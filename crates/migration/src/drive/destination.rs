@@ -12,6 +12,7 @@ use super::handshake::WelcomedLane;
 use super::{DestinationHypervisor, lane_failure};
 use crate::destination::{Action, Destination, Ending, Event};
 use crate::failure::{Failure, FailureCode};
+use crate::report::nanos;
 
 /// Everything that a destination's migration needs.
 pub struct DestinationJob<H> {
@@ -289,8 +290,4 @@ impl Reader {
 /// A thread that panicked with the sender leaves a whole frame or a broken lane: both are noticed elsewhere.
 fn lock(sender: &Mutex<LaneSender>) -> std::sync::MutexGuard<'_, LaneSender> {
     sender.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,7 @@
 //! A lane's first words: who speaks, which version, which migration.
 
+use std::time::{Duration, Instant};
+
 use godwit_lanes::{Incoming, Lane, LaneReceiver, LaneSender};
 use godwit_wire::{Message, MigrationId, SUPPORTED, VersionRange, negotiate};
 
@@ -43,17 +45,20 @@ pub struct WelcomedLane {
     pub(super) receiver: LaneReceiver,
 }
 
-/// The destination's side: reads the hello, checks version and migration, answers. A stranger is told why it is refused,
+/// The destination's side: reads the hello, within `limit`, checks version and migration, answers. A stranger is told why it is refused,
 /// and the next lane may be the right one.
 ///
 /// # Errors
 /// The lane broke, or what the source was refused for.
-pub fn welcome(lane: Lane, expected: MigrationId) -> Result<WelcomedLane, Failure> {
+pub fn welcome(lane: Lane, expected: MigrationId, limit: Duration) -> Result<WelcomedLane, Failure> {
+    lane.limit_silence(limit).map_err(|error| lane_failure(&error))?;
     let mut welcomed = WelcomedLane { sender: lane.sender(), receiver: lane.receiver(), lane };
+    welcomed.receiver.limit_time(Some(Instant::now() + limit));
     let refusal = match welcomed.receiver.receive().map_err(|error| lane_failure(&error))? {
         Incoming::Message(Message::Hello { versions, migration }) => {
             match check_hello(versions, migration, expected) {
                 Ok(version) => {
+                    welcomed.receiver.limit_time(None);
                     let answer = Message::Welcome { version };
                     welcomed.sender.send(&answer).map_err(|error| lane_failure(&error))?;
                     return Ok(welcomed);

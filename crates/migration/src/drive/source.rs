@@ -14,7 +14,7 @@ use super::{Events, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, l
 use crate::clock::PeerClock;
 use crate::failure::{Failure, FailureCode};
 use crate::policy::Policy;
-use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, millis};
+use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, millis, nanos};
 use crate::source::{Action, Event, Plan, Source, State, SwitchoverTimes, Verdict};
 
 /// Between two pings, and between two words of progress.
@@ -72,6 +72,8 @@ pub struct SourceResult {
     pub phases: Vec<PhaseReport>,
     /// The pause in pieces.
     pub switchover: Option<SwitchoverReport>,
+    /// How long the guest stood still for a switchover that was undone.
+    pub stood_still_ms: Option<f64>,
     /// Bytes handed to the wire.
     pub wire_bytes: u64,
     /// The shortest round trip seen.
@@ -407,6 +409,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             rounds: self.machine.rounds(),
             phases: self.machine.phases(self.job.begun.elapsed()),
             switchover: self.machine.switchover().and_then(|times| switchover_report(&times, &self.clock)),
+            stood_still_ms: self.machine.stood_still().map(millis),
             wire_bytes: self.sender.sent_bytes(),
             round_trip: self.clock.round_trip(),
         }
@@ -492,8 +495,4 @@ fn overdue_failure() -> Failure {
     let detail =
         format!("the guest stood still for {} s and its last pages had not gone", STOPPED_LIMIT.as_secs());
     Failure::new(FailureCode::NotConverging, detail)
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

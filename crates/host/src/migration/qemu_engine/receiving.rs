@@ -1,0 +1,189 @@
+//! QEMU's own migration at the destination: QEMU listens for QEMU; a task watches it to its end.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use godwit_api::{ApiError, ErrorCode, IncomingAccepted, QemuEngineOptions};
+use godwit_migration::{Failure, FailureCode};
+use godwit_qemu::{MigrationStatus, QmpError, QmpEvent, RESUME};
+use serde_json::Value;
+use tokio::sync::broadcast;
+
+use super::{Side, queued, set_up};
+use crate::agent::Agent;
+use crate::migration::incoming::Entry;
+use crate::migration::state_stream::qemu_failure;
+use crate::vm::Vm;
+
+/// How long the source's QEMU may take to connect.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// How long a loaded guest waits for the source's word: longer than the source goes on asking.
+const WORD_LIMIT: Duration = Duration::from_secs(60);
+/// How often a cancel and the limits are looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Has QEMU listen. A task watches it to its end.
+pub(in crate::migration) async fn begin_incoming(
+    agent: &Arc<Agent>,
+    vm: &Arc<Vm>,
+    entry: Arc<Entry>,
+    cancel: mpsc::Receiver<()>,
+    options: &QemuEngineOptions,
+) -> Result<IncomingAccepted, ApiError> {
+    let qmp = &vm.process.qmp;
+    let failed = |what: &str, error: QmpError| {
+        let failure = qemu_failure(&agent.config().name, what, &error);
+        ApiError::new(ErrorCode::HypervisorFailed, failure.detail, failure.code.mend())
+    };
+    set_up(qmp, options, Side::Destination).await.map_err(|error| failed("prepare", error))?;
+    let events = qmp.events();
+    let Some(&ip) = agent.config().migration_addresses.first() else {
+        return Err(ApiError::new(
+            ErrorCode::Preflight,
+            "no address for migrations",
+            "set migration_addresses",
+        ));
+    };
+    let uri = format!("tcp:{}", SocketAddr::new(ip, 0));
+    qmp.migrate_incoming(&uri).await.map_err(|error| failed("listen", error))?;
+    let info = qmp
+        .execute("query-migrate", Value::Null)
+        .await
+        .map_err(|error| failed("say where it listens", error))?;
+    let port = info["socket-address"][0]["port"].as_str().and_then(|port| port.parse().ok());
+    let Some(port) = port else {
+        let message = format!("QEMU on host {} does not say where it listens", agent.config().name);
+        return Err(ApiError::new(ErrorCode::HypervisorFailed, message, "use a QEMU of 7.2 or later"));
+    };
+    let accepted =
+        IncomingAccepted { id: entry.id().to_string(), addresses: vec![SocketAddr::new(ip, port)] };
+    let receiving = Receiving {
+        agent: Arc::clone(agent),
+        vm: Arc::clone(vm),
+        entry,
+        begun: Instant::now(),
+        by_itself: options.runs_by_itself(),
+        connected: false,
+        loaded: None,
+        running: None,
+    };
+    tokio::spawn(receiving.run(cancel, events));
+    Ok(accepted)
+}
+
+/// A guest that arrives.
+struct Receiving {
+    agent: Arc<Agent>,
+    vm: Arc<Vm>,
+    entry: Arc<Entry>,
+    begun: Instant,
+    /// QEMU runs the guest as soon as it is loaded.
+    by_itself: bool,
+    connected: bool,
+    /// Since when the guest is complete here.
+    loaded: Option<Instant>,
+    /// Since when the vCPUs run.
+    running: Option<Instant>,
+}
+
+/// How it ended at the destination.
+enum End {
+    Runs,
+    /// Post-copy broke off.
+    Broken,
+    Not(Failure),
+}
+
+impl Receiving {
+    async fn run(mut self, mut cancel: mpsc::Receiver<()>, mut events: broadcast::Receiver<QmpEvent>) {
+        match self.follow(&mut cancel, &mut events).await {
+            End::Runs => {
+                // An answer comes after the events before it; a guest that was paused at the source stays so.
+                let _ = self.vm.is_running().await;
+                queued(&mut events).for_each(|event| self.note(&event));
+                self.agent.promote(&self.vm).await;
+                self.entry.runs(self.running);
+            }
+            End::Broken => {
+                self.agent.strand(&self.vm).await;
+                self.entry.broken();
+            }
+            End::Not(failure) => {
+                tracing::warn!(vm = self.vm.name, %failure, "shadow discarded");
+                self.agent.discard(&self.vm).await;
+                self.entry.refused(&failure);
+            }
+        }
+    }
+
+    async fn follow(
+        &mut self,
+        cancel: &mut mpsc::Receiver<()>,
+        events: &mut broadcast::Receiver<QmpEvent>,
+    ) -> End {
+        let entry = Arc::clone(&self.entry);
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        loop {
+            tokio::select! {
+                event = events.recv() => {
+                    let Ok(event) = event else { continue };
+                    if let Some(end) = self.take(&event) {
+                        return end;
+                    }
+                }
+                run = entry.word(), if self.loaded.is_some() => return self.obey(run).await,
+                _ = poll.tick() => {
+                    if let Some(failure) = self.overdue(cancel) {
+                        return End::Not(failure);
+                    }
+                }
+                _ = self.vm.process.exited() => {
+                    let what = "QEMU ended while the guest arrived";
+                    return End::Not(Failure::new(FailureCode::HypervisorFailed, what));
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, event: &QmpEvent) {
+        if event.name == RESUME {
+            self.running = Some(event.at);
+        }
+    }
+
+    fn take(&mut self, event: &QmpEvent) -> Option<End> {
+        self.note(event);
+        match MigrationStatus::of_event(event)? {
+            MigrationStatus::Active => self.connected = true,
+            MigrationStatus::Completed if self.by_itself => return Some(End::Runs),
+            MigrationStatus::Completed => self.loaded = Some(event.at),
+            MigrationStatus::PostcopyPaused => return Some(End::Broken),
+            MigrationStatus::Failed => {
+                let what = "QEMU's incoming migration failed";
+                return Some(End::Not(Failure::new(FailureCode::HypervisorFailed, what)));
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// The source has let go.
+    async fn obey(&self, run: bool) -> End {
+        if run && let Err(error) = self.vm.process.qmp.cont().await {
+            return End::Not(qemu_failure(&self.agent.config().name, "let the guest run", &error));
+        }
+        End::Runs
+    }
+
+    fn overdue(&self, cancel: &mut mpsc::Receiver<()>) -> Option<Failure> {
+        if cancel.try_recv().is_ok() && self.running.is_none() {
+            return Some(Failure::new(FailureCode::Cancelled, "cancelled by the source"));
+        }
+        if !self.connected && self.begun.elapsed() > CONNECT_LIMIT {
+            return Some(Failure::new(FailureCode::LaneLost, "the source's QEMU did not connect in time"));
+        }
+        let silent = self.loaded.is_some_and(|since| since.elapsed() > WORD_LIMIT);
+        silent.then(|| Failure::new(FailureCode::LaneLost, "the source did not say that the guest may run"))
+    }
+}

@@ -1,0 +1,396 @@
+//! QEMU's own migration at the source: followed to its end, and the hand-over by the agents.
+//!
+//! Who may run the guest: unless the destination's QEMU runs it by itself ([`QemuEngineOptions::runs_by_itself`]), it waits
+//! for [`Sending::hand_over`], which is asked only once the source's QEMU has completed and can't resume by itself any
+//! more. Before that the guest is the source's whatever fails.
+//!
+//! [`QemuEngineOptions::runs_by_itself`]: godwit_api::QemuEngineOptions::runs_by_itself
+
+use std::time::{Duration, Instant};
+
+use godwit_api::{ClientError, IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
+use godwit_migration::{
+    Failure, FailureCode, FailureReport, Outcome, Phase, PhaseReport, Progress, Report, RoundReport, millis,
+};
+use godwit_qemu::{MigrateInfo, MigrationStatus, Qmp, QmpError, QmpEvent, STOP};
+
+use super::queued;
+use crate::migration::outgoing::Outgoing;
+use crate::migration::state_stream::qemu_failure;
+use crate::migration::verdict::{Answer, HandOver};
+use crate::migrations::MigrationControl;
+
+/// Between two looks at QEMU's figures.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How long the destination may take to run the guest once QEMU says that its migration is complete.
+const ARRIVAL_LIMIT: Duration = Duration::from_secs(20);
+/// Between two questions whether it does.
+const ARRIVAL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long the destination may take to remove its shadow.
+const FORGET_LIMIT: Duration = Duration::from_secs(5);
+
+/// Moves the guest to the shadow that was accepted.
+pub(super) async fn send(
+    outgoing: &Outgoing,
+    accepted: IncomingAccepted,
+    control: &MigrationControl,
+) -> Report {
+    let runs = outgoing.vm.is_running().await == Some(true);
+    Sending::new(outgoing, accepted, runs).run(control).await
+}
+
+/// A migration under way at the source.
+struct Sending<'a> {
+    outgoing: &'a Outgoing,
+    accepted: IncomingAccepted,
+    /// Whether the guest ran when the migration began.
+    runs: bool,
+    prepared: Instant,
+    /// The vCPUs stopped.
+    stopped: Option<Instant>,
+    rounds: Vec<RoundReport>,
+    round_begun: Instant,
+    bytes_before_round: u64,
+    postcopy_since: Option<Instant>,
+    last: MigrateInfo,
+}
+
+/// How QEMU's migration ended.
+enum End {
+    Completed,
+    Not(Outcome, FailureReport),
+}
+
+impl<'a> Sending<'a> {
+    fn new(outgoing: &'a Outgoing, accepted: IncomingAccepted, runs: bool) -> Self {
+        Sending {
+            outgoing,
+            accepted,
+            runs,
+            prepared: Instant::now(),
+            stopped: None,
+            rounds: Vec::new(),
+            round_begun: Instant::now(),
+            bytes_before_round: 0,
+            postcopy_since: None,
+            last: MigrateInfo::default(),
+        }
+    }
+
+    fn qmp(&self) -> &'a Qmp {
+        &self.outgoing.vm.process.qmp
+    }
+
+    async fn run(mut self, control: &MigrationControl) -> Report {
+        match self.follow(control).await {
+            Ok(End::Completed) => self.arrive().await,
+            Ok(End::Not(outcome, failure)) => self.stay(outcome, failure).await,
+            Err(failure) => self.stay(Outcome::Failed, failure.to_report()).await,
+        }
+    }
+
+    /// It came to nothing: the guest goes on here, unless the destination's QEMU may run it.
+    async fn stay(self, outcome: Outcome, failure: FailureReport) -> Report {
+        let there = self.forget().await;
+        let complete_there = self.stopped.is_some() && self.outgoing.request.qemu.runs_by_itself();
+        if outcome == Outcome::InDoubt || (complete_there && there != Some(IncomingState::Refused)) {
+            let doubt = FailureCode::InDoubt;
+            let failure = FailureReport {
+                code: doubt.name().to_owned(),
+                message: format!("{}; the destination's QEMU may run the guest", failure.message),
+                mend: doubt.mend().to_owned(),
+            };
+            return Report { error: Some(failure), ..self.report(Outcome::InDoubt, None) };
+        }
+        if self.runs && self.outgoing.vm.is_running().await == Some(false) {
+            // QEMU resumes by itself where it can; a second time does no harm.
+            let _ = self.qmp().cont().await;
+        }
+        Report { error: Some(failure), ..self.report(outcome, None) }
+    }
+
+    /// Has the destination remove its shadow, so that the next attempt does not find it. Returns where it ended; none where
+    /// it can't be asked or takes too long.
+    async fn forget(&self) -> Option<IncomingState> {
+        let path = format!("/v1/incoming/{}", self.accepted.id);
+        let gone = async {
+            self.outgoing.peer.delete(&path).await?;
+            let mut every = tokio::time::interval(POLL_INTERVAL);
+            loop {
+                every.tick().await;
+                let state = self.outgoing.peer.get::<IncomingStatus>(&path).await?.state;
+                if state != IncomingState::Receiving {
+                    return Ok::<_, ClientError>(state);
+                }
+            }
+        };
+        match tokio::time::timeout(FORGET_LIMIT, gone).await {
+            Ok(Ok(state)) => Some(state),
+            Ok(Err(error)) => {
+                tracing::warn!(vm = self.outgoing.vm.name, %error, "shadow left to itself");
+                None
+            }
+            Err(_) => {
+                tracing::warn!(vm = self.outgoing.vm.name, "the shadow is not removed yet");
+                None
+            }
+        }
+    }
+
+    async fn follow(&mut self, control: &MigrationControl) -> Result<End, Failure> {
+        let host = &self.outgoing.agent.config().name;
+        let Some(address) = self.accepted.addresses.first() else {
+            return Err(Failure::new(FailureCode::ProtocolBroken, "the destination named no address"));
+        };
+        let agent = &self.outgoing.agent;
+        let marked = agent.mark_hand_over(&self.outgoing.vm).await;
+        marked.map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
+        let mut events = self.qmp().events();
+        self.round_begun = Instant::now();
+        let begun = self.qmp().migrate(&format!("tcp:{address}")).await;
+        begun.map_err(|error| qemu_failure(host, "begin to migrate", &error))?;
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        let mut cancelled = false;
+        loop {
+            tokio::select! {
+                event = events.recv() => {
+                    let Ok(event) = event else { continue };
+                    self.note(&event);
+                    if !MigrationStatus::of_event(&event).is_some_and(|status| status.is_over()) {
+                        continue;
+                    }
+                }
+                _ = poll.tick() => {}
+                // In post-copy the guest runs at the destination: QEMU would take a cancel and lose the guest.
+                () = control.cancelled(), if !cancelled && self.postcopy_since.is_none() => {
+                    cancelled = true;
+                    let asked = self.qmp().migrate_cancel().await;
+                    asked.map_err(|error| qemu_failure(host, "cancel its migration", &error))?;
+                }
+                why = self.qmp().closed() => {
+                    let detail = format!("QEMU on host {host} ended: {why}");
+                    return Err(Failure::new(FailureCode::HypervisorFailed, detail));
+                }
+            }
+            let info = self.qmp().query_migrate().await;
+            let info = info.map_err(|error| qemu_failure(host, "say how it stands", &error))?;
+            // What QEMU told before its answer is in the queue, and belongs before it.
+            queued(&mut events).for_each(|event| self.note(&event));
+            self.look(info, control);
+            if let Some(end) = self.ended(cancelled) {
+                return Ok(end);
+            }
+            if !cancelled {
+                let begun = self.maybe_postcopy().await;
+                begun.map_err(|error| qemu_failure(host, "begin post-copy", &error))?;
+            }
+        }
+    }
+
+    fn note(&mut self, event: &QmpEvent) {
+        if event.name == STOP && self.stopped.is_none() {
+            self.stopped = Some(event.at);
+        }
+    }
+
+    fn look(&mut self, info: MigrateInfo, control: &MigrationControl) {
+        let ram = info.ram.clone().unwrap_or_default();
+        if self.rounds.len() as u64 + 1 < ram.dirty_sync_count {
+            self.end_round(&ram);
+        }
+        let elapsed = self.outgoing.begun.elapsed();
+        let bandwidth = ram.transferred as f64 / self.prepared.elapsed().as_secs_f64().max(1e-3);
+        let dirty = ram.dirty_pages_rate as f64 * 4096.0;
+        let net = bandwidth - dirty;
+        let phase = match (&info.status, self.stopped) {
+            _ if self.postcopy_since.is_some() => Phase::PageIn,
+            (Some(MigrationStatus::Setup), _) => Phase::Prepare,
+            (_, Some(_)) => Phase::Switchover,
+            _ => Phase::PreCopy,
+        };
+        control.progress(Progress {
+            phase,
+            round: u32::try_from(self.rounds.len()).unwrap_or(u32::MAX),
+            remaining_bytes: ram.remaining,
+            total_bytes: self.outgoing.vm.spec.memory_bytes(),
+            sent_bytes: ram.transferred,
+            dirty_bytes_per_s: dirty,
+            bandwidth_bytes_per_s: bandwidth,
+            eta_ms: (net > 0.0).then(|| ram.remaining as f64 / net * 1e3),
+            elapsed_ms: millis(elapsed),
+        });
+        self.last = info;
+    }
+
+    /// QEMU tells sums since the begin: a round is what was added since the one before.
+    fn end_round(&mut self, ram: &godwit_qemu::RamInfo) {
+        let pages_before: u64 = self.rounds.iter().map(|round| round.pages).sum();
+        let zeros_before: u64 = self.rounds.iter().map(|round| round.zero_pages).sum();
+        self.rounds.push(RoundReport {
+            round: u32::try_from(self.rounds.len()).unwrap_or(u32::MAX),
+            pages: (ram.normal + ram.duplicate).saturating_sub(pages_before),
+            zero_pages: ram.duplicate.saturating_sub(zeros_before),
+            bytes: ram.transferred.saturating_sub(self.bytes_before_round),
+            duration_ms: millis(self.round_begun.elapsed()),
+            dirty_pages_per_s: ram.dirty_pages_rate as f64,
+        });
+        self.bytes_before_round = ram.transferred;
+        self.round_begun = Instant::now();
+    }
+
+    fn ended(&mut self, cancelled: bool) -> Option<End> {
+        let failed = |code: &str, message: String, mend: &str| FailureReport {
+            code: code.to_owned(),
+            message,
+            mend: mend.to_owned(),
+        };
+        match self.last.status.as_ref()? {
+            MigrationStatus::Completed => {
+                let ram = self.last.ram.clone().unwrap_or_default();
+                self.end_round(&ram);
+                Some(End::Completed)
+            }
+            MigrationStatus::Cancelled => {
+                let code = FailureCode::Cancelled;
+                Some(End::Not(Outcome::Cancelled, failed(code.name(), "cancelled".into(), code.mend())))
+            }
+            MigrationStatus::Failed => {
+                let why = self.last.error_desc.clone().unwrap_or_else(|| "it does not say why".into());
+                let code = if cancelled { FailureCode::Cancelled } else { FailureCode::HypervisorFailed };
+                let outcome = if cancelled { Outcome::Cancelled } else { Outcome::Failed };
+                Some(End::Not(
+                    outcome,
+                    failed(code.name(), format!("QEMU's migration failed: {why}"), code.mend()),
+                ))
+            }
+            MigrationStatus::PostcopyPaused => {
+                let message =
+                    "the link broke during QEMU's post-copy: the guest is paused at the destination";
+                Some(End::Not(
+                    Outcome::InDoubt,
+                    failed(FailureCode::InDoubt.name(), message.into(), FailureCode::InDoubt.mend()),
+                ))
+            }
+            _ => None,
+        }
+    }
+
+    /// Post-copy begins when everything has been sent once.
+    async fn maybe_postcopy(&mut self) -> Result<(), QmpError> {
+        let active = self.last.status == Some(MigrationStatus::Active);
+        if self.outgoing.request.qemu.postcopy
+            && active
+            && self.postcopy_since.is_none()
+            && !self.rounds.is_empty()
+        {
+            self.qmp().migrate_start_postcopy().await?;
+            self.postcopy_since = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    /// QEMU says that it is done: the destination must run the guest before the source lets go.
+    async fn arrive(self) -> Report {
+        let limit = Instant::now() + ARRIVAL_LIMIT;
+        let mut every = tokio::time::interval(ARRIVAL_INTERVAL);
+        let mut clock = ShortestAnswer::default();
+        while Instant::now() < limit {
+            every.tick().await;
+            match self.hand_over(&mut clock).await {
+                Answer::Runs(status) => {
+                    let running = status.and_then(|status| clock.to_local(status.running_ns?));
+                    if let Err(error) = self.outgoing.agent.release(&self.outgoing.vm).await {
+                        tracing::error!(%error, "the moved VM's remains could not be removed");
+                    }
+                    return self.report(Outcome::Completed, running);
+                }
+                Answer::Refused(why) => {
+                    // The guest stands still here and does not run there.
+                    let resumed = if self.runs { self.qmp().cont().await } else { Ok(()) };
+                    let failure =
+                        Failure::new(FailureCode::HypervisorFailed, format!("the destination failed: {why}"));
+                    let outcome = if resumed.is_ok() { Outcome::Failed } else { Outcome::InDoubt };
+                    return Report { error: Some(failure.to_report()), ..self.report(outcome, None) };
+                }
+                Answer::Open => {}
+            }
+        }
+        let failure =
+            Failure::new(FailureCode::InDoubt, "QEMU says that it is done; the destination does not answer");
+        Report { error: Some(failure.to_report()), ..self.report(Outcome::InDoubt, None) }
+    }
+
+    /// Tells the destination that it may run the guest, or asks whether it does where it needs no word.
+    async fn hand_over(&self, clock: &mut ShortestAnswer) -> Answer {
+        let Outgoing { peer, request, vm, .. } = self.outgoing;
+        let hand_over = HandOver { peer, id: &self.accepted.id, vm: &vm.name, epoch: vm.epoch() + 1 };
+        let path = format!("/v1/incoming/{}", self.accepted.id);
+        let asked = Instant::now();
+        let status = if request.qemu.runs_by_itself() {
+            peer.get(&path).await
+        } else {
+            peer.post(&format!("{path}/run"), &IncomingRun { run: self.runs }).await
+        };
+        if let Ok(status) = &status {
+            clock.take(asked, status);
+        }
+        let answer = hand_over.answer(status).await;
+        if let Answer::Runs(Some(_)) = answer {
+            // Two more answers, so that the clocks are compared by a short one.
+            for _ in 0..2 {
+                let asked = Instant::now();
+                if let Ok(status) = peer.get(&path).await {
+                    clock.take(asked, &status);
+                }
+            }
+        }
+        answer
+    }
+
+    fn report(self, outcome: Outcome, running: Option<Instant>) -> Report {
+        let begun = self.outgoing.begun;
+        let stopped = self.stopped.unwrap_or_else(Instant::now);
+        let span = |from: Instant, to: Instant| millis(to.saturating_duration_since(from));
+        let mut phases = vec![
+            PhaseReport { phase: Phase::Prepare, duration_ms: span(begun, self.prepared) },
+            PhaseReport { phase: Phase::PreCopy, duration_ms: span(self.prepared, stopped) },
+        ];
+        if let Some(running) = running {
+            phases.push(PhaseReport { phase: Phase::Switchover, duration_ms: span(stopped, running) });
+            let announce = if self.postcopy_since.is_some() { Phase::PageIn } else { Phase::Announce };
+            phases.push(PhaseReport { phase: announce, duration_ms: span(running, Instant::now()) });
+        }
+        let ram = self.last.ram.unwrap_or_default();
+        Report {
+            switchover_ms: self.stopped.zip(running).map(|(stopped, running)| span(stopped, running)),
+            wire_bytes: ram.transferred,
+            rounds: self.rounds,
+            phases,
+            ..self.outgoing.blank(outcome)
+        }
+    }
+}
+
+/// The destination's clock by the answer that came soonest: its time stands for the middle of the exchange.
+#[derive(Default)]
+struct ShortestAnswer {
+    best: Option<(Duration, Instant, u64)>,
+}
+
+impl ShortestAnswer {
+    fn take(&mut self, asked: Instant, status: &IncomingStatus) {
+        let took = asked.elapsed();
+        if self.best.is_none_or(|(shortest, ..)| took < shortest) {
+            self.best = Some((took, asked + took / 2, status.now_ns));
+        }
+    }
+
+    fn to_local(&self, peer_ns: u64) -> Option<Instant> {
+        let (_, middle, now_ns) = self.best?;
+        if peer_ns >= now_ns {
+            middle.checked_add(Duration::from_nanos(peer_ns - now_ns))
+        } else {
+            middle.checked_sub(Duration::from_nanos(now_ns - peer_ns))
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What the destination says of a hand-over when its source asks on the agents' API: after the lane broke, or by QEMU's own
+//! engine after QEMU has let go of the guest.
+
+use std::time::{Duration, Instant};
+
+use godwit_api::{Client, ClientError, ErrorCode, IncomingState, IncomingStatus, VmInfo, VmState};
+use godwit_migration::source::Verdict;
+use godwit_migration::{Failure, FailureCode};
+
+/// For how long the destination is asked what became of a commit before doubt is reported.
+const VERDICT_LIMIT: Duration = Duration::from_secs(20);
+/// Between two such questions.
+const VERDICT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A hand-over to ask for.
+pub(super) struct HandOver<'a> {
+    /// The destination's agent.
+    pub(super) peer: &'a Client,
+    /// Its name for the migration.
+    pub(super) id: &'a str,
+    pub(super) vm: &'a str,
+    /// The generation of ownership that the destination gets.
+    pub(super) epoch: u64,
+}
+
+/// One answer.
+pub(super) enum Answer {
+    /// It runs the guest; with the status, unless its agent has restarted since.
+    Runs(Option<IncomingStatus>),
+    /// It does not and will not.
+    Refused(String),
+    /// Nothing that would decide it.
+    Open,
+}
+
+impl HandOver<'_> {
+    /// The destination's status, unless it does not answer; `Runs` without one from an agent that has restarted since.
+    pub(super) async fn answer(&self, status: Result<IncomingStatus, ClientError>) -> Answer {
+        match status {
+            Ok(status) => match status.state {
+                IncomingState::Runs => Answer::Runs(Some(status)),
+                IncomingState::Refused => Answer::Refused(
+                    status.failure.map_or_else(|| "it does not say why".into(), |failure| failure.message),
+                ),
+                IncomingState::Receiving | IncomingState::Broken => Answer::Open,
+            },
+            Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
+                self.after_restart().await
+            }
+            Err(_) => Answer::Open,
+        }
+    }
+
+    /// An agent that restarts keeps the guest that runs there, and removes the shadow that does not.
+    async fn after_restart(&self) -> Answer {
+        match self.peer.get::<VmInfo>(&format!("/v1/vms/{}", self.vm)).await {
+            Ok(info)
+                if info.epoch == self.epoch && matches!(info.state, VmState::Running | VmState::Paused) =>
+            {
+                Answer::Runs(None)
+            }
+            Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
+                Answer::Refused("its agent has restarted, and it has no such VM".into())
+            }
+            _ => Answer::Open,
+        }
+    }
+
+    async fn ask(&self) -> Answer {
+        let status = self.peer.get(&format!("/v1/incoming/{}", self.id)).await;
+        self.answer(status).await
+    }
+
+    /// Asks what became of a commit, for as long as doubt is bearable.
+    pub(super) async fn verdict(&self) -> Verdict {
+        let limit = Instant::now() + VERDICT_LIMIT;
+        let mut every = tokio::time::interval(VERDICT_INTERVAL);
+        while Instant::now() < limit {
+            every.tick().await;
+            match self.ask().await {
+                Answer::Runs(_) => return Verdict::Runs,
+                Answer::Refused(why) => {
+                    let detail = format!("the lane broke, and the destination did not take the guest: {why}");
+                    return Verdict::Refused(Failure::new(FailureCode::LaneLost, detail));
+                }
+                Answer::Open => {}
+            }
+        }
+        Verdict::Unknown
+    }
+}
