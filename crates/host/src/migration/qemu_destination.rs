@@ -16,8 +16,8 @@ use super::state_stream::{self, STREAM, qemu_failure};
 use crate::agent::Agent;
 use crate::vm::Vm;
 
-/// How long QEMU may take to read, or to load, the device state.
-const LOAD_LIMIT: Duration = Duration::from_secs(30);
+/// How long QEMU may take to read, or to load, the device state: milliseconds as a rule, and the guest stands still.
+const LOAD_LIMIT: Duration = Duration::from_secs(10);
 
 /// The destination's QEMU. Driven from a plain thread.
 pub(super) struct QemuDestination {

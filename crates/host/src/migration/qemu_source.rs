@@ -159,7 +159,7 @@ impl Relay {
         loop {
             tokio::select! {
                 ready = self.stream.ready(Interest::READABLE), if open => {
-                    open = ready.is_ok() && self.pass_on_what_is_there();
+                    open = ready.is_ok() && self.pass_on(UnixStream::try_read);
                 }
                 event = events.recv() => match event {
                     Ok(event) => if self.take(&event).await { return },
@@ -195,7 +195,7 @@ impl Relay {
             }
             Some(MigrationStatus::Completed) => {
                 // QEMU has flushed its stream before it says so: what is left is in the socket.
-                self.pass_on_what_is_there();
+                self.pass_on(read_now);
                 self.inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
                 true
             }
@@ -213,11 +213,11 @@ impl Relay {
         }
     }
 
-    /// False: the stream is at its end.
-    fn pass_on_what_is_there(&mut self) -> bool {
+    /// Passes on what `read` finds. False: the stream is at its end.
+    fn pass_on(&self, read: impl Fn(&UnixStream, &mut [u8]) -> std::io::Result<usize>) -> bool {
         loop {
             let mut chunk = vec![0; CHUNK_BYTES];
-            match self.stream.try_read(&mut chunk) {
+            match read(&self.stream, &mut chunk) {
                 Ok(0) => return false,
                 Ok(read) => {
                     chunk.truncate(read);
@@ -233,5 +233,32 @@ impl Relay {
         let detail = format!("QEMU on host {} can't go on: {why}", self.host);
         let failure = Failure::new(FailureCode::HypervisorFailed, detail);
         self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
+    }
+}
+
+/// Reads what the socket holds at this moment, by the kernel's word. Tokio's own `try_read` knows only what its last look at
+/// all sockets found: it may say that nothing is there when there is.
+fn read_now(stream: &UnixStream, into: &mut [u8]) -> std::io::Result<usize> {
+    let (received, _) = rustix::net::recv(stream, into, rustix::net::RecvFlags::DONTWAIT)?;
+    Ok(received)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_the_socket_holds_is_read_also_before_the_runtime_knows_of_it() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut theirs = theirs.into_std().unwrap();
+        // Nothing is awaited: the runtime has had no occasion to look.
+        theirs.write_all(b"the end of the state").unwrap();
+        let mut into = [0; 64];
+        assert_eq!(read_now(&ours, &mut into).unwrap(), 20);
+        assert_eq!(read_now(&ours, &mut into).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        drop(theirs);
+        assert_eq!(read_now(&ours, &mut into).unwrap(), 0);
     }
 }
