@@ -35,11 +35,10 @@ pub struct GuestImage {
 /// Kernel command line that every lab guest starts with; options of the guest (`godwit.*`) follow it.
 ///
 /// `preempt=full` keeps the echo prompt while a workload sits in the kernel; `panic=-1` with QEMU's `-no-reboot`
-/// makes a dead guest an ended QEMU. `mitigations=off`, `init_on_alloc=0` and `nowatchdog`: a guest that is emulated pays
+/// makes a dead guest an ended QEMU. `mitigations=off`, `init_on_alloc=0`, `nowatchdog` and `psi=0`: a guest that is emulated pays
 /// for page-table isolation with a flushed TLB at each system call, and for each path through its kernel with code to be
 /// translated anew when it arrives at another QEMU.
-pub const COMMAND_LINE: &str =
-    "console=ttyS0 quiet preempt=full net.ifnames=0 panic=-1 mitigations=off init_on_alloc=0 nowatchdog";
+pub const COMMAND_LINE: &str = "console=ttyS0 quiet preempt=full net.ifnames=0 panic=-1 mitigations=off init_on_alloc=0 nowatchdog psi=0";
 
 /// Where images lie unless somebody says otherwise: `out/guest` of the source tree.
 pub fn default_dir() -> PathBuf {

@@ -55,8 +55,6 @@ pub struct Answer {
     pub iterations: u64,
     /// Rounds a second over the last whole second.
     pub iterations_per_s: u64,
-    /// The longest time, by the guest's own clock, that its 2 ms ticker did not run, since the last `status`.
-    pub max_gap_ms: f64,
     /// Seconds since boot by the guest's clock.
     pub uptime_s: f64,
     /// Writes that found their page not holding what it must.

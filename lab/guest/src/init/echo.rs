@@ -1,22 +1,45 @@
 //! UDP echo on port 7: every datagram goes back as it came, which lets a client outside see the VM's blackout.
+//!
+//! A socket for each family: one for both takes each IPv4 datagram through the IPv6 code as well, and what a guest that is
+//! emulated runs first after a move is translated anew, so a longer way to the answer is a longer blackout.
 
 use std::{
-    net::{Ipv4Addr, Ipv6Addr, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddrV6, UdpSocket},
     sync::Arc,
 };
 
 use anyhow::Context;
 use godwit_guest::control::ECHO_PORT;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::guest::Guest;
 
-/// Answers for ever.
-pub(crate) fn serve(_: &Arc<Guest>) -> anyhow::Result<()> {
-    // One socket for both families; IPv4 alone where the kernel has no IPv6.
-    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, ECHO_PORT))
-        .or_else(|_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ECHO_PORT)))
-        .context("UDP port 7")?;
-    let mut datagram = vec![0u8; 1 << 16];
+/// The largest datagram there is.
+const DATAGRAM_BYTES: usize = 1 << 16;
+
+/// Answers IPv4 for ever.
+pub(crate) fn serve_v4(_: &Arc<Guest>) -> anyhow::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ECHO_PORT)).context("UDP port 7")?;
+    answer(&socket)
+}
+
+/// Answers IPv6 for ever.
+pub(crate) fn serve_v6(_: &Arc<Guest>) -> anyhow::Result<()> {
+    let made = rustix::net::socket_with(AddressFamily::INET6, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let Ok(socket) = made else {
+        // A kernel without IPv6: there is nobody to answer.
+        loop {
+            std::thread::park();
+        }
+    };
+    sockopt::set_ipv6_v6only(&socket, true)?;
+    rustix::net::bind(&socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, ECHO_PORT, 0, 0))
+        .context("UDP port 7, IPv6")?;
+    answer(&UdpSocket::from(socket))
+}
+
+fn answer(socket: &UdpSocket) -> anyhow::Result<()> {
+    let mut datagram = vec![0u8; DATAGRAM_BYTES];
     loop {
         // An error that came back by ICMP belongs to one sender: the others go on.
         if let Ok((length, sender)) = socket.recv_from(&mut datagram) {

@@ -26,10 +26,6 @@ pub(crate) struct Guest {
     pub(crate) writes_per_s: AtomicU64,
     /// As above, for iterations.
     pub(crate) iterations_per_s: AtomicU64,
-    /// Longest gap of the ticker in microseconds since the last `status`.
-    pub(crate) gap_for_status_us: AtomicU64,
-    /// The same since the last heartbeat.
-    pub(crate) gap_for_heartbeat_us: AtomicU64,
     /// Changes whenever the workload does: a loop looks at it without taking a lock.
     pub(crate) workload_epoch: AtomicU64,
     workload: Mutex<Workload>,
@@ -46,8 +42,6 @@ impl Guest {
             iterations: AtomicU64::new(0),
             writes_per_s: AtomicU64::new(0),
             iterations_per_s: AtomicU64::new(0),
-            gap_for_status_us: AtomicU64::new(0),
-            gap_for_heartbeat_us: AtomicU64::new(0),
             workload_epoch: AtomicU64::new(0),
             workload: Mutex::new(Workload::Idle),
             workload_changed: Condvar::new(),
@@ -85,7 +79,7 @@ impl Guest {
         let _ = self.workload_changed.wait_timeout_while(workload, limit, unchanged);
     }
 
-    /// Everything that `status` tells. Starts a new span for the longest gap.
+    /// Everything that `status` tells.
     pub(crate) fn status(&self) -> Answer {
         Answer {
             ok: true,
@@ -96,7 +90,6 @@ impl Guest {
             writes_per_s: self.writes_per_s.load(Ordering::Relaxed),
             iterations: self.iterations.load(Ordering::Relaxed),
             iterations_per_s: self.iterations_per_s.load(Ordering::Relaxed),
-            max_gap_ms: milliseconds(self.gap_for_status_us.swap(0, Ordering::Relaxed)),
             uptime_s: self.uptime().as_secs_f64(),
             stale_on_write: self.memory.get().map_or(0, Memory::stale_on_write),
             problems: lock(&self.problems).clone(),
@@ -108,11 +101,6 @@ impl Guest {
     pub(crate) fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
-}
-
-/// Microseconds as fractional milliseconds.
-pub(crate) fn milliseconds(microseconds: u64) -> f64 {
-    microseconds as f64 / 1000.0
 }
 
 /// Writes a line to the console. A console that can't be written is no reason to stop.

@@ -39,8 +39,8 @@ fn main() {
     boot::load_modules(&guest);
     network::configure(&guest, &options);
 
-    tasks::forever(&guest, "echo", URGENT, echo::serve);
-    tasks::forever(&guest, "ticker", URGENT, tasks::watch_gaps);
+    tasks::forever(&guest, "echo4", URGENT, echo::serve_v4);
+    tasks::forever(&guest, "echo6", URGENT, echo::serve_v6);
     tasks::forever(&guest, "heartbeat", PROMPT, tasks::heartbeat);
     tasks::forever(&guest, "control", PROMPT, server::serve);
     tasks::forever(&guest, "workload", BACKGROUND, move |guest| load::run(guest, &options));

@@ -1,5 +1,4 @@
-//! Threads that never end, and the two that keep time: the ticker, which measures how long the vCPUs stood
-//! still, and the heartbeat on the console.
+//! Threads that never end, and the heartbeat on the console.
 
 use std::{
     any::Any,
@@ -16,10 +15,8 @@ use rustix::{
     time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec},
 };
 
-use crate::guest::{Guest, milliseconds, say};
+use crate::guest::{Guest, say};
 
-/// Interval of the ticker: 500 wake-ups a second cost an idle guest little even under TCG.
-const TICK: Duration = Duration::from_millis(2);
 /// How long a task that failed waits before it starts again.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
@@ -78,20 +75,6 @@ impl Ticks {
     }
 }
 
-/// Notes the longest time between two of its own wake-ups.
-pub(crate) fn watch_gaps(guest: &Arc<Guest>) -> anyhow::Result<()> {
-    let mut ticks = Ticks::every(TICK)?;
-    let mut last = Instant::now();
-    loop {
-        ticks.next()?;
-        let now = Instant::now();
-        let gap_us = u64::try_from((now - last).as_micros()).unwrap_or(u64::MAX);
-        guest.gap_for_status_us.fetch_max(gap_us, Ordering::Relaxed);
-        guest.gap_for_heartbeat_us.fetch_max(gap_us, Ordering::Relaxed);
-        last = now;
-    }
-}
-
 /// Prints a line each second and computes the rates that `status` tells.
 #[allow(clippy::cast_possible_truncation, reason = "a count a second, rounded")]
 pub(crate) fn heartbeat(guest: &Arc<Guest>) -> anyhow::Result<()> {
@@ -112,9 +95,8 @@ pub(crate) fn heartbeat(guest: &Arc<Guest>) -> anyhow::Result<()> {
         guest.writes_per_s.store(rate(now.0, before.0), Ordering::Relaxed);
         guest.iterations_per_s.store(rate(now.1, before.1), Ordering::Relaxed);
         before = now;
-        let gap_ms = milliseconds(guest.gap_for_heartbeat_us.swap(0, Ordering::Relaxed));
         say(&format!(
-            "HEARTBEAT t={:.1} writes/s={} iterations/s={} maxgap={gap_ms:.1}ms",
+            "HEARTBEAT t={:.1} writes/s={} iterations/s={}",
             guest.uptime().as_secs_f64(),
             guest.writes_per_s.load(Ordering::Relaxed),
             guest.iterations_per_s.load(Ordering::Relaxed),
