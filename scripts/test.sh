@@ -1,12 +1,9 @@
 #!/usr/bin/env bash
-# Every test. End-to-end tests use namespaces, ports and all CPUs: one test at a time.
+# Every test. End-to-end tests use namespaces, ports and all CPUs: one test at a time. All in one call: cargo would build the
+# dependencies once more, with other features, for a part of the workspace.
 # Expects `make build` before it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-CARGO=${CARGO:-cargo}
 
-echo "== unit and property tests"
-$CARGO test --release --workspace --locked --exclude godwit-lab
-echo "== the lab and the end-to-end tests"
-$CARGO test --release --locked --package godwit-lab -- --test-threads=1
+${CARGO:-cargo} test --release --workspace --locked -- --test-threads=1
 echo "== all tests passed"
