@@ -230,7 +230,15 @@ pub struct MigrationRequest {
     /// Settings for `engine: qemu`.
     #[serde(default)]
     pub qemu: QemuEngineOptions,
+    /// TCP streams of each lane; none: [`DEFAULT_STREAMS`].
+    #[serde(default)]
+    pub streams: Option<u32>,
 }
+
+/// TCP streams of a lane unless a request says otherwise.
+pub const DEFAULT_STREAMS: u32 = 2;
+/// The most that a request may ask for.
+pub const MAX_STREAMS_A_LANE: u32 = 64;
 
 fn default_budget_ms() -> f64 {
     DEFAULT_SWITCHOVER_BUDGET_MS
@@ -244,6 +252,7 @@ impl MigrationRequest {
             engine: EngineKind::default(),
             switchover_budget_ms: DEFAULT_SWITCHOVER_BUDGET_MS,
             qemu: QemuEngineOptions::default(),
+            streams: None,
         }
     }
 }

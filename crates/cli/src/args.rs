@@ -308,6 +308,9 @@ pub(crate) struct MigrateArgs {
     /// How long the vCPUs may stand still
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
     pub(crate) switchover_budget: Duration,
+    /// TCP streams of each lane [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) streams: Option<u32>,
     /// QEMU's engine: channels in parallel
     #[arg(long, value_name = "N", help_heading = "With --engine qemu")]
     pub(crate) multifd_channels: Option<u32>,

@@ -74,6 +74,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         engine: EngineKind::from(options.engine),
         switchover_budget_ms: options.switchover_budget.as_secs_f64() * 1e3,
         qemu,
+        streams: options.streams,
     })
 }
 

@@ -1,18 +1,22 @@
 //! Lanes over loopback: pages of all shapes arrive where they belong.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{Message, PageRun};
 
-use crate::{Incoming, Lane, LaneError, accept, connect, listen};
+use crate::{Incoming, Lane, LaneError, Stream, accept, connect, listen, pair};
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-fn pair() -> (Lane, Lane) {
+fn lane_to(to: SocketAddr) -> Lane {
+    Lane { from: None, to }
+}
+
+fn streams() -> (Stream, Stream) {
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-    let near = connect(listener.local_addr().unwrap(), LIMIT).unwrap();
+    let near = connect(lane_to(listener.local_addr().unwrap()), LIMIT).unwrap();
     (near, accept(&[listener], LIMIT).unwrap().unwrap())
 }
 
@@ -29,13 +33,13 @@ fn pages_of_all_shapes_arrive_among_messages() {
     }
     let shapes = [(0, 1), (3, 1), (5, 2), (10, 17), (40, 1), (50, 600), (700, 1), (702, 64), (800, 1200)];
     let runs: Vec<_> = shapes.iter().map(|&(first, count)| PageRange { first, count }).collect();
-    let (near, far) = pair();
+    let (near, far) = streams();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut sender = near.sender();
             for round in 0..3 {
                 sender.send(&Message::Ping { sent_ns: 1 }).unwrap();
-                sender.pages(round, 0, &from, &runs).unwrap();
+                sender.unit(round, 0, &from, &runs, &[]).unwrap();
                 sender.send(&Message::Padding { bytes: 700_000 }).unwrap();
             }
             near.finish_sending();
@@ -48,7 +52,10 @@ fn pages_of_all_shapes_arrive_among_messages() {
                     pages += u64::from(header.run.count);
                 }
                 Ok(Incoming::Message(message)) => {
-                    assert!(matches!(message, Message::Ping { .. } | Message::Padding { .. }));
+                    assert!(matches!(
+                        message,
+                        Message::Ping { .. } | Message::Padding { .. } | Message::UnitEnd
+                    ));
                 }
                 Err(LaneError::Closed) => break,
                 Err(error) => panic!("{error}"),
@@ -69,7 +76,7 @@ fn pages_of_all_shapes_arrive_among_messages() {
 fn pages_beyond_the_block_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let to = region(&folder, "to", 4);
-    let (_near, far) = pair();
+    let (_near, far) = streams();
     let mut receiver = far.receiver();
     for (first, count) in [(3, 2), (4, 1), (u64::MAX, 2)] {
         let refused = receiver.pages(&to, PageRun { block: 0, first, count });
@@ -86,6 +93,29 @@ fn nobody_comes() {
 #[test]
 fn an_address_without_a_listener_is_named() {
     let free = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap().local_addr().unwrap();
-    let error = connect(free, LIMIT).unwrap_err().to_string();
+    let error = connect(lane_to(free), LIMIT).unwrap_err().to_string();
     assert!(error.contains(&free.to_string()) && error.contains("migration_addresses"), "{error}");
+}
+
+#[test]
+fn addresses_pair_by_family_and_order() {
+    let ours: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "10.0.1.1"].map(|text| text.parse().unwrap()).into();
+    let theirs: Vec<SocketAddr> =
+        ["[fd00::2]:7", "10.0.0.2:7", "10.0.1.2:7", "10.0.2.2:7"].map(|text| text.parse().unwrap()).into();
+    let lanes: Vec<String> = pair(&ours, &theirs).iter().map(Lane::to_string).collect();
+    assert_eq!(
+        lanes,
+        ["fd00::1 → [fd00::2]:7", "10.0.0.1 → 10.0.0.2:7", "10.0.1.1 → 10.0.1.2:7", "→ 10.0.2.2:7"]
+    );
+}
+
+#[test]
+fn a_stream_leaves_from_its_lanes_address() {
+    let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let from: IpAddr = "127.0.0.9".parse().unwrap();
+    let near = connect(Lane { from: Some(from), to: listener.local_addr().unwrap() }, LIMIT).unwrap();
+    let far = accept(&[listener], LIMIT).unwrap().unwrap();
+    assert_eq!((far.peer().ip(), near.peer().ip()), (from, Ipv4Addr::LOCALHOST.into()));
+    let refused = connect(Lane { from: Some(from), to: near.peer() }, LIMIT).unwrap_err();
+    assert!(matches!(refused, LaneError::Connect { .. }), "{refused}");
 }

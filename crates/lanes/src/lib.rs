@@ -1,4 +1,5 @@
-//! Paths between two hosts: a lane is one TCP stream of the migration protocol. Blocking, for plain threads.
+//! Paths between two hosts: a lane is a pair of addresses, with any number of TCP streams of the migration protocol. Blocking,
+//! for plain threads.
 //!
 //! Pages go from guest memory to the socket and from the socket to guest memory without a copy in between. This crate knows
 //! frames and sockets; what a message means is the migration's.
@@ -9,9 +10,9 @@ mod receiver;
 mod sender;
 mod socket;
 
-pub use receiver::{Incoming, LaneReceiver};
-pub use sender::LaneSender;
-pub use socket::{Lane, accept, connect, listen};
+pub use receiver::{Incoming, StreamReceiver};
+pub use sender::StreamSender;
+pub use socket::{Lane, Stream, accept, connect, listen, pair};
 
 use std::net::SocketAddr;
 
@@ -60,6 +61,19 @@ pub enum LaneError {
         /// How many.
         count: u64,
     },
+    /// The peer sent pages of a round after those of a later one.
+    #[error("the peer sent pages of round {round} after those of a later one (block {block}, page {first})")]
+    OldRound {
+        /// The block.
+        block: u16,
+        /// The first page.
+        first: u64,
+        /// The round.
+        round: u32,
+    },
+    /// The peer sent a message that does not belong on this stream.
+    #[error("the peer sent a {0:?} message on a stream that does not carry it")]
+    Unexpected(godwit_wire::Kind),
     /// Guest memory could not be written.
     #[error("guest memory could not be written: {0}")]
     Memory(String),

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun, PagesHeader};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::LaneError;
 
@@ -22,13 +23,13 @@ const DIRECT_BYTES: u64 = 64 * 1024;
 pub enum Incoming {
     /// A message.
     Message(Message),
-    /// Pages, still on the lane: [`LaneReceiver::pages`] must take them before anything else is read.
+    /// Pages, still on the lane: [`StreamReceiver::pages`] must take them before anything else is read.
     Pages(PagesHeader),
 }
 
 /// The receiving half of a lane.
 #[derive(Debug)]
-pub struct LaneReceiver {
+pub struct StreamReceiver {
     stream: Arc<TcpStream>,
     buffer: Box<[u8]>,
     start: usize,
@@ -38,9 +39,9 @@ pub struct LaneReceiver {
     deadline: Option<Instant>,
 }
 
-impl LaneReceiver {
+impl StreamReceiver {
     pub(crate) fn new(stream: Arc<TcpStream>) -> Self {
-        LaneReceiver {
+        StreamReceiver {
             stream,
             buffer: vec![0; BUFFER_BYTES].into(),
             start: 0,
@@ -89,10 +90,17 @@ impl LaneReceiver {
         }
     }
 
+    /// Whether nothing more has come than was taken: the next [`StreamReceiver::receive`] would wait.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let mut ready = [PollFd::new(&self.stream, PollFlags::IN)];
+        self.start == self.end && matches!(poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+    }
+
     /// Takes announced pages into guest memory.
     ///
     /// # Errors
-    /// [`LaneError::OutOfBounds`] where the block does not have them; else as [`LaneReceiver::receive`].
+    /// [`LaneError::OutOfBounds`] where the block does not have them; else as [`StreamReceiver::receive`].
     pub fn pages(&mut self, region: &Region, run: PageRun) -> Result<(), LaneError> {
         let range = PageRange { first: run.first, count: u64::from(run.count) };
         if run.first.saturating_add(range.count) > region.pages() {

@@ -1,30 +1,25 @@
-//! The sending half of a lane.
+//! The sending half of a stream.
 
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use godwit_ram::{PageRange, Part, Region, send_parts};
-use godwit_wire::{BlockRun, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros};
+use godwit_wire::{BlockRun, HEADER_LEN, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros};
 
 use crate::LaneError;
 
-/// Frames handed to the kernel in one call: two parts each, under IOV_MAX (1024).
-const FRAMES_PER_CALL: usize = 256;
-/// Pages handed to the kernel in one call: 4 MiB, so that a cancel or an answer is not kept waiting.
-const PAGES_PER_CALL: u64 = 1024;
-
-/// The sending half of a lane.
+/// The sending half of a stream.
 #[derive(Debug)]
-pub struct LaneSender {
+pub struct StreamSender {
     stream: Arc<TcpStream>,
     scratch: Vec<u8>,
     sent_bytes: u64,
 }
 
-impl LaneSender {
+impl StreamSender {
     pub(crate) fn new(stream: Arc<TcpStream>) -> Self {
-        LaneSender { stream, scratch: Vec::new(), sent_bytes: 0 }
+        StreamSender { stream, scratch: Vec::new(), sent_bytes: 0 }
     }
 
     /// Bytes handed to the kernel so far.
@@ -33,10 +28,10 @@ impl LaneSender {
         self.sent_bytes
     }
 
-    /// Sends a message (not [`Message::Pages`], whose pages [`LaneSender::pages`] sends).
+    /// Sends a message (not [`Message::Pages`], which [`StreamSender::unit`] sends).
     ///
     /// # Errors
-    /// [`LaneError`]: the lane is unusable afterwards.
+    /// [`LaneError`]: the stream is unusable afterwards.
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
         self.scratch.clear();
         message.encode(&mut self.scratch);
@@ -44,60 +39,42 @@ impl LaneSender {
         Ok(())
     }
 
-    /// Sends runs of pages of one block as they are in memory now.
+    /// Sends a unit: runs of pages of one block as they are in memory now, runs that are zero, and the unit's end. Returns the
+    /// bytes handed to the kernel.
     ///
     /// # Errors
-    /// [`LaneError`]: the lane is unusable afterwards.
-    pub fn pages(
+    /// [`LaneError`]: the stream is unusable afterwards.
+    pub fn unit(
         &mut self,
         round: u32,
         block: u16,
         region: &Region,
-        runs: &[PageRange],
-    ) -> Result<(), LaneError> {
-        let mut frames = frames(round, block, runs).peekable();
-        while frames.peek().is_some() {
-            let mut batch = Vec::with_capacity(FRAMES_PER_CALL);
-            let mut pages = 0;
-            while let Some(frame) = frames
-                .next_if(|frame| batch.is_empty() || pages + u64::from(frame.run.count) <= PAGES_PER_CALL)
-            {
-                pages += u64::from(frame.run.count);
-                batch.push((
-                    frame.to_bytes(),
-                    PageRange { first: frame.run.first, count: u64::from(frame.run.count) },
-                ));
-                if batch.len() == FRAMES_PER_CALL {
-                    break;
-                }
-            }
-            let parts: Vec<_> = batch
-                .iter()
-                .flat_map(|(header, range)| [Part::Bytes(header), Part::Pages(region, *range)])
-                .collect();
-            self.sent_bytes += send_parts(self.stream.as_fd(), &parts)?;
-        }
-        Ok(())
-    }
-
-    /// Sends runs of zero pages.
-    ///
-    /// # Errors
-    /// [`LaneError`]: the lane is unusable afterwards.
-    pub fn zeros(&mut self, round: u32, runs: Vec<BlockRun>) -> Result<(), LaneError> {
-        let mut zeros = Zeros { round, runs };
-        while !zeros.runs.is_empty() {
-            self.scratch.clear();
-            let message = Message::Zeros(zeros);
+        pages: &[PageRange],
+        zeros: &[PageRange],
+    ) -> Result<u64, LaneError> {
+        self.scratch.clear();
+        let mut runs: Vec<BlockRun> =
+            zeros.iter().map(|run| BlockRun { block, first: run.first, count: run.count }).collect();
+        while !runs.is_empty() {
+            let message = Message::Zeros(Zeros { round, runs });
             let taken = message.encode(&mut self.scratch);
-            self.sent_bytes += send_parts(self.stream.as_fd(), &[Part::Bytes(&self.scratch)])?;
-            let Message::Zeros(rest) = message else {
-                return Ok(());
-            };
-            zeros = rest;
-            zeros.runs.drain(..taken);
+            let Message::Zeros(rest) = message else { break };
+            runs = rest.runs;
+            runs.drain(..taken);
         }
-        Ok(())
+        let headers: Vec<_> =
+            frames(round, block, pages).map(|frame| (frame.to_bytes(), frame.run)).collect();
+        let mut end = Vec::with_capacity(HEADER_LEN);
+        Message::UnitEnd.encode(&mut end);
+        let mut parts = vec![Part::Bytes(&self.scratch)];
+        for (header, run) in &headers {
+            let range = PageRange { first: run.first, count: u64::from(run.count) };
+            parts.extend([Part::Bytes(header), Part::Pages(region, range)]);
+        }
+        parts.push(Part::Bytes(&end));
+        let sent = send_parts(self.stream.as_fd(), &parts)?;
+        self.sent_bytes += sent;
+        Ok(sent)
     }
 }
 

@@ -1,37 +1,38 @@
 //! Sockets of lanes: connecting, listening, options.
 
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use crate::{LaneError, LaneReceiver, LaneSender};
+use crate::{LaneError, StreamReceiver, StreamSender};
 
 /// Sent data that stays unacknowledged for this long ends the lane; so does silence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// One TCP connection between two hosts, both directions.
 #[derive(Clone, Debug)]
-pub struct Lane {
+pub struct Stream {
     stream: Arc<TcpStream>,
     peer: SocketAddr,
 }
 
-impl Lane {
+impl Stream {
     /// Takes over a connected stream and sets its options.
     ///
     /// # Errors
     /// [`LaneError::Io`] where the kernel refuses an option.
-    pub fn new(stream: TcpStream) -> Result<Lane, LaneError> {
+    pub fn new(stream: TcpStream) -> Result<Stream, LaneError> {
         // Frames are handed over whole: Nagle would only delay the last one.
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(SILENCE_LIMIT))?;
         let millis = u32::try_from(SILENCE_LIMIT.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, millis).map_err(std::io::Error::from)?;
         let peer = stream.peer_addr()?;
-        Ok(Lane { stream: Arc::new(stream), peer })
+        Ok(Stream { stream: Arc::new(stream), peer })
     }
 
     /// The other side.
@@ -42,14 +43,14 @@ impl Lane {
 
     /// The sending half.
     #[must_use]
-    pub fn sender(&self) -> LaneSender {
-        LaneSender::new(Arc::clone(&self.stream))
+    pub fn sender(&self) -> StreamSender {
+        StreamSender::new(Arc::clone(&self.stream))
     }
 
     /// The receiving half.
     #[must_use]
-    pub fn receiver(&self) -> LaneReceiver {
-        LaneReceiver::new(Arc::clone(&self.stream))
+    pub fn receiver(&self) -> StreamReceiver {
+        StreamReceiver::new(Arc::clone(&self.stream))
     }
 
     /// Sets for how long the peer may be silent; the default is ten seconds.
@@ -72,14 +73,68 @@ impl Lane {
     }
 }
 
-/// Connects a lane within `limit`.
+/// A path between two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// The address that its streams leave from; none: the kernel's choice.
+    pub from: Option<IpAddr>,
+    /// Where they go.
+    pub to: SocketAddr,
+}
+
+impl std::fmt::Display for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.from {
+            Some(from) => write!(f, "{from} → {}", self.to),
+            None => write!(f, "→ {}", self.to),
+        }
+    }
+}
+
+/// The lanes between the addresses of two hosts, each in its host's order: the first IPv4 address with the first of the other
+/// host, the second with the second, and IPv6 alike. An address too many on the destination's side is reached from whichever
+/// address the kernel chooses.
+#[must_use]
+pub fn pair(ours: &[IpAddr], theirs: &[SocketAddr]) -> Vec<Lane> {
+    let mut left = ours.to_vec();
+    let mut lane = |to: &SocketAddr| {
+        let place = left.iter().position(|from| from.is_ipv4() == to.is_ipv4());
+        Lane { from: place.map(|place| left.remove(place)), to: *to }
+    };
+    theirs.iter().map(&mut lane).collect()
+}
+
+/// Connects a stream of a lane within `limit`.
 ///
 /// # Errors
 /// [`LaneError::Connect`].
-pub fn connect(to: SocketAddr, limit: Duration) -> Result<Lane, LaneError> {
-    let stream =
-        TcpStream::connect_timeout(&to, limit).map_err(|source| LaneError::Connect { to, source })?;
-    Lane::new(stream)
+pub fn connect(lane: Lane, limit: Duration) -> Result<Stream, LaneError> {
+    let to = lane.to;
+    let stream = connect_from(lane, limit).map_err(|source| LaneError::Connect { to, source })?;
+    Stream::new(stream)
+}
+
+fn connect_from(lane: Lane, limit: Duration) -> std::io::Result<TcpStream> {
+    let Some(from) = lane.from else { return TcpStream::connect_timeout(&lane.to, limit) };
+    let family = if lane.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+    match rustix::net::connect(&socket, &lane.to) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS) => {
+            let timeout = Timespec::try_from(limit).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+            let mut ready = [PollFd::new(&socket, PollFlags::OUT)];
+            if poll(&mut ready, Some(&timeout))? == 0 {
+                return Err(std::io::ErrorKind::TimedOut.into());
+            }
+            sockopt::socket_error(&socket)??;
+        }
+        Err(errno) => return Err(errno.into()),
+    }
+    let stream = TcpStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// Listens for lanes; port 0 takes a free one.
@@ -94,11 +149,11 @@ pub fn listen(on: SocketAddr) -> Result<TcpListener, LaneError> {
 ///
 /// # Errors
 /// [`LaneError::Io`].
-pub fn accept(listeners: &[TcpListener], limit: Duration) -> Result<Option<Lane>, LaneError> {
+pub fn accept(listeners: &[TcpListener], limit: Duration) -> Result<Option<Stream>, LaneError> {
     let timeout = Timespec::try_from(limit).map_err(|_| LaneError::Silent)?;
     let mut ready: Vec<_> = listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
     poll(&mut ready, Some(&timeout)).map_err(std::io::Error::from)?;
     let Some(first) = ready.iter().position(|one| !one.revents().is_empty()) else { return Ok(None) };
     let (stream, _) = listeners[first].accept()?;
-    Lane::new(stream).map(Some)
+    Stream::new(stream).map(Some)
 }

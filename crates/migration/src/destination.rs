@@ -16,17 +16,12 @@ const MOST_DEVICE_STATE: u64 = 16 << 30;
 pub enum Event {
     /// The source says what comes.
     Begin(Begin),
-    /// Pages of a frame are in memory.
-    PagesApplied {
-        /// How many.
-        pages: u64,
-    },
-    /// The source sent all of a round.
-    RoundEnd {
-        /// Which.
-        round: u32,
-        /// How many pages it sent in it.
-        pages: u64,
+    /// The source has sent all pages, and they are in memory.
+    PagesComplete {
+        /// How many the source sent.
+        sent: u64,
+        /// How many are in memory.
+        applied: u64,
     },
     /// A piece of the device state was handed to the hypervisor.
     DeviceStateFed {
@@ -44,8 +39,6 @@ pub enum Event {
     Commit {
         /// The epoch of the new ownership.
         epoch: u64,
-        /// Pages sent in all.
-        pages: u64,
     },
     /// The guest runs (or is complete and paused, where it was paused).
     GuestRuns,
@@ -64,13 +57,6 @@ pub enum Event {
 pub enum Action {
     /// Tell the source that the shadow VM fits.
     SendReady,
-    /// Tell the source that the round is in memory.
-    SendRoundApplied {
-        /// Which.
-        round: u32,
-        /// Pages applied in it.
-        pages: u64,
-    },
     /// Wait until the hypervisor has loaded the device state. Answered by [`Event::Loaded`] or [`Event::Failed`].
     FinishLoad,
     /// Let the guest run, under the new epoch. Answered by [`Event::GuestRuns`] or [`Event::Failed`].
@@ -124,8 +110,7 @@ pub struct Destination {
     epoch: u64,
     run: bool,
     committed: bool,
-    pages_in_round: u64,
-    pages: u64,
+    pages_complete: bool,
     device_state_bytes: u64,
 }
 
@@ -139,8 +124,7 @@ impl Destination {
             epoch,
             run: true,
             committed: false,
-            pages_in_round: 0,
-            pages: 0,
+            pages_complete: false,
             device_state_bytes: 0,
         }
     }
@@ -150,12 +134,9 @@ impl Destination {
         match (self.state, event) {
             (State::Ended, _) => vec![],
             (State::Awaiting, Event::Begin(begin)) => self.begin(&begin),
-            (State::Receiving, Event::PagesApplied { pages }) => {
-                self.pages += pages;
-                self.pages_in_round += pages;
-                vec![]
+            (State::Receiving, Event::PagesComplete { sent, applied }) if !self.pages_complete => {
+                self.pages_complete(sent, applied)
             }
-            (State::Receiving, Event::RoundEnd { round, pages }) => self.round_end(round, pages),
             (State::Receiving, Event::DeviceStateFed { bytes }) => {
                 self.device_state_bytes += bytes;
                 if self.device_state_bytes > MOST_DEVICE_STATE {
@@ -164,13 +145,15 @@ impl Destination {
                 }
                 vec![]
             }
-            (State::Receiving, Event::DeviceStateEnd { bytes }) => self.device_state_end(bytes),
+            (State::Receiving, Event::DeviceStateEnd { bytes }) if self.pages_complete => {
+                self.device_state_end(bytes)
+            }
             (State::Loading, Event::Loaded) => {
                 self.state = State::Loaded;
                 self.run_if_committed()
             }
-            (State::Loading | State::Loaded, Event::Commit { epoch, pages }) if !self.committed => {
-                self.commit(epoch, pages)
+            (State::Loading | State::Loaded, Event::Commit { epoch }) if !self.committed => {
+                self.commit(epoch)
             }
             (State::Starting, Event::GuestRuns) => {
                 self.state = State::Ended;
@@ -214,13 +197,13 @@ impl Destination {
         vec![Action::SendReady]
     }
 
-    fn round_end(&mut self, round: u32, pages: u64) -> Vec<Action> {
-        let applied = std::mem::take(&mut self.pages_in_round);
-        if applied != pages {
-            let detail = format!("round {round} had {pages} pages, {applied} arrived");
+    fn pages_complete(&mut self, sent: u64, applied: u64) -> Vec<Action> {
+        if applied != sent {
+            let detail = format!("{sent} pages were sent, {applied} arrived");
             return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
         }
-        vec![Action::SendRoundApplied { round, pages: applied }]
+        self.pages_complete = true;
+        vec![]
     }
 
     fn device_state_end(&mut self, bytes: u64) -> Vec<Action> {
@@ -232,12 +215,9 @@ impl Destination {
         vec![Action::FinishLoad]
     }
 
-    fn commit(&mut self, epoch: u64, pages: u64) -> Vec<Action> {
-        if epoch != self.epoch || pages != self.pages {
-            let detail = format!(
-                "the commit is for epoch {epoch} with {pages} pages; epoch {} with {} pages is here",
-                self.epoch, self.pages
-            );
+    fn commit(&mut self, epoch: u64) -> Vec<Action> {
+        if epoch != self.epoch {
+            let detail = format!("the commit is for epoch {epoch}; {} was prepared", self.epoch);
             return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
         }
         self.committed = true;

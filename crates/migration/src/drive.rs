@@ -2,7 +2,9 @@
 //! behind two traits whose contracts are part of the hand-over.
 
 mod destination;
+mod dispatch;
 mod handshake;
+mod intake;
 mod source;
 mod sweep;
 
@@ -16,7 +18,7 @@ use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
 
 pub use destination::{DestinationJob, receive};
-pub use handshake::{WelcomedLane, say_hello, welcome};
+pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
 pub use source::{SourceJob, SourceResult, send};
 
 /// The hypervisor at the source.
@@ -138,6 +140,13 @@ pub(crate) enum Input {
     Machine(Event),
     Hypervisor(HypervisorEvent),
     Lane(Message),
+    /// The data streams may have come to what is waited for.
+    Moved,
+    /// A data stream's socket failed.
+    StreamBroke {
+        /// Its number on the board.
+        number: usize,
+    },
 }
 
 /// Where events for a source's driver are put, from any thread.
@@ -170,6 +179,10 @@ impl Inbox {
         self.put(at, Input::Hypervisor(event));
     }
 
+    pub(crate) fn put_now(&self, input: Input) {
+        self.put(Instant::now(), input);
+    }
+
     pub(crate) fn put(&self, at: Instant, input: Input) {
         // A driver that is over needs nothing any more.
         let _ = self.sender.send((at, input));
@@ -179,7 +192,10 @@ impl Inbox {
 pub(crate) fn lane_failure(error: &godwit_lanes::LaneError) -> Failure {
     use godwit_lanes::LaneError;
     let code = match error {
-        LaneError::Wire(_) | LaneError::OutOfBounds { .. } => FailureCode::ProtocolBroken,
+        LaneError::Wire(_)
+        | LaneError::OutOfBounds { .. }
+        | LaneError::OldRound { .. }
+        | LaneError::Unexpected(_) => FailureCode::ProtocolBroken,
         LaneError::Memory(_) => FailureCode::MemoryFailed,
         _ => FailureCode::LaneLost,
     };

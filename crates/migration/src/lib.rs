@@ -1,6 +1,7 @@
 //! The algorithm of a migration, without I/O: phases, rounds, convergence and hand-over as state machines, and the
 //! drivers that carry out what they decide. Knows no QEMU: the hypervisor is a trait.
 
+pub mod board;
 mod clock;
 pub mod destination;
 pub mod drive;

@@ -98,14 +98,13 @@ pub enum Action {
         /// The round's number.
         round: u32,
     },
+    /// Say that all pages have been sent, and how many.
+    EndPages,
     /// Send the device state that was written since the guest stopped, and its end. After the last page, so that the
     /// destination's hypervisor, which reads queues in guest memory while it loads, reads what the source's left there.
     SendDeviceState,
     /// The commit point: from here on the destination owns the guest.
-    SendCommit {
-        /// Pages sent in all.
-        pages: u64,
-    },
+    SendCommit,
     /// Tell the destination to forget it. Best effort.
     AbortPeer(Failure),
     /// Undo the switchover: the guest runs as before, or stays paused if it was. Answered by [`Event::GuestResumed`].
@@ -366,8 +365,7 @@ impl Source {
             return self.sweep_once_more();
         }
         self.committed_at = Some(now);
-        let pages = self.ledger.pages;
-        self.to(State::Committed, vec![Action::SendDeviceState, Action::SendCommit { pages }])
+        self.to(State::Committed, vec![Action::EndPages, Action::SendDeviceState, Action::SendCommit])
     }
 
     /// Devices may write memory until their state is complete: once it is, one more sweep makes sure of the last byte.

@@ -3,31 +3,35 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Lane, accept, connect, listen};
+use godwit_lanes::{Lane, Stream, accept, connect, listen};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
-    DestinationHypervisor, DestinationJob, HypervisorEvent, Inbox, SourceHypervisor, SourceJob, SourceResult,
-    Tracking, WelcomedLane, inbox, receive, say_hello, send, welcome,
+    DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, SourceHypervisor, SourceJob,
+    SourceResult, Tracking, WelcomedStream, inbox, receive, say_hello, send, welcome,
 };
 use godwit_migration::source::Verdict;
 use godwit_migration::{Failure, FailureCode, Outcome, Policy};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, TrackError};
-use godwit_wire::{Message, MigrationId, VersionRange};
+use godwit_wire::{CONTROL_STREAM, Message, MigrationId, SUPPORTED, VersionRange};
 
 const ID: MigrationId = MigrationId(*b"a migration's id");
 const BLOCKS: [u64; 2] = [700, 133];
 const LIMIT: Duration = Duration::from_secs(5);
+const HELLO: Hello = Hello { migration: ID, stream: CONTROL_STREAM, versions: SUPPORTED };
 
 /// Pages written, as (block, page).
 type Dirty = Arc<Mutex<BTreeSet<(usize, u64)>>>;
 
 struct FakeTracking {
     dirty: Dirty,
+    /// Streams that are cut at the second look at the memory.
+    cut: Arc<Mutex<Vec<Stream>>>,
+    looks: u32,
 }
 
 impl Tracking for FakeTracking {
@@ -43,6 +47,10 @@ impl Tracking for FakeTracking {
         max_pages: u64,
         out: &mut Vec<PageRange>,
     ) -> Result<u64, TrackError> {
+        self.looks += 1;
+        if self.looks == 2 {
+            self.cut.lock().unwrap().drain(..).for_each(|stream| stream.close());
+        }
         let mut dirty = self.dirty.lock().unwrap();
         let found: Vec<_> = dirty
             .range((block, within.first)..(block, within.end()))
@@ -173,11 +181,23 @@ fn fill(regions: &[Arc<Region>]) {
     }
 }
 
-fn lanes(address: SocketAddr) -> (Lane, Lane) {
+/// A listener and the lane that leads to it.
+fn path(address: SocketAddr) -> (TcpListener, Lane) {
     let listener = listen(address).unwrap();
     let to = listener.local_addr().unwrap();
-    let source = connect(to, LIMIT).unwrap();
-    (source, accept(&[listener], LIMIT).unwrap().unwrap())
+    (listener, Lane { from: None, to })
+}
+
+/// One stream of a lane, both ends.
+fn stream(listener: &TcpListener, lane: Lane) -> (Stream, Stream) {
+    let near = connect(lane, LIMIT).unwrap();
+    (near, accept(std::slice::from_ref(listener), LIMIT).unwrap().unwrap())
+}
+
+/// Waits a moment for a data stream, as the host's agent does.
+fn accept_one(listener: &TcpListener) -> Option<WelcomedStream> {
+    let stream = accept(std::slice::from_ref(listener), Duration::from_millis(10)).unwrap()?;
+    welcome(stream, ID, LIMIT).ok()
 }
 
 fn loopback() -> SocketAddr {
@@ -191,6 +211,10 @@ struct Twist {
     paused: bool,
     ipv6: bool,
     other_epoch: bool,
+    /// Data streams; 0 means 1.
+    streams: usize,
+    /// Data streams whose connection is cut when they have carried a little.
+    cut: usize,
 }
 
 struct Moved {
@@ -206,7 +230,8 @@ fn migrate(twist: Twist) -> Moved {
     let (from, to) = (regions(&folder, "from"), regions(&folder, "to"));
     fill(&from);
     let address = if twist.ipv6 { (Ipv6Addr::LOCALHOST, 0).into() } else { loopback() };
-    let (source_lane, destination_lane) = lanes(address);
+    let (listener, lane) = path(address);
+    let (control, far_control) = stream(&listener, lane);
     let guest = Arc::new(Guest::default());
     let dirty = Dirty::default();
     let (log, said) = mpsc::channel();
@@ -218,26 +243,40 @@ fn migrate(twist: Twist) -> Moved {
         cancels_itself: twist.cancels_itself,
     };
     let (regions, load_fails) = (to.clone(), twist.load_fails);
-    let destination = move |lane: WelcomedLane| DestinationJob {
-        lane,
-        epoch: 2 + u64::from(twist.other_epoch),
-        regions,
-        hypervisor: FakeDestination { state: Vec::new(), load_fails, log },
-    };
+    let hypervisor_there = FakeDestination { state: Vec::new(), load_fails, log };
     let (_keep, cancel) = mpsc::channel();
+    let cut: Arc<Mutex<Vec<Stream>>> = Arc::default();
     let (result, ending) = std::thread::scope(|scope| {
-        let receiving =
-            scope.spawn(move || receive(destination(welcome(destination_lane, ID, LIMIT).unwrap()), &cancel));
+        let receiving = scope.spawn(|| {
+            let job = DestinationJob {
+                control: welcome(far_control, ID, LIMIT).unwrap(),
+                accept: &|| accept_one(&listener),
+                epoch: 2 + u64::from(twist.other_epoch),
+                regions,
+                hypervisor: hypervisor_there,
+            };
+            let cancel = cancel;
+            receive(job, &cancel)
+        });
         let (inbox, events) = inbox();
         let job = SourceJob {
-            lane: source_lane,
+            control,
+            connect: &|number| {
+                let stream = connect(lane, LIMIT)
+                    .map_err(|error| Failure::new(FailureCode::LaneLost, error.to_string()))?;
+                if number < twist.cut {
+                    cut.lock().unwrap().push(stream.clone());
+                }
+                Ok(stream)
+            },
+            streams: twist.streams.max(1),
             migration: ID,
             epoch: 2,
             runs: !twist.paused,
             policy: Policy::default(),
             preflight: Duration::ZERO,
             regions: from.clone(),
-            tracker: FakeTracking { dirty },
+            tracker: FakeTracking { dirty, cut: Arc::clone(&cut), looks: 0 },
             hypervisor,
             begun: Instant::now(),
             progress: &|_| {},
@@ -306,19 +345,26 @@ fn another_epoch_is_refused() {
 }
 
 /// A destination that a peer of this file's own talks to.
-fn lying_peer(speak: impl FnOnce(&Lane)) -> (Ending, Vec<&'static str>) {
+fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'static str>) {
     let folder = tempfile::tempdir().unwrap();
-    let (peer, lane) = lanes(loopback());
+    let (listener, lane) = path(loopback());
+    let (peer, far) = stream(&listener, lane);
     let (log, said) = mpsc::channel();
     let regions = regions(&folder, "to");
     let hypervisor = FakeDestination { state: Vec::new(), load_fails: false, log };
     let (_keep, cancel) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
-        let receiving = scope.spawn(move || match welcome(lane, ID, LIMIT) {
-            Ok(lane) => receive(DestinationJob { lane, epoch: 2, regions, hypervisor }, &cancel),
-            Err(failure) => Ending::Discarded(failure),
+        let receiving = scope.spawn(|| {
+            let (regions, hypervisor, cancel) = (regions, hypervisor, cancel);
+            match welcome(far, ID, LIMIT) {
+                Ok(control) => {
+                    let accept = &|| accept_one(&listener);
+                    receive(DestinationJob { control, accept, epoch: 2, regions, hypervisor }, &cancel)
+                }
+                Err(failure) => Ending::Discarded(failure),
+            }
         });
-        speak(&peer);
+        speak(&peer, lane);
         peer.finish_sending();
         let ending = receiving.join().unwrap();
         peer.close();
@@ -335,10 +381,33 @@ fn refused_with(ending: Ending, code: FailureCode) {
 }
 
 #[test]
+fn several_streams_bring_the_same_guest() {
+    let moved = migrate(Twist { streams: 5, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert!(moved.same_memory);
+}
+
+#[test]
+fn the_streams_that_are_left_do_the_work_of_those_that_break() {
+    let moved = migrate(Twist { streams: 4, cut: 3, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert!(moved.same_memory);
+}
+
+#[test]
+fn without_a_stream_the_guest_stays() {
+    let moved = migrate(Twist { streams: 2, cut: 2, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Failed);
+    assert_eq!(moved.result.failure.unwrap().code, FailureCode::LaneLost);
+    assert_eq!(moved.said, ["discarded"]);
+}
+
+#[test]
 fn a_peer_of_another_version_is_told_so() {
-    let (ending, said) = lying_peer(|peer| {
+    let (ending, said) = lying_peer(|peer, _| {
         let versions = VersionRange { oldest: 900, newest: 901 };
-        let answer = say_hello(&mut peer.sender(), &mut peer.receiver(), ID, versions).unwrap_err();
+        let answer =
+            say_hello(&mut peer.sender(), &mut peer.receiver(), Hello { versions, ..HELLO }).unwrap_err();
         assert_eq!(answer.code, FailureCode::VersionMismatch);
         assert!(answer.detail.contains("900 to 901"), "{answer}");
     });
@@ -348,9 +417,9 @@ fn a_peer_of_another_version_is_told_so() {
 
 #[test]
 fn a_peer_with_another_migration_is_told_so() {
-    let (ending, _) = lying_peer(|peer| {
+    let (ending, _) = lying_peer(|peer, _| {
         let other = MigrationId([9; 16]);
-        let answer = say_hello(&mut peer.sender(), &mut peer.receiver(), other, godwit_wire::SUPPORTED);
+        let answer = say_hello(&mut peer.sender(), &mut peer.receiver(), Hello { migration: other, ..HELLO });
         assert_eq!(answer.unwrap_err().code, FailureCode::UnknownMigration);
     });
     refused_with(ending, FailureCode::UnknownMigration);
@@ -368,10 +437,14 @@ fn pages_that_the_vm_does_not_have_end_the_lane() {
             runs: vec![godwit_wire::BlockRun { block: 7, first: 0, count: 1 }],
         }),
     ] {
-        let (ending, said) = lying_peer(|peer| {
-            let mut sender = peer.sender();
-            say_hello(&mut sender, &mut peer.receiver(), ID, godwit_wire::SUPPORTED).unwrap();
+        let (ending, said) = lying_peer(|peer, lane| {
+            say_hello(&mut peer.sender(), &mut peer.receiver(), HELLO).unwrap();
+            let data = connect(lane, LIMIT).unwrap();
+            let mut sender = data.sender();
+            say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
             sender.send(&message).unwrap();
+            // Until it is heard there.
+            let _ = peer.receiver().receive();
         });
         refused_with(ending, FailureCode::ProtocolBroken);
         assert_eq!(said, ["discarded"]);
@@ -380,9 +453,9 @@ fn pages_that_the_vm_does_not_have_end_the_lane() {
 
 #[test]
 fn a_lane_that_ends_before_the_commit_leaves_nothing() {
-    let (ending, said) = lying_peer(|peer| {
+    let (ending, said) = lying_peer(|peer, _| {
         let mut sender = peer.sender();
-        say_hello(&mut sender, &mut peer.receiver(), ID, godwit_wire::SUPPORTED).unwrap();
+        say_hello(&mut sender, &mut peer.receiver(), HELLO).unwrap();
         let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
         sender.send(&Message::Begin(begin)).unwrap();
     });
@@ -392,7 +465,7 @@ fn a_lane_that_ends_before_the_commit_leaves_nothing() {
 
 #[test]
 fn something_that_is_no_lane_is_told_apart() {
-    let (ending, _) = lying_peer(|peer| {
+    let (ending, _) = lying_peer(|peer, _| {
         let mut sender = peer.sender();
         sender.send(&Message::Ready).unwrap();
     });

@@ -21,10 +21,11 @@ const STEP: Duration = Duration::from_millis(3);
 enum Word {
     Begin,
     Pages(Vec<(usize, u64)>),
-    RoundEnd(u32, u64),
+    RoundEnd(u32),
     DeviceState,
     DeviceStateEnd(u64),
-    Commit(u64),
+    PagesEnd(u64),
+    Commit,
     Abort(Failure),
     Ready,
     RoundApplied(u32),
@@ -64,6 +65,8 @@ struct World {
     released: bool,
     seed: u64,
     writes_per_step: usize,
+    pages_sent: u64,
+    pages_applied: u64,
     log: Vec<String>,
 }
 
@@ -90,6 +93,8 @@ impl World {
             released: false,
             seed,
             writes_per_step,
+            pages_sent: 0,
+            pages_applied: 0,
             log: Vec::new(),
         }
     }
@@ -129,6 +134,7 @@ impl World {
         self.dirty.clear();
         let content: Vec<_> = pages.iter().map(|&page| (page, self.source_memory[page])).collect();
         let pages = content.len() as u64;
+        self.pages_sent += pages;
         self.send(Word::Pages(content));
         Sweep { pages, zero_pages: 0, bytes: pages * 4128 + 2_000_000 }
     }
@@ -142,7 +148,7 @@ impl World {
             }
             SourceAction::SendRound { round } => {
                 let sweep = self.sweep(round == 0);
-                self.send(Word::RoundEnd(round, sweep.pages));
+                self.send(Word::RoundEnd(round));
                 self.source_events.push_back(SourceEvent::RoundSent(sweep));
             }
             SourceAction::CountRemaining => {
@@ -169,7 +175,8 @@ impl World {
                 self.send(Word::DeviceState);
                 self.send(Word::DeviceStateEnd(100));
             }
-            SourceAction::SendCommit { pages } => self.send(Word::Commit(pages)),
+            SourceAction::EndPages => self.send(Word::PagesEnd(self.pages_sent)),
+            SourceAction::SendCommit => self.send(Word::Commit),
             SourceAction::AbortPeer(failure) => self.send(Word::Abort(failure)),
             SourceAction::ResumeGuest => {
                 assert!(!self.destination_runs, "resumed at the source while the destination runs it");
@@ -197,7 +204,6 @@ impl World {
     fn destination_acts(&mut self, action: DestinationAction) {
         match action {
             DestinationAction::SendReady => self.send(Word::Ready),
-            DestinationAction::SendRoundApplied { round, .. } => self.send(Word::RoundApplied(round)),
             DestinationAction::FinishLoad => self.destination_events.push_back(if self.load_fails {
                 DestinationEvent::Failed(Failure::new(FailureCode::HypervisorFailed, "load failed"))
             } else {
@@ -217,8 +223,9 @@ impl World {
         }
     }
 
-    fn word_at_destination(&mut self, word: Word) -> DestinationEvent {
-        match word {
+    /// What a word means to the machine; none: it is the streams' affair.
+    fn word_at_destination(&mut self, word: Word) -> Option<DestinationEvent> {
+        Some(match word {
             Word::Begin => {
                 DestinationEvent::Begin(Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] })
             }
@@ -226,15 +233,20 @@ impl World {
                 for &(page, value) in &content {
                     self.destination_memory[page] = value;
                 }
-                DestinationEvent::PagesApplied { pages: content.len() as u64 }
+                self.pages_applied += content.len() as u64;
+                return None;
             }
-            Word::RoundEnd(round, pages) => DestinationEvent::RoundEnd { round, pages },
+            Word::RoundEnd(round) => {
+                self.send(Word::RoundApplied(round));
+                return None;
+            }
+            Word::PagesEnd(sent) => DestinationEvent::PagesComplete { sent, applied: self.pages_applied },
             Word::DeviceState => DestinationEvent::DeviceStateFed { bytes: 100 },
             Word::DeviceStateEnd(bytes) => DestinationEvent::DeviceStateEnd { bytes },
-            Word::Commit(pages) => DestinationEvent::Commit { epoch: EPOCH, pages },
+            Word::Commit => DestinationEvent::Commit { epoch: EPOCH },
             Word::Abort(failure) => DestinationEvent::Aborted(failure.to_reason()),
             other => panic!("{other:?} at the destination"),
-        }
+        })
     }
 
     /// One event, taken somewhere. False when nothing is left to happen.
@@ -246,8 +258,9 @@ impl World {
         } else if let Some(event) = self.source_events.pop_front() {
             self.source_takes(event);
         } else if let Some(word) = self.to_destination.pop_front() {
-            let event = self.word_at_destination(word);
-            self.destination_takes(event);
+            if let Some(event) = self.word_at_destination(word) {
+                self.destination_takes(event);
+            }
         } else if let Some(word) = self.to_source.pop_front() {
             let event = match word {
                 Word::Ready => SourceEvent::PeerReady,
@@ -293,8 +306,9 @@ impl World {
                     self.to_source.clear();
                 }
                 while let Some(word) = self.to_destination.pop_front() {
-                    let event = self.word_at_destination(word);
-                    self.destination_takes(event);
+                    if let Some(event) = self.word_at_destination(word) {
+                        self.destination_takes(event);
+                    }
                 }
                 let lost = Failure::new(FailureCode::LaneLost, "cut");
                 self.destination_events.push_back(DestinationEvent::LaneLost(lost.clone()));
@@ -408,7 +422,7 @@ fn silence_after_the_commit_is_doubt() {
         SourceEvent::LastPagesSent(sweep),
     ];
     let actions: Vec<_> = script.into_iter().flat_map(|event| source.on(second, event)).collect();
-    assert_eq!(actions.last(), Some(&SourceAction::SendCommit { pages: 3 }));
+    assert_eq!(actions.last(), Some(&SourceAction::SendCommit));
     let lost = Failure::new(FailureCode::LaneLost, "cut");
     assert_eq!(source.on(second, SourceEvent::LaneLost(lost)), [SourceAction::AskVerdict]);
     assert_eq!(source.on(second, SourceEvent::CancelRequested), []);
@@ -419,7 +433,7 @@ fn silence_after_the_commit_is_doubt() {
 #[test]
 fn a_message_out_of_order_discards_the_shadow() {
     let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
-    let actions = destination.on(DestinationEvent::Commit { epoch: EPOCH, pages: 0 });
+    let actions = destination.on(DestinationEvent::Commit { epoch: EPOCH });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
     assert!(
         matches!(&actions[1], DestinationAction::Refuse(failure) if failure.code == FailureCode::ProtocolBroken)
@@ -427,15 +441,11 @@ fn a_message_out_of_order_discards_the_shadow() {
 }
 
 #[test]
-fn a_page_after_the_device_state_discards_the_shadow() {
+fn a_device_state_before_all_pages_discards_the_shadow() {
     let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
     let begin = Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] };
     destination.on(DestinationEvent::Begin(begin));
-    assert_eq!(
-        destination.on(DestinationEvent::DeviceStateEnd { bytes: 0 }),
-        [DestinationAction::FinishLoad]
-    );
-    let actions = destination.on(DestinationEvent::PagesApplied { pages: 1 });
+    let actions = destination.on(DestinationEvent::DeviceStateEnd { bytes: 0 });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
 }
 
@@ -458,9 +468,6 @@ fn a_lost_page_is_noticed_before_the_guest_runs() {
     let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
     let begin = Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] };
     assert_eq!(destination.on(DestinationEvent::Begin(begin)), [DestinationAction::SendReady]);
-    destination.on(DestinationEvent::PagesApplied { pages: 5 });
-    destination.on(DestinationEvent::DeviceStateEnd { bytes: 0 });
-    destination.on(DestinationEvent::Loaded);
-    let actions = destination.on(DestinationEvent::Commit { epoch: EPOCH, pages: 6 });
+    let actions = destination.on(DestinationEvent::PagesComplete { sent: 6, applied: 5 });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
 }

@@ -23,7 +23,7 @@ mod transfer;
 mod zero;
 
 pub use error::{RamError, TrackError};
-pub use pages::{PAGE_SIZE, PageRange};
+pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};
 pub use ramdir::RamDir;
 pub use region::Region;
 pub use tracking::{DirtyTracker, check_kernel, tracker_listener};

@@ -2,7 +2,7 @@
 
 use crate::{
     MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_PADDING, MAX_PAGES_PER_FRAME, MAX_RUNS_PAYLOAD,
-    PAGE_SIZE, WireError,
+    MAX_STREAMS, PAGE_SIZE, WireError,
 };
 
 /// Bytes of a frame header: kind (1), reserved and zero (3), payload length (4).
@@ -38,8 +38,8 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Source → destination, first frame of a lane: magic, versions, migration id.
-    Hello = 1, 28, 28;
+    /// Source → destination, first frame of a stream: magic, versions, migration id, the stream's number.
+    Hello = 1, 30, 30;
     /// Destination → source: the version to speak.
     Welcome = 2, 2, 2;
     /// Source → destination: epoch, whether the guest shall run, size of each RAM block.
@@ -50,10 +50,10 @@ kinds! {
     Pages = 5, PAGES_HEADER + PAGE_SIZE, PAGES_HEADER + PAGE_SIZE * MAX_PAGES_PER_FRAME;
     /// Source → destination: runs of zero pages.
     Zeros = 6, 4 + 3, 4 + MAX_RUNS_PAYLOAD;
-    /// Source → destination: the round's last page has been sent.
-    RoundEnd = 7, 12, 12;
-    /// Destination → source: everything of the round is in memory.
-    RoundApplied = 8, 12, 12;
+    /// Source → destination, on a data stream: the unit's last page has been sent.
+    UnitEnd = 7, 0, 0;
+    /// Destination → source: so many units of a data stream are in memory.
+    UnitsApplied = 8, 10, 10;
     /// Source → destination: the sender's clock.
     Ping = 9, 8, 8;
     /// Destination → source: the ping's clock, and the answerer's.
@@ -63,7 +63,7 @@ kinds! {
     /// Source → destination: the stream is over, with its length.
     DeviceStateEnd = 12, 8, 8;
     /// Source → destination: the guest is yours. The commit point.
-    Commit = 13, 16, 16;
+    Commit = 13, 8, 8;
     /// Destination → source: the guest runs here.
     Running = 14, 24, 24;
     /// Destination → source: the guest does not and will not run here; the source may run it.
@@ -72,6 +72,12 @@ kinds! {
     Abort = 16, 3, 3 + MAX_DETAIL;
     /// Source → destination: nothing; opens the congestion window before the switchover.
     Padding = 17, 1, MAX_PADDING;
+    /// Source → destination: a data stream broke; take no more of it and say what was taken.
+    CloseStream = 18, 2, 2;
+    /// Destination → source: nothing more is taken of a data stream, of which so many units are in memory.
+    StreamClosed = 19, 10, 10;
+    /// Source → destination: all pages have been sent; how many, and the units of each data stream.
+    PagesEnd = 20, 10, 10 + 8 * MAX_STREAMS as u32;
 }
 
 /// A frame's first bytes.

@@ -11,7 +11,7 @@ mod runs;
 mod version;
 
 pub use frame::{FrameHeader, HEADER_LEN, Kind};
-pub use message::{Begin, BlockRun, Message, PageRun, PagesHeader, Reason, Running, Zeros};
+pub use message::{Begin, BlockRun, Message, PageRun, PagesEnd, PagesHeader, Reason, Running, Zeros};
 pub use runs::MAX_RUNS_PAYLOAD;
 pub use version::{Incompatible, SUPPORTED, VersionRange, negotiate};
 
@@ -21,6 +21,10 @@ pub const MAX_PAGES_PER_FRAME: u32 = 512;
 pub const PAGE_SIZE: u32 = 4096;
 /// The most RAM blocks of one VM.
 pub const MAX_BLOCKS: u16 = 64;
+/// The most data streams of one migration, broken ones included.
+pub const MAX_STREAMS: u16 = 256;
+/// The number of the stream that carries everything but pages; the others, from 1 on, carry pages.
+pub const CONTROL_STREAM: u16 = 0;
 /// The most bytes of device state in one frame.
 pub const MAX_DEVICE_STATE_CHUNK: u32 = 256 * 1024;
 /// The most bytes of padding in one frame.

@@ -3,8 +3,8 @@
 use crate::cursor::Cursor;
 use crate::frame::{HEADER_LEN, PAGES_HEADER};
 use crate::{
-    FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MigrationId, PAGE_SIZE, VersionRange,
-    WireError, runs,
+    FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId, PAGE_SIZE,
+    VersionRange, WireError, runs,
 };
 
 /// The first eight bytes of a lane; the line end shows a lane that went through something that edits text.
@@ -91,6 +91,15 @@ pub struct Begin {
     pub block_pages: Vec<u64>,
 }
 
+/// Everything that was sent before the device state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PagesEnd {
+    /// Pages sent in all.
+    pub pages: u64,
+    /// The units sent by each data stream since its begin, by its number, the first being stream 1.
+    pub units: Vec<u64>,
+}
+
 /// Runs of pages that are all zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zeros {
@@ -124,19 +133,22 @@ pub struct Reason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // each variant's kind documents it
 pub enum Message {
-    Hello { versions: VersionRange, migration: MigrationId },
+    Hello { versions: VersionRange, migration: MigrationId, stream: u16 },
     Welcome { version: u16 },
     Begin(Begin),
     Ready,
     Pages(PagesHeader),
     Zeros(Zeros),
-    RoundEnd { round: u32, pages: u64 },
-    RoundApplied { round: u32, pages: u64 },
+    UnitEnd,
+    UnitsApplied { stream: u16, units: u64 },
+    CloseStream { stream: u16 },
+    StreamClosed { stream: u16, units: u64 },
+    PagesEnd(PagesEnd),
     Ping { sent_ns: u64 },
     Pong { sent_ns: u64, answered_ns: u64 },
     DeviceState(Vec<u8>),
     DeviceStateEnd { bytes: u64 },
-    Commit { epoch: u64, pages: u64 },
+    Commit { epoch: u64 },
     Running(Running),
     Refused(Reason),
     Abort(Reason),
@@ -154,8 +166,11 @@ impl Message {
             Message::Ready => Kind::Ready,
             Message::Pages(_) => Kind::Pages,
             Message::Zeros(_) => Kind::Zeros,
-            Message::RoundEnd { .. } => Kind::RoundEnd,
-            Message::RoundApplied { .. } => Kind::RoundApplied,
+            Message::UnitEnd => Kind::UnitEnd,
+            Message::UnitsApplied { .. } => Kind::UnitsApplied,
+            Message::CloseStream { .. } => Kind::CloseStream,
+            Message::StreamClosed { .. } => Kind::StreamClosed,
+            Message::PagesEnd(_) => Kind::PagesEnd,
             Message::Ping { .. } => Kind::Ping,
             Message::Pong { .. } => Kind::Pong,
             Message::DeviceState(_) => Kind::DeviceState,
@@ -186,11 +201,12 @@ impl Message {
 
     fn encode_payload(&self, out: &mut Vec<u8>) -> usize {
         match self {
-            Message::Hello { versions, migration } => {
+            Message::Hello { versions, migration, stream } => {
                 out.extend_from_slice(&MAGIC);
                 out.extend_from_slice(&versions.oldest.to_le_bytes());
                 out.extend_from_slice(&versions.newest.to_le_bytes());
                 out.extend_from_slice(&migration.0);
+                out.extend_from_slice(&stream.to_le_bytes());
             }
             Message::Welcome { version } => out.extend_from_slice(&version.to_le_bytes()),
             Message::Begin(begin) => {
@@ -200,17 +216,25 @@ impl Message {
                 out.extend_from_slice(&blocks.to_le_bytes());
                 begin.block_pages.iter().for_each(|pages| out.extend_from_slice(&pages.to_le_bytes()));
             }
-            Message::Ready | Message::Pages(_) => {}
+            Message::Ready | Message::Pages(_) | Message::UnitEnd => {}
             Message::Zeros(zeros) => {
                 out.extend_from_slice(&zeros.round.to_le_bytes());
                 return runs::encode(&zeros.runs, out);
             }
-            Message::RoundEnd { round, pages } | Message::RoundApplied { round, pages } => {
-                out.extend_from_slice(&round.to_le_bytes());
-                out.extend_from_slice(&pages.to_le_bytes());
+            Message::UnitsApplied { stream, units } | Message::StreamClosed { stream, units } => {
+                out.extend_from_slice(&stream.to_le_bytes());
+                out.extend_from_slice(&units.to_le_bytes());
+            }
+            Message::CloseStream { stream } => out.extend_from_slice(&stream.to_le_bytes()),
+            Message::PagesEnd(end) => {
+                out.extend_from_slice(&end.pages.to_le_bytes());
+                let streams = u16::try_from(end.units.len()).unwrap_or(u16::MAX);
+                out.extend_from_slice(&streams.to_le_bytes());
+                end.units.iter().for_each(|units| out.extend_from_slice(&units.to_le_bytes()));
             }
             Message::Ping { sent_ns } => out.extend_from_slice(&sent_ns.to_le_bytes()),
-            Message::Pong { sent_ns: a, answered_ns: b } | Message::Commit { epoch: a, pages: b } => {
+            Message::Commit { epoch } => out.extend_from_slice(&epoch.to_le_bytes()),
+            Message::Pong { sent_ns: a, answered_ns: b } => {
                 out.extend_from_slice(&a.to_le_bytes());
                 out.extend_from_slice(&b.to_le_bytes());
             }
@@ -250,7 +274,11 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
                 oldest: cursor.u16("the oldest version")?,
                 newest: cursor.u16("the newest version")?,
             };
-            Message::Hello { versions, migration: MigrationId(cursor.array("the migration id")?) }
+            Message::Hello {
+                versions,
+                migration: MigrationId(cursor.array("the migration id")?),
+                stream: cursor.u16("the stream")?,
+            }
         }
         Kind::Welcome => Message::Welcome { version: cursor.u16("the version")? },
         Kind::Begin => Message::Begin(decode_begin(cursor)?),
@@ -259,19 +287,22 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::Zeros => {
             Message::Zeros(Zeros { round: cursor.u32("the zeros' round")?, runs: runs::decode(cursor)? })
         }
-        Kind::RoundEnd => {
-            Message::RoundEnd { round: cursor.u32("the round")?, pages: cursor.u64("the pages")? }
+        Kind::UnitEnd => Message::UnitEnd,
+        Kind::UnitsApplied => {
+            Message::UnitsApplied { stream: cursor.u16("the stream")?, units: cursor.u64("the units")? }
         }
-        Kind::RoundApplied => {
-            Message::RoundApplied { round: cursor.u32("the round")?, pages: cursor.u64("the pages")? }
+        Kind::CloseStream => Message::CloseStream { stream: cursor.u16("the stream")? },
+        Kind::StreamClosed => {
+            Message::StreamClosed { stream: cursor.u16("the stream")?, units: cursor.u64("the units")? }
         }
+        Kind::PagesEnd => Message::PagesEnd(decode_pages_end(cursor)?),
         Kind::Ping => Message::Ping { sent_ns: cursor.u64("the clock")? },
         Kind::Pong => {
             Message::Pong { sent_ns: cursor.u64("the clock")?, answered_ns: cursor.u64("the clock")? }
         }
         Kind::DeviceState => Message::DeviceState(cursor.rest().to_vec()),
         Kind::DeviceStateEnd => Message::DeviceStateEnd { bytes: cursor.u64("the device state's length")? },
-        Kind::Commit => Message::Commit { epoch: cursor.u64("the epoch")?, pages: cursor.u64("the pages")? },
+        Kind::Commit => Message::Commit { epoch: cursor.u64("the epoch")? },
         Kind::Running => Message::Running(Running {
             commit_ns: cursor.u64("the commit's time")?,
             loaded_ns: cursor.u64("the load's time")?,
@@ -301,6 +332,16 @@ fn decode_begin(cursor: &mut Cursor<'_>) -> Result<Begin, WireError> {
     }
     let block_pages = (0..blocks).map(|_| cursor.u64("a block's size")).collect::<Result<_, _>>()?;
     Ok(Begin { epoch, run, block_pages })
+}
+
+fn decode_pages_end(cursor: &mut Cursor<'_>) -> Result<PagesEnd, WireError> {
+    let pages = cursor.u64("the pages sent")?;
+    let streams = cursor.u16("the number of streams")?;
+    if streams > MAX_STREAMS {
+        return Err(WireError::BadValue { what: "the number of streams" });
+    }
+    let units = (0..streams).map(|_| cursor.u64("a stream's units")).collect::<Result<_, _>>()?;
+    Ok(PagesEnd { pages, units })
 }
 
 fn encode_reason(reason: &Reason, out: &mut Vec<u8>) {

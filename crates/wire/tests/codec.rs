@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
 use godwit_wire::{
-    Begin, BlockRun, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS, MAX_PAGES_PER_FRAME, Message, MigrationId,
-    PageRun, PagesHeader, Reason, Running, VersionRange, WireError, Zeros,
+    Begin, BlockRun, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS, MAX_PAGES_PER_FRAME, MAX_STREAMS, Message,
+    MigrationId, PageRun, PagesEnd, PagesHeader, Reason, Running, VersionRange, WireError, Zeros,
 };
 use proptest::prelude::*;
 
@@ -27,10 +27,15 @@ fn reason() -> impl Strategy<Value = Reason> {
 
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
-        (any::<u16>(), any::<u16>(), any::<[u8; 16]>()).prop_map(|(oldest, newest, id)| Message::Hello {
-            versions: VersionRange { oldest, newest },
-            migration: MigrationId(id)
-        }),
+        (any::<u16>(), any::<u16>(), any::<[u8; 16]>(), any::<u16>()).prop_map(
+            |(oldest, newest, id, stream)| {
+                Message::Hello {
+                    versions: VersionRange { oldest, newest },
+                    migration: MigrationId(id),
+                    stream,
+                }
+            }
+        ),
         any::<u16>().prop_map(|version| Message::Welcome { version }),
         (any::<u64>(), any::<bool>(), prop::collection::vec(any::<u64>(), 1..usize::from(MAX_BLOCKS)))
             .prop_map(|(epoch, run, block_pages)| Message::Begin(Begin { epoch, run, block_pages })),
@@ -42,14 +47,18 @@ fn message() -> impl Strategy<Value = Message> {
             })
         ),
         (any::<u32>(), runs()).prop_map(|(round, runs)| Message::Zeros(Zeros { round, runs })),
-        (any::<u32>(), any::<u64>()).prop_map(|(round, pages)| Message::RoundEnd { round, pages }),
-        (any::<u32>(), any::<u64>()).prop_map(|(round, pages)| Message::RoundApplied { round, pages }),
+        Just(Message::UnitEnd),
+        (any::<u16>(), any::<u64>()).prop_map(|(stream, units)| Message::UnitsApplied { stream, units }),
+        any::<u16>().prop_map(|stream| Message::CloseStream { stream }),
+        (any::<u16>(), any::<u64>()).prop_map(|(stream, units)| Message::StreamClosed { stream, units }),
+        (any::<u64>(), prop::collection::vec(any::<u64>(), 0..usize::from(MAX_STREAMS)))
+            .prop_map(|(pages, units)| Message::PagesEnd(PagesEnd { pages, units })),
         any::<u64>().prop_map(|sent_ns| Message::Ping { sent_ns }),
         (any::<u64>(), any::<u64>())
             .prop_map(|(sent_ns, answered_ns)| Message::Pong { sent_ns, answered_ns }),
         prop::collection::vec(any::<u8>(), 1..2000).prop_map(Message::DeviceState),
         any::<u64>().prop_map(|bytes| Message::DeviceStateEnd { bytes }),
-        (any::<u64>(), any::<u64>()).prop_map(|(epoch, pages)| Message::Commit { epoch, pages }),
+        any::<u64>().prop_map(|epoch| Message::Commit { epoch }),
         (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(commit_ns, loaded_ns, running_ns)| {
             Message::Running(Running { commit_ns, loaded_ns, running_ns })
         }),
@@ -84,7 +93,7 @@ proptest! {
         // Byte strings end where the frame ends, so a shorter one is another valid one.
         let open_ended = matches!(
             header.kind,
-            Kind::DeviceState | Kind::Refused | Kind::Abort | Kind::Padding | Kind::Zeros | Kind::Ready
+            Kind::DeviceState | Kind::Refused | Kind::Abort | Kind::Padding | Kind::Zeros | Kind::Ready | Kind::UnitEnd
         );
         if !open_ended {
             let payload = &frame[HEADER_LEN..];
@@ -137,7 +146,7 @@ fn more_runs_than_a_frame_holds_are_split() {
 fn another_protocol_is_told_apart() {
     let mut frame = Vec::new();
     let versions = VersionRange { oldest: 1, newest: 1 };
-    Message::Hello { versions, migration: MigrationId([7; 16]) }.encode(&mut frame);
+    Message::Hello { versions, migration: MigrationId([7; 16]), stream: 0 }.encode(&mut frame);
     frame[HEADER_LEN] = b'X';
     assert_eq!(decode(&frame), Err(WireError::NotOurs));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use godwit_api::{ApiError, ErrorCode, MigrationAccepted, MigrationRequest};
+use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
 use godwit_migration::{FailureReport, Outcome, Progress, Report};
 use godwit_qemu::ResolvedSpec;
 
@@ -36,6 +36,13 @@ impl Agent {
                 message,
                 "give a time above zero and below 2000 s, like 20ms",
             ));
+        }
+        if let Some(streams) = request.streams
+            && !(1..=MAX_STREAMS_A_LANE).contains(&streams)
+        {
+            let message = format!("{streams} streams a lane are not possible");
+            let mend = format!("give 1 to {MAX_STREAMS_A_LANE}");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
         }
         self.peer(&request.to)?;
         let id = self.migrations.fresh_id();

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
 use godwit_lanes::accept;
 use godwit_migration::destination::Ending;
-use godwit_migration::drive::{DestinationHypervisor, DestinationJob, WelcomedLane, receive, welcome};
+use godwit_migration::drive::{DestinationHypervisor, DestinationJob, WelcomedStream, receive, welcome};
 use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, nanos};
 use godwit_qemu::Accelerator;
 use godwit_ram::{PageRange, Region};
-use godwit_wire::MigrationId;
+use godwit_wire::{CONTROL_STREAM, MigrationId};
 use tokio::sync::watch;
 
 use super::qemu_destination::QemuDestination;
@@ -29,8 +29,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the answer to the source's word may take.
 const RUN_LIMIT: Duration = Duration::from_secs(5);
-/// How often a cancel is looked for while nobody connects.
-const CANCEL_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a connection is waited for before something else is looked at.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
 /// Memory is allocated ahead of the pages in steps of this many pages (64 MiB).
 const ALLOCATE_PAGES: u64 = 16 * 1024;
 /// Ended migrations that are remembered, for sources that ask again.
@@ -320,53 +320,62 @@ struct Arrival {
 
 impl Arrival {
     fn serve(self, mut hypervisor: QemuDestination) -> Ending {
-        let lane = match self.wait_for_lane() {
-            Ok(lane) => lane,
+        let control = match self.wait_for_control() {
+            Ok(control) => control,
             Err(failure) => {
                 hypervisor.discard(&failure);
                 return Ending::Discarded(failure);
             }
         };
-        let Arrival { epoch, regions, listeners, cancel, .. } = self;
-        drop(listeners);
+        let Arrival { id, epoch, regions, listeners, cancel } = self;
         let (stop, stopped) = mpsc::channel();
         std::thread::scope(|scope| {
             let ahead = regions.clone();
             scope.spawn(move || allocate_ahead(&ahead, &stopped));
-            let ending = receive(DestinationJob { lane, epoch, regions, hypervisor }, &cancel);
+            let job = DestinationJob {
+                control,
+                accept: &|| accept_one(&listeners, id),
+                epoch,
+                regions,
+                hypervisor,
+            };
+            let ending = receive(job, &cancel);
             drop(stop);
             ending
         })
     }
 
-    fn wait_for_lane(&self) -> Result<WelcomedLane, Failure> {
+    fn wait_for_control(&self) -> Result<WelcomedStream, Failure> {
         let limit = Instant::now() + LANE_LIMIT;
-        let lost = |detail: String| Failure::new(FailureCode::LaneLost, detail);
         while Instant::now() < limit {
             if self.cancel.try_recv().is_ok() {
                 return Err(Failure::new(FailureCode::Cancelled, "cancelled before the source connected"));
             }
-            let lane = match accept(&self.listeners, CANCEL_INTERVAL) {
-                Ok(Some(lane)) => lane,
-                Ok(None) => continue,
-                // A connection that was reset at once is no reason to miss the source's.
-                Err(error) => {
-                    tracing::warn!(%error, "a lane was not accepted");
-                    continue;
-                }
-            };
-            let peer = lane.peer();
-            let limits = lane.clone();
-            match welcome(lane, self.id, HELLO_LIMIT) {
-                Ok(lane) => {
-                    limits.limit_silence(SILENCE_LIMIT).map_err(|error| lost(error.to_string()))?;
-                    return Ok(lane);
-                }
-                Err(failure) => tracing::warn!(%peer, %failure, "a lane was refused"),
+            if let Some(stream) = accept_one(&self.listeners, self.id)
+                && stream.number == CONTROL_STREAM
+            {
+                return Ok(stream);
             }
         }
-        Err(lost(format!("the source did not connect within {} s", LANE_LIMIT.as_secs())))
+        let detail = format!("the source did not connect within {} s", LANE_LIMIT.as_secs());
+        Err(Failure::new(FailureCode::LaneLost, detail))
     }
+}
+
+/// Waits a moment for a stream of this migration.
+fn accept_one(listeners: &[TcpListener], id: MigrationId) -> Option<WelcomedStream> {
+    // A connection that was reset at once is no reason to miss the source's.
+    let stream = accept(listeners, ACCEPT_INTERVAL)
+        .inspect_err(|error| tracing::warn!(%error, "a stream was not accepted"))
+        .ok()
+        .flatten()?;
+    let peer = stream.peer();
+    let limits = stream.clone();
+    let refused = |failure: &Failure| tracing::warn!(%peer, %failure, "a stream was refused");
+    let welcomed = welcome(stream, id, HELLO_LIMIT).inspect_err(refused).ok()?;
+    let set = limits.limit_silence(SILENCE_LIMIT);
+    set.inspect_err(|error| tracing::warn!(%peer, %error, "a stream was lost")).ok()?;
+    Some(welcomed)
 }
 
 /// Takes memory from the kernel ahead of the pages: four to ten times faster than page by page as they arrive. Ends early

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{
-    ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
+    ApiError, Client, ClientError, DEFAULT_STREAMS, ErrorCode, IncomingAccepted, IncomingRequest,
+    MigrationRequest,
 };
-use godwit_lanes::Lane;
+use godwit_lanes::{Lane, Stream};
 use godwit_migration::drive::{self, Inbox, SourceJob, SourceResult};
 use godwit_migration::{
     Failure, FailureCode, FailureReport, Outcome, Policy, Report, SwitchoverReport, millis,
@@ -133,10 +134,11 @@ impl Outgoing {
         let qmp = &self.vm.process.qmp;
         state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
-        let lane = connect(accepted.addresses.clone()).await?;
+        let (stream, lanes) = self.connect(&accepted.addresses).await?;
         let (inbox, events) = drive::inbox();
         let job = Job {
-            lane,
+            stream,
+            lanes,
             migration,
             tracker,
             runs,
@@ -157,6 +159,23 @@ impl Outgoing {
         result.map_err(|_| Failure::new(FailureCode::InDoubt, "the engine's thread ended without a result"))
     }
 
+    /// The control stream, by the first lane that answers, and the lanes that may.
+    async fn connect(&self, theirs: &[SocketAddr]) -> Result<(Stream, Vec<Lane>), Failure> {
+        let mut lanes = godwit_lanes::pair(&self.agent.config().migration_addresses, theirs);
+        let connected = tokio::task::spawn_blocking(move || {
+            let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
+            while let Some(lane) = lanes.first() {
+                match godwit_lanes::connect(*lane, CONNECT_LIMIT) {
+                    Ok(stream) => return Ok((stream, lanes)),
+                    Err(error) => last = Failure::new(FailureCode::LaneLost, error.to_string()),
+                }
+                tracing::warn!(lane = %lanes.remove(0), %last, "a lane is left out");
+            }
+            Err(last)
+        });
+        connected.await.unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
+    }
+
     /// The driver blocks on sockets: it has a thread of its own.
     fn on_a_thread(
         &self,
@@ -170,6 +189,7 @@ impl Outgoing {
             (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
         let budget =
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
+        let streams = self.request.streams.unwrap_or(DEFAULT_STREAMS) as usize;
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
             let hypervisor = QemuSource::new(agent, Arc::clone(&vm), job.runtime.clone(), job.runs);
@@ -179,7 +199,9 @@ impl Outgoing {
                 job.runtime.block_on(hand_over.verdict())
             };
             let source = SourceJob {
-                lane: job.lane,
+                control: job.stream,
+                connect: &|number| connect_data(&job.lanes, number),
+                streams: job.lanes.len() * streams,
                 migration: job.migration,
                 epoch,
                 runs: job.runs,
@@ -271,7 +293,9 @@ pub(super) fn blank_report(
 
 /// What the driver's thread gets beside what it shares.
 struct Job {
-    lane: Lane,
+    /// The control stream.
+    stream: Stream,
+    lanes: Vec<Lane>,
     migration: MigrationId,
     tracker: DirtyTracker,
     runs: bool,
@@ -280,19 +304,14 @@ struct Job {
     progress: tokio::sync::watch::Sender<godwit_migration::Progress>,
 }
 
-/// The first address that answers.
-async fn connect(addresses: Vec<SocketAddr>) -> Result<Lane, Failure> {
-    let connected = tokio::task::spawn_blocking(move || {
-        let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for the lane");
-        for address in addresses {
-            match godwit_lanes::connect(address, CONNECT_LIMIT) {
-                Ok(lane) => return Ok(lane),
-                Err(error) => last = Failure::new(FailureCode::LaneLost, error.to_string()),
-            }
-        }
-        Err(last)
-    });
-    connected.await.unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
+/// The data stream of a number: the lanes take turns. One that can't be reached is nobody's end: the others do its part.
+fn connect_data(lanes: &[Lane], number: usize) -> Result<Stream, Failure> {
+    let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
+    let lane = lanes.get(number % lanes.len().max(1)).ok_or_else(none)?;
+    godwit_lanes::connect(*lane, CONNECT_LIMIT).map_err(|error| {
+        tracing::warn!(%lane, %error, "a stream can't be connected");
+        Failure::new(FailureCode::LaneLost, error.to_string())
+    })
 }
 
 pub(super) fn report_of_api(error: ApiError) -> FailureReport {

@@ -2,23 +2,34 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Incoming, Lane, LaneReceiver, LaneSender};
-use godwit_wire::{Message, MigrationId, SUPPORTED, VersionRange, negotiate};
+use godwit_lanes::{Incoming, Stream, StreamReceiver, StreamSender};
+use godwit_wire::{CONTROL_STREAM, Message, MigrationId, SUPPORTED, VersionRange, negotiate};
 
 use super::lane_failure;
 use crate::failure::{Failure, FailureCode};
 
-/// The source's side: says hello as a speaker of `versions` and waits for the answer.
+/// A stream's first word.
+#[derive(Clone, Copy, Debug)]
+pub struct Hello {
+    /// Which migration it belongs to.
+    pub migration: MigrationId,
+    /// Its number; 0 is the control stream.
+    pub stream: u16,
+    /// The versions that the source speaks.
+    pub versions: VersionRange,
+}
+
+/// The source's side: says hello and waits for the answer.
 ///
 /// # Errors
 /// The lane broke, or the destination's refusal.
 pub fn say_hello(
-    sender: &mut LaneSender,
-    receiver: &mut LaneReceiver,
-    migration: MigrationId,
-    versions: VersionRange,
+    sender: &mut StreamSender,
+    receiver: &mut StreamReceiver,
+    hello: Hello,
 ) -> Result<u16, Failure> {
-    sender.send(&Message::Hello { versions, migration }).map_err(|error| lane_failure(&error))?;
+    let Hello { migration, stream, versions } = hello;
+    sender.send(&Message::Hello { versions, migration, stream }).map_err(|error| lane_failure(&error))?;
     match receiver.receive().map_err(|error| lane_failure(&error))? {
         Incoming::Message(Message::Welcome { version })
             if (versions.oldest..=versions.newest).contains(&version) =>
@@ -37,12 +48,14 @@ pub fn say_hello(
     }
 }
 
-/// A lane whose source has said which migration it belongs to.
+/// A stream whose source has said which migration it belongs to.
 #[derive(Debug)]
-pub struct WelcomedLane {
-    pub(super) lane: Lane,
-    pub(super) sender: LaneSender,
-    pub(super) receiver: LaneReceiver,
+pub struct WelcomedStream {
+    /// Its number; 0 is the control stream.
+    pub number: u16,
+    pub(super) stream: Stream,
+    pub(super) sender: StreamSender,
+    pub(super) receiver: StreamReceiver,
 }
 
 /// The destination's side: reads the hello, within `limit`, checks version and migration, answers. A stranger is told why it is refused,
@@ -50,14 +63,20 @@ pub struct WelcomedLane {
 ///
 /// # Errors
 /// The lane broke, or what the source was refused for.
-pub fn welcome(lane: Lane, expected: MigrationId, limit: Duration) -> Result<WelcomedLane, Failure> {
-    lane.limit_silence(limit).map_err(|error| lane_failure(&error))?;
-    let mut welcomed = WelcomedLane { sender: lane.sender(), receiver: lane.receiver(), lane };
+pub fn welcome(stream: Stream, expected: MigrationId, limit: Duration) -> Result<WelcomedStream, Failure> {
+    stream.limit_silence(limit).map_err(|error| lane_failure(&error))?;
+    let mut welcomed = WelcomedStream {
+        number: CONTROL_STREAM,
+        sender: stream.sender(),
+        receiver: stream.receiver(),
+        stream,
+    };
     welcomed.receiver.limit_time(Some(Instant::now() + limit));
     let refusal = match welcomed.receiver.receive().map_err(|error| lane_failure(&error))? {
-        Incoming::Message(Message::Hello { versions, migration }) => {
+        Incoming::Message(Message::Hello { versions, migration, stream }) => {
             match check_hello(versions, migration, expected) {
                 Ok(version) => {
+                    welcomed.number = stream;
                     welcomed.receiver.limit_time(None);
                     let answer = Message::Welcome { version };
                     welcomed.sender.send(&answer).map_err(|error| lane_failure(&error))?;
@@ -70,7 +89,7 @@ pub fn welcome(lane: Lane, expected: MigrationId, limit: Duration) -> Result<Wel
     };
     // The peer may be gone already; the refusal is for us as well.
     let _ = welcomed.sender.send(&Message::Refused(refusal.to_reason()));
-    welcomed.lane.finish_sending();
+    welcomed.stream.finish_sending();
     Err(refusal)
 }
 

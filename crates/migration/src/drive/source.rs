@@ -1,18 +1,27 @@
-//! The source's driver: one thread that does what the machine says, one that reads what the destination answers.
+//! The source's driver: a thread that does what the machine says and finds what is dirty, one that reads what the destination
+//! answers, and one for each data stream ([`super::dispatch`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Incoming, Lane, LaneReceiver, LaneSender};
+use godwit_lanes::{Incoming, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{PAGE_SIZE, Region};
-use godwit_wire::{Begin, MAX_DEVICE_STATE_CHUNK, MAX_PADDING, Message, MigrationId, SUPPORTED};
+use godwit_wire::{
+    Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, MAX_PADDING, MAX_STREAMS, Message, MigrationId, PagesEnd,
+    SUPPORTED,
+};
 
+use super::dispatch::{Dispatch, Worker};
 use super::sweep::{Scope, Sweeper, memory_failure};
-use super::{Events, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello};
+use super::{
+    Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
+};
+use crate::board::Misaccounted;
 use crate::clock::PeerClock;
 use crate::failure::{Failure, FailureCode};
+use crate::ledger::Sweep;
 use crate::policy::Policy;
 use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, millis, nanos};
 use crate::source::{Action, Event, Plan, Source, State, SwitchoverTimes, Verdict};
@@ -33,8 +42,12 @@ const MOST_PADDING: u64 = 8 << 20;
 
 /// Everything that a source's migration needs.
 pub struct SourceJob<'a, H, T> {
-    /// The lane to the destination, connected.
-    pub lane: Lane,
+    /// The control stream to the destination, connected.
+    pub control: Stream,
+    /// Connects a data stream, the one of this number from 0 on.
+    pub connect: &'a (dyn Fn(usize) -> Result<Stream, Failure> + Sync),
+    /// How many data streams.
+    pub streams: usize,
     /// Given out by the destination.
     pub migration: MigrationId,
     /// The epoch that the destination's ownership gets.
@@ -87,10 +100,15 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     inbox: &Inbox,
     events: Events,
 ) -> SourceResult {
-    let lane = job.lane.clone();
+    let control = job.control.clone();
+    let (dispatch, regions) = (Dispatch::default(), job.regions.clone());
     let mut driver = Driver {
         machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight }),
-        sender: job.lane.sender(),
+        sender: job.control.sender(),
+        dispatch: &dispatch,
+        data: Vec::new(),
+        awaited: None,
+        counted: Sweep::default(),
         clock: PeerClock::default(),
         inbox,
         events,
@@ -104,9 +122,10 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         job,
     };
     std::thread::scope(|scope| {
-        driver.connect(scope, lane.receiver());
+        driver.connect(scope, &regions, control.receiver());
         driver.until_finished();
-        lane.close();
+        dispatch.end();
+        driver.data.iter().chain([&control]).for_each(Stream::close);
         driver.result()
     })
 }
@@ -114,7 +133,14 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
 struct Driver<'a, H, T> {
     job: SourceJob<'a, H, T>,
     machine: Source,
-    sender: LaneSender,
+    sender: StreamSender,
+    dispatch: &'a Dispatch,
+    /// The data streams, by their number on the board.
+    data: Vec<Stream>,
+    /// What the streams are waited for.
+    awaited: Option<Awaited>,
+    /// Sent before the sweep under way.
+    counted: Sweep,
     clock: PeerClock,
     inbox: &'a Inbox,
     events: Events,
@@ -132,22 +158,47 @@ struct Driver<'a, H, T> {
 }
 
 impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
-    /// The lane's first words; then a thread reads whatever the destination says.
-    fn connect<'scope>(&mut self, scope: &'scope std::thread::Scope<'scope, '_>, mut receiver: LaneReceiver)
-    where
+    /// The streams' first words; then a thread reads whatever the destination says, and one a data stream sends.
+    fn connect<'scope>(
+        &mut self,
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        regions: &'scope [Arc<Region>],
+        mut receiver: StreamReceiver,
+    ) where
         'a: 'scope,
     {
-        let hello = say_hello(&mut self.sender, &mut receiver, self.job.migration, SUPPORTED);
-        let now = Instant::now();
-        match hello {
-            Ok(version) => {
-                tracing::debug!(version, peer = %self.job.lane.peer(), "lane up");
-                let inbox = self.inbox;
-                scope.spawn(move || read_lane(receiver, inbox));
-                self.take(now, Event::Connected);
-            }
-            Err(failure) => self.take(now, Event::PeerRefused(failure)),
+        let hello = Hello { migration: self.job.migration, stream: CONTROL_STREAM, versions: SUPPORTED };
+        match say_hello(&mut self.sender, &mut receiver, hello) {
+            Ok(version) => tracing::debug!(version, peer = %self.job.control.peer(), "control stream up"),
+            Err(failure) => return self.take(Instant::now(), Event::PeerRefused(failure)),
         }
+        let (inbox, dispatch) = (self.inbox, self.dispatch);
+        scope.spawn(move || read_control(receiver, inbox, dispatch));
+        let mut refused = None;
+        for number in 0..self.job.streams.clamp(1, usize::from(MAX_STREAMS)) {
+            match self.open(number) {
+                Ok(sender) => {
+                    let worker = Worker { number: dispatch.open(), sender, regions, dispatch, inbox };
+                    scope.spawn(move || worker.run());
+                }
+                // The others do its part.
+                Err(failure) => refused = Some(failure),
+            }
+        }
+        match refused {
+            Some(failure) if self.data.is_empty() => self.take(Instant::now(), Event::LaneLost(failure)),
+            _ => self.take(Instant::now(), Event::Connected),
+        }
+    }
+
+    fn open(&mut self, number: usize) -> Result<StreamSender, Failure> {
+        let stream = (self.job.connect)(number)?;
+        let mut sender = stream.sender();
+        let name = wire_number(self.data.len());
+        let hello = Hello { migration: self.job.migration, stream: name, versions: SUPPORTED };
+        say_hello(&mut sender, &mut stream.receiver(), hello)?;
+        self.data.push(stream);
+        Ok(sender)
     }
 
     fn until_finished(&mut self) {
@@ -172,7 +223,49 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Input::Machine(event) => self.take(at, event),
             Input::Hypervisor(event) => self.hypervisor_says(at, event),
             Input::Lane(message) => self.peer_says(at, message),
+            Input::Moved => self.look_at_the_streams(at),
+            Input::StreamBroke { number } => self.say(&Message::CloseStream { stream: wire_number(number) }),
         }
+    }
+
+    /// Tells the machine what it waits for, once it has come.
+    fn look_at_the_streams(&mut self, at: Instant) {
+        match self.awaited {
+            Some(Awaited::Sent) if self.dispatch.is_sent() => {
+                self.awaited = Some(Awaited::Applied);
+                let sweep = self.swept();
+                self.take(at, Event::RoundSent(sweep));
+                self.look_at_the_streams(at);
+            }
+            Some(Awaited::Applied) if self.dispatch.is_applied() => {
+                self.awaited = None;
+                let round = self.machine.round();
+                self.take(at, Event::RoundApplied { round });
+            }
+            Some(Awaited::LastSent) if self.dispatch.is_sent() => {
+                self.awaited = None;
+                let sweep = self.swept();
+                self.take(at, Event::LastPagesSent(sweep));
+            }
+            _ => {}
+        }
+    }
+
+    /// What has been sent since this was last asked.
+    fn swept(&mut self) -> Sweep {
+        let sent = self.dispatch.sent();
+        let before = std::mem::replace(&mut self.counted, sent);
+        Sweep {
+            // What a broken stream gives back is counted when it is sent again.
+            pages: sent.pages.saturating_sub(before.pages),
+            zero_pages: sent.zero_pages - before.zero_pages,
+            bytes: sent.bytes - before.bytes,
+        }
+    }
+
+    /// Bytes handed to all streams.
+    fn wire_bytes(&self) -> u64 {
+        self.sender.sent_bytes() + self.dispatch.sent().bytes
     }
 
     fn take(&mut self, at: Instant, event: Event) {
@@ -222,7 +315,6 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn peer_says(&mut self, at: Instant, message: Message) {
         match message {
             Message::Ready => self.take(at, Event::PeerReady),
-            Message::RoundApplied { round, .. } => self.take(at, Event::RoundApplied { round }),
             Message::Running(running) => self.take(at, Event::PeerRunning(running)),
             Message::Refused(reason) => self.take(at, Event::PeerRefused(Failure::from_peer(&reason))),
             Message::Pong { sent_ns, answered_ns } => {
@@ -276,11 +368,15 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 }
                 self.say(&Message::DeviceStateEnd { bytes: self.device_state_bytes });
             }
-            Action::SendCommit { pages } => self.say(&Message::Commit { epoch: self.job.epoch, pages }),
+            Action::EndPages => {
+                let end = PagesEnd { pages: self.dispatch.sent().pages, units: self.dispatch.taken() };
+                self.say(&Message::PagesEnd(end));
+            }
+            Action::SendCommit => self.say(&Message::Commit { epoch: self.job.epoch }),
             Action::AbortPeer(failure) => {
                 // The destination also notices by the lane's end.
                 let _ = self.sender.send(&Message::Abort(failure.to_reason()));
-                self.job.lane.finish_sending();
+                self.job.control.finish_sending();
             }
             Action::ResumeGuest => {
                 let resumed = self.job.hypervisor.resume();
@@ -306,31 +402,38 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn send_round(&mut self, round: u32) {
+        self.dispatch.set_round(round);
         let scope = if round == 0 { Scope::Everything } else { Scope::Dirty };
         let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
-        let Driver { job, sender, events, waiting, last_ping, machine, clock: _, .. } = self;
+        let Driver { job, sender, dispatch, events, waiting, last_ping, machine, .. } = self;
         let (begun, progress) = (job.begun, job.progress);
-        let sweeper = Sweeper::new(&job.regions, &mut job.tracker, sender, round);
-        let swept = sweeper.run(scope, |sender, looked_at| {
-            waiting.extend(events.receiver.try_iter());
-            if waiting.iter().any(|(_, input)| interrupts(input)) {
+        let sweeper = Sweeper { regions: &job.regions, tracker: &mut job.tracker, dispatch };
+        let swept = sweeper.run(scope, |looked_at| {
+            if interrupted(events, waiting, sender)? {
                 return Ok(false);
             }
             if last_ping.elapsed() >= PING_INTERVAL {
                 *last_ping = Instant::now();
                 let sent_ns = nanos(last_ping.saturating_duration_since(begun));
                 sender.send(&Message::Ping { sent_ns }).map_err(|error| lane_failure(&error))?;
-                progress(progress_of(machine, total, total - looked_at, sender.sent_bytes(), begun));
+                let bytes = sender.sent_bytes() + dispatch.sent().bytes;
+                progress(progress_of(machine, total, total - looked_at, bytes, begun));
             }
             Ok(true)
         });
+        self.swept_all(swept, Awaited::Sent);
+    }
+
+    /// The sweep is over: everything is on the board, or something has come between.
+    fn swept_all(&mut self, swept: Result<bool, Failure>, awaited: Awaited) {
         match swept {
-            Ok(Some(sweep)) => {
-                self.say(&Message::RoundEnd { round, pages: sweep.pages });
-                self.later(Event::RoundSent(sweep));
+            Ok(true) => {
+                self.awaited = Some(awaited);
+                // The streams may have been quicker.
+                self.waiting.push_back((Instant::now(), Input::Moved));
             }
-            // What interrupted it waits in the queue.
-            Ok(None) => {}
+            // What interrupted it waits in the queue, and ends the migration.
+            Ok(false) => {}
             Err(failure) => self.sweep_failed(failure),
         }
     }
@@ -343,20 +446,16 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     /// While the guest stands still. What interrupts it is taken before the commit can be reached.
     fn send_last_pages(&mut self, round: u32) {
-        let Driver { job, sender, events, waiting, switchover_since, .. } = self;
-        let sweeper = Sweeper::new(&job.regions, &mut job.tracker, sender, round);
-        let swept = sweeper.run(Scope::Dirty, |_, _| {
-            waiting.extend(events.receiver.try_iter());
+        self.dispatch.set_round(round);
+        let Driver { job, sender, dispatch, events, waiting, switchover_since, .. } = self;
+        let sweeper = Sweeper { regions: &job.regions, tracker: &mut job.tracker, dispatch };
+        let swept = sweeper.run(Scope::Dirty, |_| {
             if switchover_since.is_some_and(|since| since.elapsed() > STOPPED_LIMIT) {
                 return Err(overdue_failure());
             }
-            Ok(!waiting.iter().any(|(_, input)| interrupts(input)))
+            interrupted(events, waiting, sender).map(|interrupted| !interrupted)
         });
-        match swept {
-            Ok(Some(sweep)) => self.later(Event::LastPagesSent(sweep)),
-            Ok(None) => {}
-            Err(failure) => self.sweep_failed(failure),
-        }
+        self.swept_all(swept, Awaited::LastSent);
     }
 
     fn count_remaining(&mut self) {
@@ -388,7 +487,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         let remaining_pages = self.remaining_pages;
         self.ping();
         let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
-        let sent = self.sender.sent_bytes();
+        let sent = self.wire_bytes();
         (self.job.progress)(progress_of(&self.machine, total, remaining_pages, sent, self.job.begun));
     }
 
@@ -410,26 +509,89 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             phases: self.machine.phases(self.job.begun.elapsed()),
             switchover: self.machine.switchover().and_then(|times| switchover_report(&times, &self.clock)),
             stood_still_ms: self.machine.stood_still().map(millis),
-            wire_bytes: self.sender.sent_bytes(),
+            wire_bytes: self.wire_bytes(),
             round_trip: self.clock.round_trip(),
         }
     }
 }
 
-/// Reads the lane until it ends. The end of a finished migration is an event that nobody takes.
-fn read_lane(mut receiver: LaneReceiver, inbox: &Inbox) {
+/// What the streams are waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaited {
+    /// The round is handed to the wire.
+    Sent,
+    /// The destination has applied it.
+    Applied,
+    /// The last pages are handed to the wire.
+    LastSent,
+}
+
+/// The data streams' numbers on the wire come after the control stream's.
+fn wire_number(number: usize) -> u16 {
+    u16::try_from(number + 1).unwrap_or(u16::MAX)
+}
+
+/// Reads the control stream until it ends. The end of a finished migration is an event that nobody takes.
+fn read_control(mut receiver: StreamReceiver, inbox: &Inbox, dispatch: &Dispatch) {
     loop {
-        match receiver.receive() {
-            Ok(Incoming::Message(message)) => inbox.put(Instant::now(), Input::Lane(message)),
+        let told = match receiver.receive() {
+            // By way of the driver these would wait for a sweep to end, which may wait for them.
+            Ok(Incoming::Message(Message::UnitsApplied { stream, units })) => {
+                board_number(stream).and_then(|number| count(dispatch.applied(number, units))).map(|all| {
+                    if all {
+                        inbox.put_now(Input::Moved);
+                    }
+                })
+            }
+            Ok(Incoming::Message(Message::StreamClosed { stream, units })) => board_number(stream)
+                .and_then(|number| count(dispatch.closed(number, units)))
+                .and_then(|left| {
+                    tracing::warn!(stream, left, "a data stream is closed: the others do its work");
+                    inbox.put_now(Input::Moved);
+                    let last = || Failure::new(FailureCode::LaneLost, "the last data stream broke");
+                    if left == 0 { Err(last()) } else { Ok(()) }
+                }),
+            Ok(Incoming::Message(message)) => {
+                inbox.put_now(Input::Lane(message));
+                Ok(())
+            }
             Ok(Incoming::Pages(_)) => {
-                let failure = Failure::new(FailureCode::ProtocolBroken, "the destination sent pages");
-                return inbox.put(Instant::now(), Input::Machine(Event::LaneLost(failure)));
+                Err(Failure::new(FailureCode::ProtocolBroken, "the destination sent pages"))
             }
-            Err(error) => {
-                return inbox.put(Instant::now(), Input::Machine(Event::LaneLost(lane_failure(&error))));
-            }
+            Err(error) => Err(lane_failure(&error)),
+        };
+        if let Err(failure) = told {
+            return inbox.put_now(Input::Machine(Event::LaneLost(failure)));
         }
     }
+}
+
+fn board_number(stream: u16) -> Result<u16, Failure> {
+    let none = || Failure::new(FailureCode::ProtocolBroken, "the control stream carries no pages");
+    stream.checked_sub(1).ok_or_else(none)
+}
+
+fn count<T>(told: Result<T, Misaccounted>) -> Result<T, Failure> {
+    told.map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))
+}
+
+/// Takes what has come during a sweep. A broken stream's work is waited for by the sweep: it is told at once. True: the sweep
+/// is pointless.
+fn interrupted(
+    events: &Events,
+    waiting: &mut VecDeque<(Instant, Input)>,
+    sender: &mut StreamSender,
+) -> Result<bool, Failure> {
+    for (at, input) in events.receiver.try_iter() {
+        match input {
+            Input::StreamBroke { number } => {
+                let message = Message::CloseStream { stream: wire_number(number) };
+                sender.send(&message).map_err(|error| lane_failure(&error))?;
+            }
+            other => waiting.push_back((at, other)),
+        }
+    }
+    Ok(waiting.iter().any(|(_, input)| interrupts(input)))
 }
 
 /// Whether a round under way is pointless once this has come.
@@ -442,10 +604,10 @@ fn interrupts(input: &Input) -> bool {
             )
         }
         Input::Hypervisor(event) => matches!(event, HypervisorEvent::Failed(_)),
-        Input::Lane(message) => !matches!(
-            message,
-            Message::Pong { .. } | Message::Ready | Message::RoundApplied { .. } | Message::Running(_)
-        ),
+        Input::Lane(message) => {
+            !matches!(message, Message::Pong { .. } | Message::Ready | Message::Running(_))
+        }
+        Input::Moved | Input::StreamBroke { .. } => false,
     }
 }
 

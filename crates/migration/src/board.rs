@@ -1,0 +1,409 @@
+//! Which stream sends what. A unit of work is what is to be sent of one chunk of memory; streams take units from one shared
+//! queue, so that a fast one takes more. No I/O, no threads: `drive::source` puts a lock around it.
+//!
+//! What makes it right, without a barrier between rounds:
+//! - the units of one stream arrive in the order in which it took them (TCP);
+//! - while a unit of a chunk is on its way, the next unit of that chunk goes to the same stream, so an older page never
+//!   arrives after a newer one;
+//! - what was on its way on a stream that broke is sent again by the others, once the destination has said how many of its
+//!   units it took and that it takes no more.
+
+use std::collections::{HashMap, VecDeque};
+
+use godwit_ram::PageRange;
+
+/// Pages of a chunk: 2 MiB, the most that is on its way twice when a stream breaks in its middle.
+pub const CHUNK_PAGES: u64 = 512;
+
+/// A chunk of a RAM block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Chunk {
+    block: u16,
+    number: u64,
+}
+
+/// What is to be sent of one chunk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unit {
+    /// The RAM block's number.
+    pub block: u16,
+    /// Pages to be read and sent, ascending, within one chunk.
+    pub pages: Vec<PageRange>,
+    /// Pages known to be zero without being read, ascending, within the same chunk.
+    pub zeros: Vec<PageRange>,
+}
+
+impl Unit {
+    fn chunk(&self) -> Chunk {
+        let first = self.pages.first().into_iter().chain(self.zeros.first()).map(|range| range.first).min();
+        Chunk { block: self.block, number: first.unwrap_or(0) / CHUNK_PAGES }
+    }
+
+    /// How many pages it names.
+    #[must_use]
+    pub fn page_count(&self) -> u64 {
+        self.pages.iter().chain(&self.zeros).map(|range| range.count).sum()
+    }
+}
+
+/// What is wrong with a destination's word about a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the destination took {claimed} units of stream {stream}, which sent {sent}, and {before} before")]
+pub struct Misaccounted {
+    stream: u16,
+    claimed: u64,
+    sent: u64,
+    before: u64,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    /// Units that only this stream may send, as the chunk's last one is on its way here.
+    bound: VecDeque<Unit>,
+    /// Taken and not known to have been applied.
+    under_way: VecDeque<Unit>,
+    taken: u64,
+    applied: u64,
+    /// The last unit taken has not been handed to the socket whole.
+    writing: bool,
+    /// Takes no more work.
+    broken: bool,
+    /// The destination has said that it takes no more of it.
+    closed: bool,
+}
+
+/// The work of a migration and the streams that do it.
+#[derive(Debug, Default)]
+pub struct Board {
+    queue: VecDeque<Unit>,
+    streams: Vec<Stream>,
+    /// The stream and the number of the last unit of each chunk that is on its way.
+    owners: HashMap<Chunk, (usize, u64)>,
+    /// Pages of all units that were taken and not given back.
+    pages: u64,
+}
+
+impl Board {
+    /// Adds a stream and returns its number.
+    pub fn open(&mut self) -> usize {
+        self.streams.push(Stream::default());
+        self.streams.len() - 1
+    }
+
+    /// Adds work.
+    pub fn push(&mut self, unit: Unit) {
+        match self.owner(&unit) {
+            Some(stream) => self.streams[stream].bound.push_back(unit),
+            None => self.queue.push_back(unit),
+        }
+    }
+
+    /// The stream that alone may send a unit now.
+    fn owner(&self, unit: &Unit) -> Option<usize> {
+        let &(stream, number) = self.owners.get(&unit.chunk())?;
+        let there = &self.streams[stream];
+        (!there.closed && number > there.applied).then_some(stream)
+    }
+
+    /// The next unit for a stream; none: there is nothing for it now.
+    pub fn take(&mut self, stream: usize) -> Option<Unit> {
+        if self.streams[stream].broken {
+            return None;
+        }
+        let unit = loop {
+            if let Some(bound) = self.streams[stream].bound.pop_front() {
+                break bound;
+            }
+            let unit = self.queue.pop_front()?;
+            match self.owner(&unit) {
+                Some(other) if other != stream => self.streams[other].bound.push_back(unit),
+                _ => break unit,
+            }
+        };
+        let taker = &mut self.streams[stream];
+        taker.taken += 1;
+        taker.writing = true;
+        taker.under_way.push_back(unit.clone());
+        self.pages += unit.page_count();
+        self.owners.insert(unit.chunk(), (stream, taker.taken));
+        Some(unit)
+    }
+
+    /// The unit last taken by a stream has been handed to its socket.
+    pub fn written(&mut self, stream: usize) {
+        self.streams[stream].writing = false;
+    }
+
+    /// The destination has applied so many units of a stream since its begin.
+    ///
+    /// # Errors
+    /// That can't be.
+    pub fn applied(&mut self, stream: u16, units: u64) -> Result<(), Misaccounted> {
+        let misaccounted = |sent, before| Misaccounted { stream, claimed: units, sent, before };
+        let known = self.streams.get_mut(usize::from(stream)).ok_or(misaccounted(0, 0))?;
+        if units > known.taken || units < known.applied || known.closed {
+            return Err(misaccounted(known.taken, known.applied));
+        }
+        let done = usize::try_from(units - known.applied).unwrap_or(usize::MAX);
+        known.applied = units;
+        let done: Vec<Chunk> =
+            known.under_way.drain(..done.min(known.under_way.len())).map(|unit| unit.chunk()).collect();
+        for chunk in done {
+            if self
+                .owners
+                .get(&chunk)
+                .is_some_and(|&(owner, number)| owner == usize::from(stream) && number <= units)
+            {
+                self.owners.remove(&chunk);
+            }
+        }
+        Ok(())
+    }
+
+    /// A stream's socket failed: it takes no more work. What it had is given back by [`Board::closed`].
+    pub fn broken(&mut self, stream: usize) {
+        self.streams[stream].broken = true;
+        self.streams[stream].writing = false;
+    }
+
+    /// The destination has applied so many units of a stream and takes no more of it: the rest is sent by the others.
+    ///
+    /// # Errors
+    /// That can't be.
+    pub fn closed(&mut self, stream: u16, units: u64) -> Result<(), Misaccounted> {
+        self.applied(stream, units)?;
+        let gone = &mut self.streams[usize::from(stream)];
+        (gone.broken, gone.closed, gone.writing) = (true, true, false);
+        self.pages -= gone.under_way.iter().map(Unit::page_count).sum::<u64>();
+        let back: Vec<Unit> = gone.under_way.drain(..).chain(gone.bound.drain(..)).collect();
+        self.owners.retain(|_, (owner, _)| *owner != usize::from(stream));
+        for unit in back.into_iter().rev() {
+            self.queue.push_front(unit);
+        }
+        Ok(())
+    }
+
+    /// Whether a stream takes no more work.
+    #[must_use]
+    pub fn is_broken(&self, stream: usize) -> bool {
+        self.streams[stream].broken
+    }
+
+    /// Pages of all units that were taken and not given back.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Units that nobody has taken.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queue.len() + self.streams.iter().map(|stream| stream.bound.len()).sum::<usize>()
+    }
+
+    /// Whether everything has been handed to sockets that are not known to have failed.
+    #[must_use]
+    pub fn is_sent(&self) -> bool {
+        let settled = |stream: &Stream| {
+            stream.closed || (!stream.writing && (!stream.broken || stream.under_way.is_empty()))
+        };
+        self.waiting() == 0 && self.streams.iter().all(settled)
+    }
+
+    /// Whether the destination has applied everything.
+    #[must_use]
+    pub fn is_applied(&self) -> bool {
+        self.waiting() == 0 && self.streams.iter().all(|stream| stream.under_way.is_empty())
+    }
+
+    /// Streams that take work.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.streams.iter().filter(|stream| !stream.broken).count()
+    }
+
+    /// The units taken by each stream since its begin, by its number.
+    #[must_use]
+    pub fn taken(&self) -> Vec<u64> {
+        self.streams.iter().map(|stream| if stream.closed { stream.applied } else { stream.taken }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn unit(page: u64) -> Unit {
+        Unit { block: 0, pages: vec![PageRange { first: page, count: 1 }], zeros: Vec::new() }
+    }
+
+    #[test]
+    fn a_chunk_on_its_way_binds_its_next_unit() {
+        let mut board = Board::default();
+        let (a, b) = (board.open(), board.open());
+        board.push(unit(3));
+        assert_eq!(board.take(a), Some(unit(3)));
+        board.push(unit(4));
+        assert_eq!(board.take(b), None, "the chunk is on its way on the other stream");
+        assert_eq!(board.take(a), Some(unit(4)));
+        board.applied(0, 1).unwrap();
+        board.push(unit(5));
+        assert_eq!(board.take(b), None, "its second unit still is");
+        board.applied(0, 2).unwrap();
+        board.push(unit(6));
+        assert_eq!(board.take(b), Some(unit(6)));
+    }
+
+    #[test]
+    fn a_broken_stream_gives_back_what_was_not_applied() {
+        let mut board = Board::default();
+        let (a, b) = (board.open(), board.open());
+        for page in [0, 600, 1200] {
+            board.push(unit(page));
+            board.take(a).unwrap();
+            board.written(a);
+        }
+        board.push(unit(1));
+        assert!(!board.is_sent());
+        board.broken(a);
+        assert_eq!(
+            (board.take(a), board.take(b)),
+            (None, None),
+            "not before the destination has said what it took"
+        );
+        assert!(!board.is_sent() && !board.is_applied());
+        board.closed(0, 2).unwrap();
+        assert_eq!(board.take(b), Some(unit(1200)));
+        assert_eq!(board.take(b), Some(unit(1)));
+        board.written(b);
+        assert!(board.is_sent() && !board.is_applied());
+        board.applied(1, 2).unwrap();
+        assert!(board.is_applied());
+        assert_eq!((board.live(), board.taken()), (1, vec![2, 2]));
+    }
+
+    #[test]
+    fn a_claim_that_can_not_be_is_an_error() {
+        let mut board = Board::default();
+        board.open();
+        assert!(board.applied(0, 1).is_err() && board.applied(1, 0).is_err());
+        board.push(unit(0));
+        board.take(0).unwrap();
+        board.applied(0, 1).unwrap();
+        assert!(board.applied(0, 0).is_err());
+        board.closed(0, 1).unwrap();
+        assert!(board.applied(0, 1).is_err(), "a closed stream takes nothing");
+    }
+
+    /// A step of a run: the guest writes a page, a stream takes work, the destination applies or hears, a stream breaks.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Write(u64),
+        Take(usize),
+        Apply(usize),
+        Acknowledge(usize),
+        Break(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (0..PAGES).prop_map(Step::Write),
+            4 => (0..STREAMS).prop_map(Step::Take),
+            3 => (0..STREAMS).prop_map(Step::Apply),
+            2 => (0..STREAMS).prop_map(Step::Acknowledge),
+            1 => (0..STREAMS).prop_map(Step::Break),
+        ];
+        prop::collection::vec(step, 0..300)
+    }
+
+    const PAGES: u64 = 1200;
+    const STREAMS: usize = 4;
+
+    /// A source, its streams as pipes, and a destination; a page holds how often it was written.
+    #[derive(Default)]
+    struct World {
+        board: Board,
+        source: HashMap<u64, u64>,
+        destination: HashMap<u64, u64>,
+        pipes: Vec<VecDeque<Vec<(u64, u64)>>>,
+        applied: Vec<u64>,
+        gone: Vec<bool>,
+    }
+
+    impl World {
+        fn take(&mut self, stream: usize) -> bool {
+            let Some(unit) = self.board.take(stream) else { return false };
+            let read = unit.pages.iter().flat_map(|range| range.first..range.end());
+            let read = read.map(|page| (page, self.source.get(&page).copied().unwrap_or(0))).collect();
+            self.pipes[stream].push_back(read);
+            self.board.written(stream);
+            true
+        }
+
+        fn apply(&mut self, stream: usize) -> bool {
+            let Some(pages) = self.pipes[stream].pop_front() else { return false };
+            for (page, version) in pages {
+                let before = self.destination.insert(page, version).unwrap_or(0);
+                assert!(before <= version, "page {page} went back from {before} to {version}");
+            }
+            self.applied[stream] += 1;
+            true
+        }
+
+        fn break_off(&mut self, stream: usize) {
+            // The last one stays: a migration without streams is over.
+            if self.gone[stream] || self.board.live() == 1 {
+                return;
+            }
+            self.gone[stream] = true;
+            self.board.broken(stream);
+            self.pipes[stream].clear();
+            self.board.closed(u16::try_from(stream).unwrap(), self.applied[stream]).unwrap();
+        }
+
+        fn acknowledge(&mut self, stream: usize) {
+            if !self.gone[stream] {
+                self.board.applied(u16::try_from(stream).unwrap(), self.applied[stream]).unwrap();
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_goes_back_and_none_is_lost(steps in steps()) {
+            let mut world = World::default();
+            for _ in 0..STREAMS {
+                world.board.open();
+                world.pipes.push(VecDeque::new());
+                world.applied.push(0);
+                world.gone.push(false);
+            }
+            for step in steps {
+                match step {
+                    Step::Write(page) => {
+                        *world.source.entry(page).or_default() += 1;
+                        world.board.push(unit(page));
+                    }
+                    Step::Take(stream) => { world.take(stream); }
+                    Step::Apply(stream) => { world.apply(stream); }
+                    Step::Acknowledge(stream) => world.acknowledge(stream),
+                    Step::Break(stream) => world.break_off(stream),
+                }
+            }
+            // Everybody goes on until there is nothing left to do.
+            let mut busy = true;
+            while busy {
+                busy = false;
+                for stream in 0..STREAMS {
+                    busy |= world.take(stream);
+                    busy |= world.apply(stream);
+                    world.acknowledge(stream);
+                }
+            }
+            prop_assert!(world.board.is_sent() && world.board.is_applied());
+            prop_assert_eq!(world.destination, world.source);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The board of work with a lock around it, and the threads that do the work: one a data stream.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use godwit_lanes::{LaneError, StreamSender};
+use godwit_ram::{PageRange, Region, push_merged};
+
+use super::{Inbox, Input};
+use crate::board::{Board, Misaccounted, Unit};
+use crate::ledger::Sweep;
+
+/// Units that wait for each stream: enough to keep it busy, few enough that what is sent was scanned just now.
+const WAITING_A_STREAM: usize = 2;
+/// How long a full board is waited for before the caller looks at what else there is to do.
+const ROOM_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Work between the driver, which scans, and the streams, which send.
+#[derive(Debug, Default)]
+pub(crate) struct Dispatch {
+    state: Mutex<State>,
+    /// There is work, or it is over.
+    work: Condvar,
+    /// Work was taken.
+    room: Condvar,
+    round: AtomicU32,
+    zero_pages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    board: Board,
+    over: bool,
+}
+
+impl Dispatch {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The board's methods do not panic half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a stream and returns its number on the board.
+    pub(crate) fn open(&self) -> usize {
+        self.lock().board.open()
+    }
+
+    /// What is sent from here on belongs to this round.
+    pub(crate) fn set_round(&self, round: u32) {
+        self.round.store(round, Ordering::Relaxed);
+    }
+
+    pub(crate) fn push(&self, unit: Unit) {
+        self.lock().board.push(unit);
+        // Whom it is for is the board's affair.
+        self.work.notify_all();
+    }
+
+    /// Waits a moment for room. True: there is some.
+    pub(crate) fn has_room(&self) -> bool {
+        let state = self.lock();
+        let full = |state: &mut State| state.board.waiting() >= WAITING_A_STREAM * state.board.live().max(1);
+        let (mut state, _) =
+            self.room.wait_timeout_while(state, ROOM_INTERVAL, full).unwrap_or_else(PoisonError::into_inner);
+        !full(&mut state)
+    }
+
+    /// Waits for work; none: it is over for this stream.
+    fn take(&self, stream: usize) -> Option<Unit> {
+        let mut state = self.lock();
+        loop {
+            if state.over {
+                return None;
+            }
+            if let Some(unit) = state.board.take(stream) {
+                self.room.notify_all();
+                return Some(unit);
+            }
+            if state.board.is_broken(stream) {
+                return None;
+            }
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// True: everything has been handed to the wire.
+    fn written(&self, stream: usize) -> bool {
+        let mut state = self.lock();
+        state.board.written(stream);
+        state.board.is_sent()
+    }
+
+    /// True: everything has been applied.
+    pub(crate) fn applied(&self, stream: u16, units: u64) -> Result<bool, Misaccounted> {
+        let mut state = self.lock();
+        state.board.applied(stream, units)?;
+        Ok(state.board.is_applied())
+    }
+
+    pub(crate) fn broken(&self, stream: usize) {
+        self.lock().board.broken(stream);
+        self.work.notify_all();
+    }
+
+    /// Gives back what a stream had. Returns how many streams are left.
+    pub(crate) fn closed(&self, stream: u16, units: u64) -> Result<usize, Misaccounted> {
+        let mut state = self.lock();
+        state.board.closed(stream, units)?;
+        self.work.notify_all();
+        Ok(state.board.live())
+    }
+
+    pub(crate) fn is_sent(&self) -> bool {
+        self.lock().board.is_sent()
+    }
+
+    pub(crate) fn is_applied(&self) -> bool {
+        self.lock().board.is_applied()
+    }
+
+    /// Everything sent since the begin: pages of units, zero pages, bytes of the data streams.
+    pub(crate) fn sent(&self) -> Sweep {
+        Sweep {
+            pages: self.lock().board.pages(),
+            zero_pages: self.zero_pages.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Units taken by each stream, by its number on the board.
+    pub(crate) fn taken(&self) -> Vec<u64> {
+        self.lock().board.taken()
+    }
+
+    /// Nothing more is taken; the streams' threads end.
+    pub(crate) fn end(&self) {
+        self.lock().over = true;
+        self.work.notify_all();
+    }
+}
+
+/// One data stream's thread.
+pub(crate) struct Worker<'a> {
+    pub(crate) number: usize,
+    pub(crate) sender: StreamSender,
+    pub(crate) regions: &'a [Arc<Region>],
+    pub(crate) dispatch: &'a Dispatch,
+    pub(crate) inbox: &'a Inbox,
+}
+
+impl Worker<'_> {
+    pub(crate) fn run(mut self) {
+        while let Some(unit) = self.dispatch.take(self.number) {
+            match self.send(unit) {
+                Ok(()) => {
+                    if self.dispatch.written(self.number) {
+                        self.inbox.put_now(Input::Moved);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(stream = self.number, %error, "a data stream broke");
+                    self.dispatch.broken(self.number);
+                    self.inbox.put_now(Input::StreamBroke { number: self.number });
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reads what is to be sent as it is now: pages that hold zeros alone are told, not sent.
+    fn send(&mut self, unit: Unit) -> Result<(), LaneError> {
+        let Some(region) = self.regions.get(usize::from(unit.block)) else {
+            return Err(LaneError::Memory(format!("there is no RAM block {}", unit.block)));
+        };
+        let (mut full, mut zeros) = (Vec::with_capacity(unit.pages.len()), unit.zeros);
+        for page in unit.pages.iter().flat_map(|run| run.first..run.end()) {
+            let to = if region.is_zero(page) { &mut zeros } else { &mut full };
+            push_merged(to, 0, PageRange { first: page, count: 1 });
+        }
+        let zero_pages = zeros.iter().map(|run| run.count).sum();
+        let round = self.dispatch.round.load(Ordering::Relaxed);
+        let bytes = self.sender.unit(round, unit.block, region, &full, &zeros)?;
+        self.dispatch.zero_pages.fetch_add(zero_pages, Ordering::Relaxed);
+        self.dispatch.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+}

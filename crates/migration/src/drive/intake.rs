@@ -1,0 +1,301 @@
+//! The destination's data streams: one thread each, which writes pages into the shadow VM's memory and counts units.
+//!
+//! Nothing touches the memory any more once [`Intake::complete`] has returned: every reader has ended by then.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
+use godwit_ram::{PageRange, Region};
+use godwit_wire::{BlockRun, CONTROL_STREAM, MAX_STREAMS, Message, PagesEnd};
+
+use super::destination::{Input, lock};
+use super::handshake::WelcomedStream;
+use super::lane_failure;
+use crate::board::CHUNK_PAGES;
+use crate::destination::Event;
+use crate::failure::{Failure, FailureCode};
+
+/// Units that are acknowledged in one go while more come.
+const UNITS_AN_ANSWER: u64 = 8;
+/// How long the last pages may take once the source has said that they are on their way.
+const COMPLETE_LIMIT: Duration = Duration::from_secs(10);
+
+pub(super) struct Intake {
+    regions: Vec<Arc<Region>>,
+    /// The control stream's, for answers.
+    control: Arc<Mutex<StreamSender>>,
+    events: SyncSender<(Instant, Input)>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Pages of whole units.
+    pages: AtomicU64,
+    /// The newest round that wrote each chunk of each block, plus one.
+    rounds: Vec<Vec<AtomicU64>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    streams: Vec<Known>,
+    over: bool,
+}
+
+/// A data stream, by its number less one.
+#[derive(Debug, Default)]
+struct Known {
+    stream: Option<Stream>,
+    /// Whole units in memory.
+    units: u64,
+    /// Its reader runs.
+    reading: bool,
+    /// Nothing more is taken of it.
+    closed: bool,
+}
+
+impl Intake {
+    pub(super) fn new(
+        regions: Vec<Arc<Region>>,
+        control: Arc<Mutex<StreamSender>>,
+        events: SyncSender<(Instant, Input)>,
+    ) -> Intake {
+        let chunks = |region: &Arc<Region>| {
+            let count = region.pages().div_ceil(CHUNK_PAGES);
+            (0..count).map(|_| AtomicU64::new(0)).collect()
+        };
+        let rounds = regions.iter().map(chunks).collect();
+        Intake {
+            regions,
+            control,
+            events,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            pages: AtomicU64::new(0),
+            rounds,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // What is changed under it is counts and flags, each by one assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.state().over
+    }
+
+    /// Takes a data stream in; none: it has no business here.
+    pub(super) fn admit(&self, welcomed: WelcomedStream) -> Option<DataReader<'_>> {
+        let WelcomedStream { number, stream, receiver, .. } = welcomed;
+        let mut state = self.state();
+        let place = usize::from(number.checked_sub(CONTROL_STREAM + 1)?);
+        if state.over || number > MAX_STREAMS {
+            stream.close();
+            return None;
+        }
+        while state.streams.len() <= place {
+            state.streams.push(Known::default());
+        }
+        let known = &mut state.streams[place];
+        if known.closed || known.stream.is_some() {
+            stream.close();
+            return None;
+        }
+        known.stream = Some(stream);
+        known.reading = true;
+        Some(DataReader { intake: self, number, receiver, units: 0, answered: 0, pages: 0 })
+    }
+
+    /// The source's word that a stream broke: its reader ends, and says what it took.
+    pub(super) fn close(&self, number: u16) {
+        let mut state = self.state();
+        let Some(place) = number.checked_sub(CONTROL_STREAM + 1).map(usize::from) else { return };
+        if number > MAX_STREAMS {
+            return;
+        }
+        while state.streams.len() <= place {
+            state.streams.push(Known::default());
+        }
+        let known = &mut state.streams[place];
+        match &known.stream {
+            Some(stream) => stream.close(),
+            None if !known.closed => {
+                known.closed = true;
+                drop(state);
+                self.say(&Message::StreamClosed { stream: number, units: 0 });
+            }
+            None => {}
+        }
+    }
+
+    /// Waits until every stream has brought what the source has sent on it, and ends them. Returns the pages in memory.
+    pub(super) fn complete(&self, end: &PagesEnd) -> Result<u64, Failure> {
+        let limit = Instant::now() + COMPLETE_LIMIT;
+        let mut state = self.state();
+        loop {
+            let units = |place: usize| state.streams.get(place).map_or(0, |known| known.units);
+            let missing = (0..end.units.len()).find(|&place| units(place) < end.units[place]);
+            let Some(missing) = missing else { break };
+            if state.streams.get(missing).is_some_and(|known| known.closed) {
+                let detail = format!("data stream {} broke with the last pages on it", missing + 1);
+                return Err(Failure::new(FailureCode::LaneLost, detail));
+            }
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Failure::new(FailureCode::LaneLost, "the last pages did not come"));
+            }
+            (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        self.end();
+        let mut state = self.state();
+        while state.streams.iter().any(|known| known.reading) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(self.pages.load(Ordering::SeqCst))
+    }
+
+    /// Ends all readers.
+    pub(super) fn end(&self) {
+        let mut state = self.state();
+        state.over = true;
+        state.streams.iter().filter_map(|known| known.stream.as_ref()).for_each(Stream::close);
+    }
+
+    fn say(&self, message: &Message) {
+        // A control stream that breaks by it is noticed by its reader.
+        if let Err(error) = lock(&self.control).send(message) {
+            tracing::debug!(%error, kind = ?message.kind(), "the source did not get a message");
+        }
+    }
+
+    /// An older round never overwrites a newer one.
+    fn note_round(&self, block: u16, range: PageRange, round: u32) -> Result<(), LaneError> {
+        let out = LaneError::OutOfBounds { block, first: range.first, count: range.count };
+        let Some(chunks) = self.rounds.get(usize::from(block)) else { return Err(out) };
+        let last = range.end().saturating_sub(1) / CHUNK_PAGES;
+        for chunk in range.first / CHUNK_PAGES..=last {
+            let place = usize::try_from(chunk).ok().and_then(|chunk| chunks.get(chunk));
+            let Some(newest) = place else { return Err(out) };
+            if newest.fetch_max(u64::from(round) + 1, Ordering::Relaxed) > u64::from(round) + 1 {
+                return Err(LaneError::OldRound { block, first: range.first, round });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One data stream's thread.
+pub(super) struct DataReader<'a> {
+    intake: &'a Intake,
+    number: u16,
+    receiver: StreamReceiver,
+    units: u64,
+    /// Units that the source knows of.
+    answered: u64,
+    /// Pages of the unit under way.
+    pages: u64,
+}
+
+impl DataReader<'_> {
+    pub(super) fn run(mut self) {
+        let error = loop {
+            if self.units - self.answered >= UNITS_AN_ANSWER
+                || (self.units > self.answered && self.receiver.is_idle())
+            {
+                self.answered = self.units;
+                let Self { number, units, .. } = self;
+                self.intake.say(&Message::UnitsApplied { stream: number, units });
+            }
+            if let Err(error) = self.one() {
+                break error;
+            }
+        };
+        self.ended(&error);
+    }
+
+    fn one(&mut self) -> Result<(), LaneError> {
+        match self.receiver.receive()? {
+            Incoming::Pages(pages) => {
+                let (run, round) = (pages.run, pages.round);
+                let count = u64::from(run.count);
+                let region = self.region(run.block, run.first, count)?;
+                self.intake.note_round(run.block, PageRange { first: run.first, count }, round)?;
+                self.receiver.pages(&region, run)?;
+                self.pages += count;
+            }
+            Incoming::Message(Message::Zeros(zeros)) => {
+                self.check_sum(&zeros.runs)?;
+                for run in &zeros.runs {
+                    self.zero(run, zeros.round)?;
+                }
+            }
+            Incoming::Message(Message::UnitEnd) => {
+                self.intake.pages.fetch_add(std::mem::take(&mut self.pages), Ordering::SeqCst);
+                self.units += 1;
+                let mut state = self.intake.state();
+                state.streams[usize::from(self.number - 1)].units = self.units;
+                self.intake.changed.notify_all();
+            }
+            Incoming::Message(Message::Padding { .. }) => {}
+            Incoming::Message(other) => return Err(LaneError::Unexpected(other.kind())),
+        }
+        Ok(())
+    }
+
+    fn region(&self, block: u16, first: u64, count: u64) -> Result<Arc<Region>, LaneError> {
+        let region = self.intake.regions.get(usize::from(block));
+        region.cloned().ok_or(LaneError::OutOfBounds { block, first, count })
+    }
+
+    /// A frame may name each page once at the most: a few bytes must not keep this host busy for long.
+    fn check_sum(&self, runs: &[BlockRun]) -> Result<(), LaneError> {
+        let all: u64 = self.intake.regions.iter().map(|region| region.pages()).sum();
+        let named = runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.count));
+        match runs.first() {
+            Some(run) if named > all => {
+                Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: named })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn zero(&mut self, run: &BlockRun, round: u32) -> Result<(), LaneError> {
+        let &BlockRun { block, first, count } = run;
+        let region = self.region(block, first, count)?;
+        if first.checked_add(count).is_none_or(|end| end > region.pages()) {
+            return Err(LaneError::OutOfBounds { block, first, count });
+        }
+        let range = PageRange { first, count };
+        self.intake.note_round(block, range, round)?;
+        region.zero(range).map_err(|error| LaneError::Memory(error.to_string()))?;
+        self.pages += count;
+        Ok(())
+    }
+
+    /// A connection that broke is the others' work; anything else is the end of the migration.
+    fn ended(self, error: &LaneError) {
+        let over = {
+            let mut state = self.intake.state();
+            let over = state.over;
+            let known = &mut state.streams[usize::from(self.number - 1)];
+            (known.reading, known.closed) = (false, true);
+            if let Some(stream) = &known.stream {
+                stream.close();
+            }
+            self.intake.changed.notify_all();
+            over
+        };
+        if over {
+            return;
+        }
+        let failure = lane_failure(error);
+        if failure.code == FailureCode::LaneLost {
+            tracing::warn!(stream = self.number, %error, units = self.units, "a data stream broke");
+            self.intake.say(&Message::StreamClosed { stream: self.number, units: self.units });
+        } else {
+            let _ = self.intake.events.send((Instant::now(), Input::Event(Event::Failed(failure))));
+        }
+    }
+}
