@@ -50,7 +50,7 @@ pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Re
     };
     let mut reader = Reader { receiver, sender, begun, events };
     std::thread::scope(|scope| {
-        scope.spawn(move || reader.run());
+        let reading = scope.spawn(move || reader.run());
         scope.spawn(|| {
             while !intake.is_over() {
                 if let Some(stream) = accept()
@@ -65,9 +65,10 @@ pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Re
         // What was said last must arrive: closing with unread bytes would reset the connection. So the source closes first.
         control.finish_sending();
         let limit = Instant::now() + CLOSE_LIMIT;
-        while Instant::now() < limit
-            && inbox.recv_timeout(limit.saturating_duration_since(Instant::now())).is_ok()
-        {}
+        while Instant::now() < limit && !reading.is_finished() {
+            // Whatever it says now is too late.
+            let _ = inbox.recv_timeout(CLOSE_INTERVAL);
+        }
         control.close();
         // A reader that waits for room here returns as well.
         drop(inbox);
@@ -86,8 +87,10 @@ pub(super) enum Input {
 
 /// Messages between reader and driver: a driver that waits for its hypervisor holds the lane back, not memory.
 const WAITING_MESSAGES: usize = 64;
-/// How long the source may take to close a lane that is over.
+/// How long the source may take to close a control stream that is over.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
+/// How often it is looked whether it has.
+const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 
 struct Driver<'a, H> {
     machine: Destination,
