@@ -1,0 +1,195 @@
+//! The authority: its own certificate and key in a directory, and the certificates it issues.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use time::{Duration, OffsetDateTime};
+
+use crate::certificate::{Role, describe};
+use crate::{PkiError, file_error};
+
+/// Clocks of hosts differ: a certificate is good from an hour before it was made.
+const CLOCKS_DIFFER: Duration = Duration::hours(1);
+const CERTIFICATE: &str = "ca.pem";
+const KEY: &str = "ca.key";
+
+/// A directory with an authority.
+#[derive(Debug)]
+pub struct Authority {
+    dir: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// What a certificate is to say.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// The holder's name: what the other agents' configurations call the host.
+    pub name: String,
+    /// What the holder may do.
+    pub role: Role,
+    /// Addresses that it also stands for.
+    pub addresses: Vec<IpAddr>,
+    /// How long it is good for.
+    pub days: u32,
+}
+
+/// A certificate's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issued {
+    /// The certificate.
+    pub certificate: PathBuf,
+    /// Its key, readable by its owner alone.
+    pub key: PathBuf,
+}
+
+impl Authority {
+    /// Makes an authority of this name in a directory, which is made if need be.
+    ///
+    /// # Errors
+    /// [`PkiError::Exists`] where there is one already; nothing is half made.
+    pub fn create(dir: &Path, name: &str, days: u32) -> Result<Authority, PkiError> {
+        fs::create_dir_all(dir).map_err(file_error(dir, "made"))?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        (params.not_before, params.not_after) = validity(days);
+        let key = KeyPair::generate()?;
+        let certificate = params.self_signed(&key)?;
+        let path = dir.join(KEY);
+        write_new(&path, &key.serialize_pem(), 0o600)?;
+        if let Err(error) = write_new(&dir.join(CERTIFICATE), &certificate.pem(), 0o644) {
+            let _ = fs::remove_file(path);
+            return Err(error);
+        }
+        Authority::open(dir)
+    }
+
+    /// The authority in a directory.
+    ///
+    /// # Errors
+    /// [`PkiError::NoAuthority`], [`PkiError::File`], [`PkiError::Unreadable`].
+    pub fn open(dir: &Path) -> Result<Authority, PkiError> {
+        let (certificate, key) = (dir.join(CERTIFICATE), dir.join(KEY));
+        if !certificate.exists() {
+            return Err(PkiError::NoAuthority { dir: dir.to_owned() });
+        }
+        let read = |path: &Path| fs::read_to_string(path).map_err(file_error(path, "read"));
+        let unreadable = |path: &Path, error: &rcgen::Error| PkiError::Unreadable {
+            path: path.to_owned(),
+            why: error.to_string(),
+        };
+        let pair = KeyPair::from_pem(&read(&key)?).map_err(|error| unreadable(&key, &error))?;
+        let issuer = Issuer::from_ca_cert_pem(&read(&certificate)?, pair)
+            .map_err(|error| unreadable(&certificate, &error))?;
+        Ok(Authority { dir: dir.to_owned(), issuer })
+    }
+
+    /// The authority's own certificate: what every host must know.
+    #[must_use]
+    pub fn certificate(&self) -> PathBuf {
+        self.dir.join(CERTIFICATE)
+    }
+
+    /// Issues a certificate with a key of its own, as `NAME.pem` and `NAME.key` in the authority's directory.
+    ///
+    /// # Errors
+    /// [`PkiError::Exists`] where that name has one; [`PkiError::BadName`]; nothing is half made.
+    pub fn issue(&self, grant: &Grant) -> Result<Issued, PkiError> {
+        check_name(&grant.name)?;
+        let issued = self.files(&grant.name);
+        for path in [&issued.certificate, &issued.key] {
+            if path.exists() {
+                return Err(PkiError::Exists { path: path.clone() });
+            }
+        }
+        self.write(grant, &issued)?;
+        Ok(issued)
+    }
+
+    /// Issues anew what a name has, with a new key, good for `days` from now.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`]; [`PkiError::File`] where the name has no certificate yet.
+    pub fn renew(&self, name: &str, days: u32) -> Result<Issued, PkiError> {
+        check_name(name)?;
+        let issued = self.files(name);
+        let old = describe(&issued.certificate)?;
+        let grant =
+            Grant { name: name.to_owned(), role: old.role, addresses: old.addresses.clone(), days };
+        self.write(&grant, &issued)?;
+        Ok(issued)
+    }
+
+    fn files(&self, name: &str) -> Issued {
+        Issued {
+            certificate: self.dir.join(format!("{name}.pem")),
+            key: self.dir.join(format!("{name}.key")),
+        }
+    }
+
+    /// Each file is written under another name and then takes its place.
+    fn write(&self, grant: &Grant, issued: &Issued) -> Result<(), PkiError> {
+        let mut params = CertificateParams::new(vec![grant.name.clone()])?;
+        params.subject_alt_names.extend(grant.addresses.iter().map(|address| SanType::IpAddress(*address)));
+        params.distinguished_name.push(DnType::CommonName, grant.name.clone());
+        params.distinguished_name.push(DnType::OrganizationalUnitName, grant.role.unit());
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        (params.not_before, params.not_after) = validity(grant.days);
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        let fresh = |path: &Path| path.with_extension("new");
+        let (new_key, new_certificate) = (fresh(&issued.key), issued.certificate.with_extension("pem.new"));
+        for stale in [&new_key, &new_certificate] {
+            let _ = fs::remove_file(stale);
+        }
+        write_new(&new_key, &key.serialize_pem(), 0o600)?;
+        write_new(&new_certificate, &certificate.pem(), 0o644)?;
+        fs::rename(&new_key, &issued.key).map_err(file_error(&issued.key, "written"))?;
+        fs::rename(&new_certificate, &issued.certificate)
+            .map_err(file_error(&issued.certificate, "written"))
+    }
+}
+
+fn validity(days: u32) -> (OffsetDateTime, OffsetDateTime) {
+    let now = OffsetDateTime::now_utc();
+    (now - CLOCKS_DIFFER, now.saturating_add(Duration::days(days.into())))
+}
+
+/// A DNS label or several (RFC 1123), as TLS compares names so.
+fn check_name(name: &str) -> Result<(), PkiError> {
+    let bad = |why: &str| Err(PkiError::BadName { name: name.to_owned(), why: why.to_owned() });
+    if name.is_empty() || name.len() > 63 {
+        return bad("it has no letter, or more than 63");
+    }
+    if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')) {
+        return bad("it has other characters");
+    }
+    if name == "ca" {
+        return bad("that is the authority's own");
+    }
+    let edge = |c: char| c == '-' || c == '.';
+    if name.starts_with(edge) || name.ends_with(edge) || name.contains("..") {
+        return bad("it begins or ends with a dot or hyphen, or has two dots in a row");
+    }
+    Ok(())
+}
+
+fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
+    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let mut file = opened.map_err(|source| match source.kind() {
+        std::io::ErrorKind::AlreadyExists => PkiError::Exists { path: path.to_owned() },
+        _ => PkiError::File { path: path.to_owned(), action: "made", source },
+    })?;
+    file.write_all(text.as_bytes()).map_err(file_error(path, "written"))
+}

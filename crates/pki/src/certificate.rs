@@ -1,0 +1,112 @@
+//! What a certificate says.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use time::OffsetDateTime;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::pem::parse_x509_pem;
+use x509_parser::prelude::FromDer;
+
+use crate::{PkiError, file_error};
+
+/// What a certificate's holder may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A host: hand guests over to other hosts and take them.
+    Host,
+    /// An operator: everything.
+    Operator,
+}
+
+impl Role {
+    /// As the subject's organisational unit has it.
+    pub(crate) fn unit(self) -> &'static str {
+        match self {
+            Role::Host => "godwit host",
+            Role::Operator => "godwit operator",
+        }
+    }
+
+    fn of_unit(unit: &str) -> Option<Role> {
+        [Role::Host, Role::Operator].into_iter().find(|role| role.unit() == unit)
+    }
+}
+
+/// What a certificate says, in short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// The holder.
+    pub name: String,
+    /// What it may do. A certificate without a role is a host's.
+    pub role: Role,
+    /// Addresses that it also stands for.
+    pub addresses: Vec<IpAddr>,
+    /// Who issued it.
+    pub issuer: String,
+    /// Good from here on.
+    pub not_before: OffsetDateTime,
+    /// Good until here.
+    pub not_after: OffsetDateTime,
+}
+
+impl Description {
+    /// What is wrong with it at `now`; none: it is good.
+    #[must_use]
+    pub fn out_of_date(&self, now: OffsetDateTime) -> Option<String> {
+        if now > self.not_after {
+            return Some(format!("ended on {}", day(self.not_after)));
+        }
+        (now < self.not_before).then(|| format!("begins on {} only", day(self.not_before)))
+    }
+}
+
+fn day(time: OffsetDateTime) -> String {
+    format!("{}", time.date())
+}
+
+/// Reads a certificate's file (PEM).
+///
+/// # Errors
+/// [`PkiError::File`], [`PkiError::Unreadable`].
+pub fn describe(path: &Path) -> Result<Description, PkiError> {
+    let bytes = fs::read(path).map_err(file_error(path, "read"))?;
+    let unreadable = |why: String| PkiError::Unreadable { path: path.to_owned(), why };
+    let (_, pem) =
+        parse_x509_pem(&bytes).map_err(|error| unreadable(format!("it is no certificate: {error}")))?;
+    describe_der(&pem.contents).ok_or_else(|| unreadable("it is no certificate".to_owned()))
+}
+
+/// Reads a certificate as TLS shows it; none: it is none that this crate issued.
+#[must_use]
+pub fn describe_der(der: &[u8]) -> Option<Description> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let unit = certificate.subject().iter_organizational_unit().next().and_then(|unit| unit.as_str().ok());
+    let common = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+    let names = certificate.subject_alternative_name().ok().flatten();
+    let names = names.map(|names| names.value.general_names.clone()).unwrap_or_default();
+    let dns = names.iter().find_map(|name| match name {
+        GeneralName::DNSName(name) => Some(*name),
+        _ => None,
+    });
+    let addresses = names.iter().filter_map(|name| match name {
+        GeneralName::IPAddress(bytes) => address(bytes),
+        _ => None,
+    });
+    let issuer = certificate.issuer().iter_common_name().next().and_then(|name| name.as_str().ok());
+    Some(Description {
+        name: dns.or(common)?.to_owned(),
+        role: unit.and_then(Role::of_unit).unwrap_or(Role::Host),
+        addresses: addresses.collect(),
+        issuer: issuer.unwrap_or_default().to_owned(),
+        not_before: certificate.validity().not_before.to_datetime(),
+        not_after: certificate.validity().not_after.to_datetime(),
+    })
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
+    v4.or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))
+}

@@ -1,0 +1,81 @@
+//! Who may talk to whom: a private authority, certificates of hosts and operators, and what TLS makes of them.
+//!
+//! Every certificate names its holder (a DNS name in `subjectAltName`) and its role (the subject's organisational unit). Both
+//! ends of a connection show one: TLS 1.3 alone, AES-GCM alone.
+
+mod authority;
+mod certificate;
+mod identity;
+
+use std::path::PathBuf;
+
+pub use authority::{Authority, Grant, Issued};
+pub use certificate::{Description, Role, describe, describe_der};
+pub use identity::{Identity, Peer};
+
+/// Why a certificate can't be made, read or used.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    /// A file can't be read or written.
+    #[error("{path} can't be {action}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// There is something already.
+    #[error("{path} is there already (remove it if its hosts are to be cut off, or take another --dir)")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is no authority.
+    #[error("there is no authority in {dir} (make one with `godwit pki init --dir {dir}`)")]
+    NoAuthority {
+        /// Where it should be.
+        dir: PathBuf,
+    },
+    /// The name can't stand in a certificate.
+    #[error("\"{name}\" can't be a host's name in a certificate: {why} (use letters, digits, dots and hyphens)")]
+    BadName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The file holds no certificate or key.
+    #[error("{path}: {why}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// It is not valid at this time.
+    #[error("the certificate {path} {why} (make a new one with `godwit pki renew`)")]
+    OutOfDate {
+        /// The file.
+        path: PathBuf,
+        /// Since or from when.
+        why: String,
+    },
+    /// Certificate, key and authority don't belong together.
+    #[error("{path} can't be used: {why} (certificate, key and authority must belong together)")]
+    Mismatch {
+        /// The certificate.
+        path: PathBuf,
+        /// What TLS says.
+        why: String,
+    },
+    /// A certificate can't be made.
+    #[error("a certificate can't be made: {0}")]
+    Make(#[from] rcgen::Error),
+}
+
+fn file_error(path: &std::path::Path, action: &'static str) -> impl FnOnce(std::io::Error) -> PkiError {
+    let path = path.to_owned();
+    move |source| PkiError::File { path, action, source }
+}

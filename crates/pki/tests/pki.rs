@@ -1,0 +1,121 @@
+//! Certificates are made, renewed and refused.
+
+#![allow(clippy::unwrap_used)] // a test fails by panicking
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use godwit_pki::{Authority, Grant, Identity, Issued, Peer, PkiError, Role, describe};
+use rustls::{ClientConnection, ServerConnection, StreamOwned};
+
+fn grant(name: &str) -> Grant {
+    Grant { name: name.to_owned(), role: Role::Host, addresses: vec!["10.0.0.1".parse().unwrap()], days: 30 }
+}
+
+fn identity(authority: &Authority, issued: &Issued) -> Identity {
+    Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
+}
+
+fn made(dir: &Path) -> (Authority, Identity, Identity) {
+    let authority = Authority::create(dir, "test", 365).unwrap();
+    let a = identity(&authority, &authority.issue(&grant("a")).unwrap());
+    let operator = Grant { role: Role::Operator, ..grant("root") };
+    let b = identity(&authority, &authority.issue(&operator).unwrap());
+    (authority, a, b)
+}
+
+/// Whom each end of a connection sees, or why there is none.
+fn connect(client: &Identity, server: &Identity, expected: &str) -> Result<(Peer, Peer), String> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let (socket, _) = listener.accept().unwrap();
+            let connection = ServerConnection::new(server.server().clone()).unwrap();
+            let mut stream = StreamOwned::new(connection, socket);
+            let mut word = [0; 5];
+            stream.read_exact(&mut word).map_err(|error| error.to_string())?;
+            stream.write_all(b"world").map_err(|error| error.to_string())?;
+            Ok::<_, String>(Peer::of(stream.conn.peer_certificates()).unwrap())
+        });
+        let name = Identity::server_name(expected).unwrap();
+        let connection = ClientConnection::new(client.client().clone(), name).unwrap();
+        let mut stream = StreamOwned::new(connection, TcpStream::connect(to).unwrap());
+        let mut word = [0; 5];
+        let said = stream.write_all(b"hello").and_then(|()| stream.read_exact(&mut word));
+        let seen = Peer::of(stream.conn.peer_certificates());
+        drop(stream);
+        let served = serving.join().unwrap();
+        said.map_err(|error| error.to_string())?;
+        Ok((seen.unwrap(), served?))
+    })
+}
+
+#[test]
+fn both_ends_know_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, a, b) = made(dir.path());
+    let (seen_by_client, seen_by_server) = connect(&b, &a, "a").unwrap();
+    assert_eq!(seen_by_client, Peer { name: "a".into(), role: Role::Host });
+    assert_eq!(seen_by_server, Peer { name: "root".into(), role: Role::Operator });
+    assert_eq!(a.name(), "a");
+}
+
+#[test]
+fn another_host_and_another_authority_are_refused() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (_, a, b) = made(dir.path());
+    let (_, foreign, _) = made(elsewhere.path());
+    assert!(connect(&b, &a, "c").unwrap_err().contains("not valid for"), "the name is checked");
+    for refused in [connect(&foreign, &a, "a"), connect(&b, &foreign, "a")] {
+        let why = refused.unwrap_err();
+        assert!(why.contains("certificate") || why.contains("alert"), "{why}");
+    }
+}
+
+#[test]
+fn keys_are_for_their_owner_alone_and_nothing_is_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, ..) = made(dir.path());
+    for key in ["ca.key", "a.key"] {
+        let mode = std::fs::metadata(dir.path().join(key)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{key}");
+    }
+    assert!(matches!(Authority::create(dir.path(), "again", 1), Err(PkiError::Exists { .. })));
+    assert!(matches!(authority.issue(&grant("a")), Err(PkiError::Exists { .. })));
+    assert!(matches!(Authority::open(&dir.path().join("none")), Err(PkiError::NoAuthority { .. })));
+    for name in ["", "ca", "a b", "../x", "-a", "a..b"] {
+        assert!(matches!(authority.issue(&grant(name)), Err(PkiError::BadName { .. })), "{name}");
+    }
+}
+
+#[test]
+fn a_renewed_certificate_says_the_same_for_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, ..) = made(dir.path());
+    let path = dir.path().join("a.pem");
+    let (before, key) = (describe(&path).unwrap(), std::fs::read(dir.path().join("a.key")).unwrap());
+    let renewed = authority.renew("a", 60).unwrap();
+    let after = describe(&path).unwrap();
+    assert_eq!((&after.name, after.role, &after.addresses), (&before.name, before.role, &before.addresses));
+    assert!(after.not_after > before.not_after);
+    assert_ne!(std::fs::read(&renewed.key).unwrap(), key);
+    assert!(matches!(authority.renew("nobody", 1), Err(PkiError::File { .. })));
+}
+
+#[test]
+fn what_has_ended_or_does_not_belong_together_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, ..) = made(dir.path());
+    let ended = authority.issue(&Grant { days: 0, ..grant("old") }).unwrap();
+    std::thread::yield_now();
+    let refused = Identity::load(&authority.certificate(), &ended.certificate, &ended.key).unwrap_err();
+    assert!(matches!(refused, PkiError::OutOfDate { .. }) && refused.to_string().contains("renew"), "{refused}");
+    let other = dir.path().join("a.key");
+    let refused = Identity::load(&authority.certificate(), &dir.path().join("root.pem"), &other).unwrap_err();
+    assert!(matches!(refused, PkiError::Mismatch { .. }), "{refused}");
+    let none = Identity::load(&authority.certificate(), &other, &other).unwrap_err();
+    assert!(matches!(none, PkiError::Unreadable { .. }), "{none}");
+}
