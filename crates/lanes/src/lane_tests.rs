@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{Message, PageRun};
 
@@ -26,6 +27,65 @@ fn region(folder: &tempfile::TempDir, name: &str, pages: u64) -> Region {
 
 #[test]
 fn pages_of_all_shapes_arrive_among_messages() {
+    let (near, far) = streams();
+    pages_of_all_shapes_arrive(&near, &far);
+}
+
+/// Both ends of a stream under certificates of one authority.
+fn secure_streams(folder: &tempfile::TempDir) -> (Stream, Stream) {
+    let authority = Authority::create(folder.path(), "test", 1).unwrap();
+    let identity = |name: &str| {
+        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let issued = authority.issue(&grant).unwrap();
+        Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
+    };
+    let (a, b) = (identity("a"), identity("b"));
+    let (near, far) = streams();
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| far.secure_accepted(&b).unwrap());
+        let near = near.secure(&a, "b").unwrap();
+        let (far, who) = accepting.join().unwrap();
+        assert_eq!(who.name, "a");
+        (near, far)
+    })
+}
+
+#[test]
+fn pages_of_all_shapes_arrive_sealed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (near, far) = secure_streams(&folder);
+    pages_of_all_shapes_arrive(&near, &far);
+}
+
+#[test]
+fn a_secure_stream_carries_both_ways_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (near, far) = secure_streams(&folder);
+    const WORDS: u64 = 2000;
+    let say = |stream: &Stream| {
+        let mut sender = stream.sender();
+        for word in 0..WORDS {
+            sender.send(&Message::Ping { sent_ns: word }).unwrap();
+        }
+    };
+    let hear = |stream: &Stream| {
+        let mut receiver = stream.receiver();
+        for word in 0..WORDS {
+            assert_eq!(receiver.receive().unwrap(), Incoming::Message(Message::Ping { sent_ns: word }));
+        }
+        assert!(receiver.is_idle());
+    };
+    std::thread::scope(|scope| {
+        for stream in [&near, &far] {
+            scope.spawn(move || say(stream));
+            scope.spawn(move || hear(stream));
+        }
+    });
+    near.finish_sending();
+    assert!(matches!(far.receiver().receive(), Err(LaneError::Closed)));
+}
+
+fn pages_of_all_shapes_arrive(near: &Stream, far: &Stream) {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (region(&folder, "from", 2000), region(&folder, "to", 2000));
     for page in 0..from.pages() {
@@ -33,7 +93,6 @@ fn pages_of_all_shapes_arrive_among_messages() {
     }
     let shapes = [(0, 1), (3, 1), (5, 2), (10, 17), (40, 1), (50, 600), (700, 1), (702, 64), (800, 1200)];
     let runs: Vec<_> = shapes.iter().map(|&(first, count)| PageRange { first, count }).collect();
-    let (near, far) = streams();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut sender = near.sender();

@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 mod lane_tests;
+mod link;
 mod receiver;
 mod sender;
 mod socket;
@@ -39,6 +40,9 @@ pub enum LaneError {
         /// The cause.
         source: std::io::Error,
     },
+    /// No secure connection came to be.
+    #[error("the TLS handshake failed: {0}; check the certificates with `godwit pki show`")]
+    Handshake(String),
     /// The peer closed the connection.
     #[error("the peer closed the lane")]
     Closed,

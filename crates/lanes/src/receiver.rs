@@ -1,16 +1,12 @@
 //! The receiving half of a lane.
 
-use std::io::Read;
-use std::net::TcpStream;
-use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::Instant;
 
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun, PagesHeader};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::LaneError;
+use crate::link::Link;
 
 /// Room for the largest payload that is read whole (device state), and for many small pages in one call.
 const BUFFER_BYTES: usize = MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN;
@@ -30,7 +26,7 @@ pub enum Incoming {
 /// The receiving half of a lane.
 #[derive(Debug)]
 pub struct StreamReceiver {
-    stream: Arc<TcpStream>,
+    link: Link,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -40,9 +36,9 @@ pub struct StreamReceiver {
 }
 
 impl StreamReceiver {
-    pub(crate) fn new(stream: Arc<TcpStream>) -> Self {
+    pub(crate) fn new(link: Link) -> Self {
         StreamReceiver {
-            stream,
+            link,
             buffer: vec![0; BUFFER_BYTES].into(),
             start: 0,
             end: 0,
@@ -93,8 +89,7 @@ impl StreamReceiver {
     /// Whether nothing more has come than was taken: the next [`StreamReceiver::receive`] would wait.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let mut ready = [PollFd::new(&self.stream, PollFlags::IN)];
-        self.start == self.end && matches!(poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+        self.start == self.end && self.link.is_idle()
     }
 
     /// Takes announced pages into guest memory.
@@ -112,11 +107,12 @@ impl StreamReceiver {
         while offset < end {
             let left = end - offset;
             let direct = left > DIRECT_BYTES;
-            if self.start == self.end && direct && offset.is_multiple_of(PAGE_SIZE) {
-                region.receive(
-                    self.stream.as_fd(),
-                    PageRange { first: offset / PAGE_SIZE, count: left / PAGE_SIZE },
-                )?;
+            if self.start == self.end
+                && direct
+                && offset.is_multiple_of(PAGE_SIZE)
+                && let Some(socket) = self.link.plain()
+            {
+                region.receive(socket, PageRange { first: offset / PAGE_SIZE, count: left / PAGE_SIZE })?;
                 self.received_bytes += left;
                 return Ok(());
             }
@@ -167,7 +163,7 @@ impl StreamReceiver {
                 return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
             }
             let room = self.buffer.len().min(self.end.saturating_add(at_most));
-            let read = match (&*self.stream).read(&mut self.buffer[self.end..room]) {
+            let read = match self.link.read(&mut self.buffer[self.end..room]) {
                 Ok(0) => return Err(LaneError::Closed),
                 Ok(read) => read,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,

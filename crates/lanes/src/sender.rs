@@ -1,25 +1,23 @@
 //! The sending half of a stream.
 
-use std::net::TcpStream;
-use std::os::fd::AsFd;
-use std::sync::Arc;
-
-use godwit_ram::{PageRange, Part, Region, send_parts};
+use godwit_ram::{PageRange, Part, Region};
 use godwit_wire::{BlockRun, HEADER_LEN, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros};
 
 use crate::LaneError;
+use crate::link::Link;
 
 /// The sending half of a stream.
 #[derive(Debug)]
 pub struct StreamSender {
-    stream: Arc<TcpStream>,
+    link: Link,
     scratch: Vec<u8>,
+    staging: Vec<u8>,
     sent_bytes: u64,
 }
 
 impl StreamSender {
-    pub(crate) fn new(stream: Arc<TcpStream>) -> Self {
-        StreamSender { stream, scratch: Vec::new(), sent_bytes: 0 }
+    pub(crate) fn new(link: Link) -> Self {
+        StreamSender { link, scratch: Vec::new(), staging: Vec::new(), sent_bytes: 0 }
     }
 
     /// Bytes handed to the kernel so far.
@@ -35,7 +33,7 @@ impl StreamSender {
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
         self.scratch.clear();
         message.encode(&mut self.scratch);
-        self.sent_bytes += send_parts(self.stream.as_fd(), &[Part::Bytes(&self.scratch)])?;
+        self.sent_bytes += self.link.send(&[Part::Bytes(&self.scratch)], &mut self.staging)?;
         Ok(())
     }
 
@@ -72,7 +70,7 @@ impl StreamSender {
             parts.extend([Part::Bytes(header), Part::Pages(region, range)]);
         }
         parts.push(Part::Bytes(&end));
-        let sent = send_parts(self.stream.as_fd(), &parts)?;
+        let sent = self.link.send(&parts, &mut self.staging)?;
         self.sent_bytes += sent;
         Ok(sent)
     }

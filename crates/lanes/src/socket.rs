@@ -4,10 +4,12 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_pki::{Identity, Peer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use crate::link::{Link, Tls};
 use crate::{LaneError, StreamReceiver, StreamSender};
 
 /// Sent data that stays unacknowledged for this long ends the lane; so does silence.
@@ -16,7 +18,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// One TCP connection between two hosts, both directions.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    stream: Arc<TcpStream>,
+    link: Link,
     peer: SocketAddr,
 }
 
@@ -32,7 +34,26 @@ impl Stream {
         let millis = u32::try_from(SILENCE_LIMIT.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, millis).map_err(std::io::Error::from)?;
         let peer = stream.peer_addr()?;
-        Ok(Stream { stream: Arc::new(stream), peer })
+        Ok(Stream { link: Link::Plain(Arc::new(stream)), peer })
+    }
+
+    /// Makes the stream secure, as the one who connected; the peer's certificate must be that of `host`.
+    ///
+    /// # Errors
+    /// [`LaneError::Handshake`] with the reason.
+    pub fn secure(self, identity: &Identity, host: &str) -> Result<Stream, LaneError> {
+        let name = Identity::server_name(host).map_err(|error| LaneError::Handshake(error.to_string()))?;
+        let tls = Tls::connect(self.link.socket().try_clone()?, identity.client(), name)?;
+        Ok(Stream { link: Link::Tls(Arc::new(tls)), peer: self.peer })
+    }
+
+    /// Makes the stream secure, as the one who was connected to, and tells who has connected.
+    ///
+    /// # Errors
+    /// [`LaneError::Handshake`] with the reason.
+    pub fn secure_accepted(self, identity: &Identity) -> Result<(Stream, Peer), LaneError> {
+        let (tls, who) = Tls::accept(self.link.socket().try_clone()?, identity.server())?;
+        Ok((Stream { link: Link::Tls(Arc::new(tls)), peer: self.peer }, who))
     }
 
     /// The other side.
@@ -44,13 +65,13 @@ impl Stream {
     /// The sending half.
     #[must_use]
     pub fn sender(&self) -> StreamSender {
-        StreamSender::new(Arc::clone(&self.stream))
+        StreamSender::new(self.link.clone())
     }
 
     /// The receiving half.
     #[must_use]
     pub fn receiver(&self) -> StreamReceiver {
-        StreamReceiver::new(Arc::clone(&self.stream))
+        StreamReceiver::new(self.link.clone())
     }
 
     /// Sets for how long the peer may be silent; the default is ten seconds.
@@ -58,18 +79,19 @@ impl Stream {
     /// # Errors
     /// [`LaneError::Io`] where the kernel refuses it.
     pub fn limit_silence(&self, limit: Duration) -> Result<(), LaneError> {
-        Ok(self.stream.set_read_timeout(Some(limit))?)
+        Ok(self.link.socket().set_read_timeout(Some(limit))?)
     }
 
     /// Ends the lane: both halves' calls return at once. What was sent still goes out.
     pub fn close(&self) {
         // A lane that is gone already is closed.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = self.link.socket().shutdown(Shutdown::Both);
     }
 
     /// No more is sent; the peer reads what was sent and then the end. Receiving goes on.
     pub fn finish_sending(&self) {
-        let _ = self.stream.shutdown(Shutdown::Write);
+        self.link.finish();
+        let _ = self.link.socket().shutdown(Shutdown::Write);
     }
 }
 

@@ -122,8 +122,7 @@ impl Authority {
         check_name(name)?;
         let issued = self.files(name);
         let old = describe(&issued.certificate)?;
-        let grant =
-            Grant { name: name.to_owned(), role: old.role, addresses: old.addresses.clone(), days };
+        let grant = Grant { name: name.to_owned(), role: old.role, addresses: old.addresses.clone(), days };
         self.write(&grant, &issued)?;
         Ok(issued)
     }
@@ -156,8 +155,7 @@ impl Authority {
         write_new(&new_key, &key.serialize_pem(), 0o600)?;
         write_new(&new_certificate, &certificate.pem(), 0o644)?;
         fs::rename(&new_key, &issued.key).map_err(file_error(&issued.key, "written"))?;
-        fs::rename(&new_certificate, &issued.certificate)
-            .map_err(file_error(&issued.certificate, "written"))
+        fs::rename(&new_certificate, &issued.certificate).map_err(file_error(&issued.certificate, "written"))
     }
 }
 

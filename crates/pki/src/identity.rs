@@ -108,10 +108,7 @@ impl Identity {
 /// AES-GCM alone, the shorter key first: both are as safe, and it is faster.
 fn provider() -> CryptoProvider {
     CryptoProvider {
-        cipher_suites: vec![
-            cipher_suite::TLS13_AES_128_GCM_SHA256,
-            cipher_suite::TLS13_AES_256_GCM_SHA384,
-        ],
+        cipher_suites: vec![cipher_suite::TLS13_AES_128_GCM_SHA256, cipher_suite::TLS13_AES_256_GCM_SHA384],
         ..aws_lc_rs::default_provider()
     }
 }

@@ -39,7 +39,9 @@ pub enum PkiError {
         dir: PathBuf,
     },
     /// The name can't stand in a certificate.
-    #[error("\"{name}\" can't be a host's name in a certificate: {why} (use letters, digits, dots and hyphens)")]
+    #[error(
+        "\"{name}\" can't be a host's name in a certificate: {why} (use letters, digits, dots and hyphens)"
+    )]
     BadName {
         /// The name.
         name: String,

@@ -112,7 +112,10 @@ fn what_has_ended_or_does_not_belong_together_is_told() {
     let ended = authority.issue(&Grant { days: 0, ..grant("old") }).unwrap();
     std::thread::yield_now();
     let refused = Identity::load(&authority.certificate(), &ended.certificate, &ended.key).unwrap_err();
-    assert!(matches!(refused, PkiError::OutOfDate { .. }) && refused.to_string().contains("renew"), "{refused}");
+    assert!(
+        matches!(refused, PkiError::OutOfDate { .. }) && refused.to_string().contains("renew"),
+        "{refused}"
+    );
     let other = dir.path().join("a.key");
     let refused = Identity::load(&authority.certificate(), &dir.path().join("root.pem"), &other).unwrap_err();
     assert!(matches!(refused, PkiError::Mismatch { .. }), "{refused}");

@@ -1,0 +1,231 @@
+//! What carries a stream's bytes: the socket itself, or TLS over it.
+//!
+//! One thread may read while another writes. A TLS connection is one state for both directions, so it has a lock, which is held
+//! while bytes are sealed or opened and never while the socket is waited for.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use godwit_pki::Peer;
+use godwit_ram::{Part, send_parts};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+
+use crate::LaneError;
+
+/// Plain bytes sealed under one lock and handed to the socket in one call.
+const SEAL_BYTES: usize = 512 << 10;
+/// Sealed bytes taken from the socket in one call.
+const OPEN_BYTES: usize = 256 << 10;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Link {
+    Plain(Arc<TcpStream>),
+    Tls(Arc<Tls>),
+}
+
+impl Link {
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Link::Plain(socket) => socket,
+            Link::Tls(tls) => &tls.socket,
+        }
+    }
+
+    /// Sends all parts in order; `staging` is used where bytes must be copied before they are sealed.
+    pub(crate) fn send(&self, parts: &[Part<'_>], staging: &mut Vec<u8>) -> Result<u64, LaneError> {
+        let tls = match self {
+            Link::Plain(socket) => return Ok(send_parts(socket.as_fd(), parts)?),
+            Link::Tls(tls) => tls,
+        };
+        staging.clear();
+        for part in parts {
+            match part {
+                Part::Bytes(bytes) => staging.extend_from_slice(bytes),
+                Part::Pages(region, range) => {
+                    let start = staging.len();
+                    let length = usize::try_from(range.len_bytes()).unwrap_or(usize::MAX);
+                    staging.resize(start.saturating_add(length), 0);
+                    region
+                        .copy_out(range.offset_bytes(), &mut staging[start..])
+                        .map_err(|error| LaneError::Memory(error.to_string()))?;
+                }
+            }
+        }
+        Ok(tls.write(staging)?)
+    }
+
+    /// Reads what there is, at least a byte; 0 at the end.
+    pub(crate) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Link::Plain(socket) => (&**socket).read(into),
+            Link::Tls(tls) => tls.read(into),
+        }
+    }
+
+    /// The socket, where its bytes are the stream's own.
+    pub(crate) fn plain(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Link::Plain(socket) => Some(socket.as_fd()),
+            Link::Tls(_) => None,
+        }
+    }
+
+    /// Whether a read would wait.
+    pub(crate) fn is_idle(&self) -> bool {
+        if let Link::Tls(tls) = self
+            && lock(&tls.opening).rest() > 0
+        {
+            return false;
+        }
+        let mut ready = [PollFd::new(self.socket(), PollFlags::IN)];
+        matches!(poll(&mut ready, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+    }
+
+    /// Tells the peer that no more comes.
+    pub(crate) fn finish(&self) {
+        if let Link::Tls(tls) = self {
+            let mut sealed = lock(&tls.sealed);
+            lock(&tls.connection).send_close_notify();
+            // The socket's end tells it as well.
+            let _ = tls.flush(&mut sealed);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Tls {
+    socket: TcpStream,
+    connection: Mutex<Connection>,
+    /// Sealed bytes on their way out; held while they are sent, so that records leave in order.
+    sealed: Mutex<Vec<u8>>,
+    opening: Mutex<Opening>,
+}
+
+/// Sealed bytes that came and were not opened yet.
+#[derive(Debug)]
+struct Opening {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Opening {
+    fn rest(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+impl Tls {
+    /// Shakes hands as the one who connected; the peer must be `name`.
+    pub(crate) fn connect(
+        socket: TcpStream,
+        config: &Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> Result<Tls, LaneError> {
+        let connection = ClientConnection::new(Arc::clone(config), name);
+        Tls::shake_hands(socket, connection.map(Connection::Client)).map(|(tls, _)| tls)
+    }
+
+    /// Shakes hands as the one who was connected to.
+    pub(crate) fn accept(socket: TcpStream, config: &Arc<ServerConfig>) -> Result<(Tls, Peer), LaneError> {
+        let connection = ServerConnection::new(Arc::clone(config));
+        let (tls, peer) = Tls::shake_hands(socket, connection.map(Connection::Server))?;
+        let unknown = || LaneError::Handshake("its certificate names nobody".to_owned());
+        Ok((tls, peer.ok_or_else(unknown)?))
+    }
+
+    fn shake_hands(
+        socket: TcpStream,
+        connection: Result<Connection, rustls::Error>,
+    ) -> Result<(Tls, Option<Peer>), LaneError> {
+        let failed = |error: &dyn std::fmt::Display| LaneError::Handshake(error.to_string());
+        let mut connection = connection.map_err(|error| failed(&error))?;
+        // What is sealed leaves at once.
+        connection.set_buffer_limit(None);
+        while connection.is_handshaking() {
+            connection.complete_io(&mut &socket).map_err(|error| failed(&error))?;
+        }
+        let peer = Peer::of(connection.peer_certificates());
+        let opening = Opening { bytes: vec![0; OPEN_BYTES].into(), start: 0, end: 0 };
+        let tls = Tls {
+            socket,
+            connection: Mutex::new(connection),
+            sealed: Mutex::default(),
+            opening: Mutex::new(opening),
+        };
+        Ok((tls, peer))
+    }
+
+    /// Seals and sends everything; returns the sealed bytes.
+    fn write(&self, bytes: &[u8]) -> io::Result<u64> {
+        let mut sealed = lock(&self.sealed);
+        let mut total = 0;
+        for piece in bytes.chunks(SEAL_BYTES) {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                let taken = lock(&self.connection).writer().write(rest)?;
+                rest = &rest[taken..];
+            }
+            total += self.flush(&mut sealed)?;
+        }
+        Ok(total)
+    }
+
+    fn flush(&self, sealed: &mut Vec<u8>) -> io::Result<u64> {
+        sealed.clear();
+        {
+            let mut connection = lock(&self.connection);
+            while connection.wants_write() {
+                connection.write_tls(&mut *sealed)?;
+            }
+        }
+        (&self.socket).write_all(sealed)?;
+        Ok(sealed.len() as u64)
+    }
+
+    fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        let mut opening = lock(&self.opening);
+        loop {
+            match lock(&self.connection).reader().read(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // A peer that goes without a word of farewell is gone all the same: frames say where they end.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            if opening.rest() == 0 {
+                let Opening { bytes, start, end } = &mut *opening;
+                (*start, *end) = (0, (&self.socket).read(bytes)?);
+                if *end == 0 {
+                    return Ok(0);
+                }
+            }
+            self.open(&mut opening)?;
+        }
+    }
+
+    /// Opens as much as the connection takes at a time: it holds a record or so.
+    fn open(&self, opening: &mut Opening) -> io::Result<()> {
+        let mut connection = lock(&self.connection);
+        let mut rest = &opening.bytes[opening.start..opening.end];
+        let taken = connection.read_tls(&mut rest)?;
+        opening.start += taken;
+        let opened = connection.process_new_packets();
+        let answers = connection.wants_write();
+        drop(connection);
+        if answers {
+            // An alert with the reason, or the answer to new keys.
+            let mut sealed = lock(&self.sealed);
+            let _ = self.flush(&mut sealed);
+        }
+        opened.map(|_| ()).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+}
+
+/// A thread that panicked with a lock leaves a connection that the next call finds broken.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
