@@ -7,11 +7,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use godwit_pki::{Authority, Grant, PkiError, Role};
 use serde::Serialize;
 
 use crate::options::LabOptions;
 use crate::state::write_whole;
 use crate::topology::{AGENT_PORT, Host, LAN_BRIDGE, LAN_NETWORK, LabPaths, Topology};
+
+/// How long the lab's certificates are good for: longer than a lab stays up.
+const CERTIFICATE_DAYS: u32 = 365;
 
 /// An agent's configuration, as `godwit host run --config` reads it.
 #[derive(Serialize)]
@@ -27,9 +31,20 @@ struct AgentConfig<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     qemu_user: Option<&'a str>,
     tracker: PathBuf,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    insecure: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<Tls>,
     networks: BTreeMap<&'a str, Network>,
     /// All other hosts.
     peers: BTreeMap<&'a str, String>,
+}
+
+#[derive(Serialize)]
+struct Tls {
+    authority: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
 }
 
 #[derive(Serialize)]
@@ -124,18 +139,38 @@ pub(crate) fn write_configs(
             qemu: tools.qemu.clone(),
             qemu_user: options.qemu_user.as_deref(),
             tracker: tools.tracker.clone(),
+            insecure: options.insecure,
+            tls: if options.insecure { None } else { Some(certificate(paths, host)?) },
             networks: BTreeMap::from([(LAN_NETWORK, Network { bridge: LAN_BRIDGE })]),
-            peers: peers_of(host, topology),
+            peers: peers_of(host, topology, options.insecure),
         })?;
         write_whole(&config(paths, &host.name), &text)?;
     }
     Ok(())
 }
 
-fn peers_of<'a>(host: &Host, topology: &'a Topology) -> BTreeMap<&'a str, String> {
+/// A certificate of the lab's own authority, made where it is missing.
+fn certificate(paths: &LabPaths, host: &Host) -> Result<Tls> {
+    let dir = paths.pki();
+    let authority = match Authority::open(&dir) {
+        Err(PkiError::NoAuthority { .. }) => Authority::create(&dir, "godwit lab", CERTIFICATE_DAYS),
+        opened => opened,
+    };
+    let authority = authority.context("the lab's authority")?;
+    let (certificate, key) = (dir.join(format!("{}.pem", host.name)), dir.join(format!("{}.key", host.name)));
+    if !certificate.exists() {
+        let addresses = vec![host.migration_ipv4().into(), host.migration_ipv6().into()];
+        let grant = Grant { name: host.name.clone(), role: Role::Host, addresses, days: CERTIFICATE_DAYS };
+        authority.issue(&grant).context("a lab host's certificate")?;
+    }
+    Ok(Tls { authority: authority.certificate(), certificate, key })
+}
+
+fn peers_of<'a>(host: &Host, topology: &'a Topology, insecure: bool) -> BTreeMap<&'a str, String> {
+    let scheme = if insecure { "http" } else { "https" };
     let others = topology.hosts.iter().filter(|other| other.name != host.name);
     others
-        .map(|other| (other.name.as_str(), format!("http://{}:{AGENT_PORT}", other.migration_ipv4())))
+        .map(|other| (other.name.as_str(), format!("{scheme}://{}:{AGENT_PORT}", other.migration_ipv4())))
         .collect()
 }
 
@@ -211,8 +246,9 @@ mod tests {
         assert_eq!(value["networks"]["lan"]["bridge"].as_str(), Some("br-lan"));
         let peers: Vec<&String> = value["peers"].as_table().unwrap().keys().collect();
         assert_eq!(peers, ["a", "c"]);
-        assert_eq!(value["peers"]["a"].as_str(), Some("http://10.77.0.11:7700"));
-        assert!(!value.contains_key("qemu_user"));
+        assert_eq!(value["peers"]["a"].as_str(), Some("https://10.77.0.11:7700"));
+        assert!(value["tls"]["certificate"].as_str().is_some_and(|path| Path::new(path).exists()));
+        assert!(!value.contains_key("qemu_user") && !value.contains_key("insecure"));
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub struct LabOptions {
     pub qemu_user: Option<String>,
     /// The tracker library; `None` is the one beside the `godwit` binary or in /usr/lib/godwit.
     pub tracker: Option<PathBuf>,
+    /// Agents and migrations go unprotected.
+    #[serde(default)]
+    pub insecure: bool,
     /// Leads the names of the namespaces.
     pub prefix: String,
     /// Where all files of the lab live.
@@ -51,6 +54,7 @@ impl Default for LabOptions {
             qemu: None,
             qemu_user: None,
             tracker: None,
+            insecure: false,
             prefix: DEFAULT_PREFIX.to_owned(),
             state_dir: PathBuf::from(DEFAULT_STATE_DIR),
             replace: false,

@@ -152,6 +152,12 @@ impl LabPaths {
         self.root.join("hosts.toml")
     }
 
+    /// The lab's authority and certificates.
+    #[must_use]
+    pub fn pki(&self) -> PathBuf {
+        self.root.join("pki")
+    }
+
     /// Unix socket of the client prober.
     #[must_use]
     pub fn client_socket(&self) -> PathBuf {

@@ -31,7 +31,7 @@ use crate::topology::{LabPaths, Topology};
 use crate::{agents as files, down, status, up};
 
 pub use guest::{Guest, GuestPlan};
-pub use moving::{MOVE_LIMIT, Migration, Watched, other_host};
+pub use moving::{MOVE_LIMIT, Migration, Watched, other_host, request_to};
 pub use needs::{Needs, missing};
 pub use traces::Traces;
 pub use wait::{LIMIT, until};

@@ -1,4 +1,4 @@
-//! The client of an agent: HTTP/1.1 over a unix socket or TCP, one connection a request.
+//! The client of an agent: HTTP/1.1 over a unix socket, TLS or TCP, one connection a request.
 //!
 //! An agent that can't be reached and an agent that says no are different errors: the first says nothing about what
 //! the host does, the second is the host's own word.
@@ -7,9 +7,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use godwit_pki::Identity;
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
@@ -21,6 +23,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
 
 use crate::sse::EventParser;
 use crate::{
@@ -40,8 +43,10 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 pub enum Endpoint {
     /// A unix socket: `unix:/run/godwit/agent.sock`.
     Unix(PathBuf),
-    /// An address and a port: `http://10.77.0.11:7700`.
+    /// An address and a port, without protection: `http://10.77.0.11:7700`.
     Tcp(String),
+    /// An address and a port, by TLS with certificates on both sides: `https://10.77.0.11:7700`.
+    Tls(String),
 }
 
 impl FromStr for Endpoint {
@@ -52,7 +57,7 @@ impl FromStr for Endpoint {
             ApiError::new(
                 ErrorCode::InvalidRequest,
                 format!("\"{text}\" is no agent address: {why}"),
-                "write unix:/path/to/agent.sock or http://address:port",
+                "write unix:/path/to/agent.sock or https://address:port",
             )
         };
         if let Some(path) = text.strip_prefix("unix:") {
@@ -67,9 +72,11 @@ impl FromStr for Endpoint {
             (Some("http"), Some(authority)) if authority.port_u16().is_some() => {
                 Ok(Endpoint::Tcp(authority.to_string()))
             }
-            (Some("http"), Some(_)) => Err(wrong("the port is missing")),
-            (Some("https"), _) => Err(wrong("agents do not speak TLS yet")),
-            _ => Err(wrong("it has neither unix: nor http:// in front")),
+            (Some("https"), Some(authority)) if authority.port_u16().is_some() => {
+                Ok(Endpoint::Tls(authority.to_string()))
+            }
+            (Some("http" | "https"), Some(_)) => Err(wrong("the port is missing")),
+            _ => Err(wrong("it has none of unix:, https:// and http:// in front")),
         }
     }
 }
@@ -79,6 +86,7 @@ impl fmt::Display for Endpoint {
         match self {
             Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
             Endpoint::Tcp(authority) => write!(f, "http://{authority}"),
+            Endpoint::Tls(authority) => write!(f, "https://{authority}"),
         }
     }
 }
@@ -120,12 +128,18 @@ impl ClientError {
     }
 }
 
+async fn connect_tcp(authority: &str) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(authority).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
 fn hint(endpoint: &Endpoint) -> &'static str {
     match endpoint {
         Endpoint::Unix(_) => {
             " (is it running, and are you root? start it with `godwit host run --config FILE`)"
         }
-        Endpoint::Tcp(_) => {
+        Endpoint::Tcp(_) | Endpoint::Tls(_) => {
             " (is it running and the network up? start it with `godwit host run --config FILE`)"
         }
     }
@@ -135,6 +149,8 @@ fn hint(endpoint: &Endpoint) -> &'static str {
 #[derive(Clone, Debug)]
 pub struct Client {
     endpoint: Endpoint,
+    /// What it shows by TLS, and the host whose certificate it expects.
+    secure: Option<(Identity, String)>,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -144,7 +160,13 @@ impl Client {
     /// A client of the agent at `endpoint`.
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Self {
-        Client { endpoint }
+        Client { endpoint, secure: None }
+    }
+
+    /// The same, which shows `identity` by TLS and speaks to the agent of `host` alone.
+    #[must_use]
+    pub fn secure(endpoint: Endpoint, identity: Identity, host: impl Into<String>) -> Self {
+        Client { endpoint, secure: Some((identity, host.into())) }
     }
 
     /// Where its agent is.
@@ -300,10 +322,14 @@ impl Client {
     async fn connect(&self) -> std::io::Result<Box<dyn Stream>> {
         Ok(match &self.endpoint {
             Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await?),
-            Endpoint::Tcp(authority) => {
-                let stream = TcpStream::connect(authority).await?;
-                stream.set_nodelay(true)?;
-                Box::new(stream)
+            Endpoint::Tcp(authority) => Box::new(connect_tcp(authority).await?),
+            Endpoint::Tls(authority) => {
+                let Some((identity, host)) = &self.secure else {
+                    return Err(std::io::Error::other("there is no certificate to show: set [tls]"));
+                };
+                let name = Identity::server_name(host).map_err(std::io::Error::other)?;
+                let connector = TlsConnector::from(Arc::clone(identity.client()));
+                Box::new(connector.connect(name, connect_tcp(authority).await?).await?)
             }
         })
     }
@@ -336,7 +362,7 @@ impl Client {
     fn authority(&self) -> &str {
         match &self.endpoint {
             Endpoint::Unix(_) => "localhost",
-            Endpoint::Tcp(authority) => authority,
+            Endpoint::Tcp(authority) | Endpoint::Tls(authority) => authority,
         }
     }
 

@@ -20,6 +20,8 @@ pub enum ErrorCode {
     WrongState,
     /// Another operation on the same VM is under way.
     Busy,
+    /// The sender's certificate does not allow it.
+    Forbidden,
     /// The host has not enough memory left.
     InsufficientMemory,
     /// A check before the migration says that this VM can't move there, or not by this engine.
@@ -53,6 +55,7 @@ impl ErrorCode {
             ErrorCode::AlreadyExists | ErrorCode::WrongState | ErrorCode::Busy | ErrorCode::Cancelled => {
                 StatusCode::CONFLICT
             }
+            ErrorCode::Forbidden => StatusCode::FORBIDDEN,
             ErrorCode::InsufficientMemory => StatusCode::INSUFFICIENT_STORAGE,
             ErrorCode::Preflight => StatusCode::PRECONDITION_FAILED,
             ErrorCode::PeerUnreachable | ErrorCode::PeerVersion => StatusCode::BAD_GATEWAY,

@@ -201,6 +201,9 @@ pub struct QemuEngineOptions {
     /// Switch to post-copy when the first round is over.
     #[serde(default)]
     pub postcopy: bool,
+    /// Between hosts that protect what they say: QEMU's own engine may send the guest's memory unprotected all the same.
+    #[serde(default)]
+    pub plaintext: bool,
     /// The destination's QEMU runs the guest as soon as it has loaded it, without the source agent's word: half a round
     /// trip sooner, and a link that breaks at the very end can leave two that run. Post-copy is always so.
     #[serde(default)]

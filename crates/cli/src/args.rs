@@ -39,7 +39,7 @@ impl Cli {
             }
             Command::Migrate(options) => &options.hosts,
             Command::Lab { command: LabCommand::Guest { hosts, .. } } => hosts,
-            Command::Lab { .. } | Command::Watch(_) | Command::Completions { .. } => {
+            Command::Lab { .. } | Command::Pki { .. } | Command::Watch(_) | Command::Completions { .. } => {
                 return self.hosts.clone();
             }
         };
@@ -87,6 +87,20 @@ Ctrl-C cancels and waits until the guest runs on at the source; a second Ctrl-C 
         #[command(subcommand)]
         command: MigrationCommand,
     },
+    /// The authority and the certificates of hosts and operators
+    #[command(after_help = "Examples:
+  godwit pki init --dir /etc/godwit/pki
+  godwit pki issue a --address 10.77.0.11 --dir /etc/godwit/pki
+  godwit pki issue admin --operator --days 30 --dir /etc/godwit/pki
+  godwit pki renew a --dir /etc/godwit/pki
+  godwit pki show /etc/godwit/pki/a.pem
+
+A host needs ca.pem, NAME.pem and NAME.key; ca.key stays where it was made. An agent takes a renewed certificate without a
+restart.")]
+    Pki {
+        #[command(subcommand)]
+        command: PkiCommand,
+    },
     /// Hosts, networks and clients on this machine, to try Godwit with
     Lab {
         #[command(subcommand)]
@@ -104,6 +118,59 @@ Ctrl-C cancels and waits until the guest runs on at the source; a second Ctrl-C 
         /// The shell
         shell: Shell,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PkiCommand {
+    /// Make an authority
+    Init {
+        #[command(flatten)]
+        place: PkiPlace,
+        /// What it is called
+        #[arg(long, default_value = "godwit")]
+        name: String,
+        /// How long it is good for
+        #[arg(long, value_name = "DAYS", default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36500))]
+        days: u32,
+    },
+    /// Issue a host's certificate, or an operator's
+    Issue {
+        /// What the configurations call the host
+        name: String,
+        #[command(flatten)]
+        place: PkiPlace,
+        /// An address that it also stands for (repeatable)
+        #[arg(long = "address", value_name = "IP")]
+        addresses: Vec<IpAddr>,
+        /// For a person or a program that may do everything, not for a host
+        #[arg(long)]
+        operator: bool,
+        /// How long it is good for
+        #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+        days: u32,
+    },
+    /// Issue a certificate anew, with a new key
+    Renew {
+        /// Whose
+        name: String,
+        #[command(flatten)]
+        place: PkiPlace,
+        /// How long it is good for
+        #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+        days: u32,
+    },
+    /// Show what a certificate says
+    Show {
+        /// The certificate's file
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PkiPlace {
+    /// The authority's directory
+    #[arg(long, value_name = "DIR", default_value = "/etc/godwit/pki")]
+    pub(crate) dir: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
@@ -323,6 +390,9 @@ pub(crate) struct MigrateArgs {
     /// Switch over after the first round and let pages follow
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) postcopy: bool,
+    /// Send the guest's memory unprotected, between hosts that protect what they say
+    #[arg(long, help_heading = "With --engine qemu")]
+    pub(crate) plaintext: bool,
     /// Let the destination's QEMU run the guest by itself: sooner, and unsafe if the link breaks at the end
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) autostart: bool,
@@ -437,6 +507,9 @@ pub(crate) struct LabUpArgs {
     /// The user that QEMU runs as
     #[arg(long, value_name = "USER")]
     pub(crate) qemu_user: Option<String>,
+    /// Agents and migrations go unprotected; otherwise the lab has certificates of its own
+    #[arg(long)]
+    pub(crate) insecure: bool,
     /// The tracker library
     #[arg(long, value_name = "PATH")]
     pub(crate) tracker: Option<PathBuf>,

@@ -31,7 +31,7 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   2    wrong usage, or a request that makes no sense
   3    no such VM, host, migration or file
   4    conflict: it exists already, is in the wrong state, or something else is under way
-  5    refused by a check before anything was changed (preflight, memory)
+  5    refused by a check before anything was changed (preflight, memory, certificate)
   6    an agent can't be reached
   7    the migration failed; the guest runs on at the source
   8    the migration was cancelled; the guest runs on at the source
@@ -50,7 +50,7 @@ impl Exit {
             ErrorCode::InvalidRequest => Exit::Usage,
             ErrorCode::NotFound => Exit::NotFound,
             ErrorCode::AlreadyExists | ErrorCode::WrongState | ErrorCode::Busy => Exit::Conflict,
-            ErrorCode::Preflight | ErrorCode::InsufficientMemory => Exit::Preflight,
+            ErrorCode::Preflight | ErrorCode::InsufficientMemory | ErrorCode::Forbidden => Exit::Preflight,
             ErrorCode::PeerUnreachable => Exit::Unreachable,
             ErrorCode::MigrationFailed => Exit::MigrationFailed,
             ErrorCode::Cancelled => Exit::Cancelled,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
 use godwit_api::{Client, ClientError, DEFAULT_SOCKET, Endpoint, ErrorCode, VmInfo, VmState};
+use godwit_pki::Identity;
 use serde::Deserialize;
 
 use crate::exit::{Exit, Failure};
@@ -19,6 +20,16 @@ struct HostsFile {
     #[serde(default)]
     hosts: BTreeMap<String, HostEntry>,
     watch: Option<WatchEntry>,
+    /// What hosts with https:// are shown: an operator's certificate.
+    tls: Option<TlsEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsEntry {
+    authority: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
 }
 
 #[derive(Debug, Deserialize)]
@@ -77,7 +88,7 @@ impl Hosts {
     fn parse(text: &str, path: PathBuf) -> Result<Hosts, Failure> {
         let wrong = |why: String| {
             let mend =
-                "write [hosts.NAME] with api = \"unix:/path\" or \"http://address:port\", see docs/cli.md";
+                "write [hosts.NAME] with api = \"unix:/path\" or \"https://address:port\", see docs/cli.md";
             Failure::usage(format!("{}: {why}", path.display()), mend)
         };
         let file: HostsFile = toml::from_str(text).map_err(|error| {
@@ -85,11 +96,24 @@ impl Hosts {
                 error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
             wrong(format!("line {line}: {}", error.message().trim()))
         })?;
+        let identity = match &file.tls {
+            Some(tls) => Some(Identity::load(&tls.authority, &tls.certificate, &tls.key)?),
+            None => None,
+        };
         let mut clients = BTreeMap::new();
         for (name, entry) in file.hosts {
             let endpoint: Endpoint =
                 entry.api.parse().map_err(|error| wrong(format!("hosts.{name}.api: {error}")))?;
-            clients.insert(name, Client::new(endpoint));
+            let client = match (&endpoint, &identity) {
+                (Endpoint::Tls(_), None) => {
+                    return Err(wrong(format!(
+                        "hosts.{name}.api: https:// needs [tls] with an operator's certificate"
+                    )));
+                }
+                (Endpoint::Tls(_), Some(identity)) => Client::secure(endpoint, identity.clone(), &name),
+                _ => Client::new(endpoint),
+            };
+            clients.insert(name, client);
         }
         if clients.is_empty() {
             return Err(wrong("it names no host".to_owned()));

@@ -65,6 +65,7 @@ fn wanted(options: LabUpArgs) -> LabOptions {
         qemu: options.qemu,
         qemu_user: options.qemu_user,
         tracker: options.tracker,
+        insecure: options.insecure,
         replace: options.replace,
         prefix,
         state_dir,

@@ -8,6 +8,7 @@ mod hosts;
 mod lab;
 mod migrate;
 mod output;
+mod pki;
 mod report;
 mod units;
 mod vm;
@@ -47,6 +48,9 @@ fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     let hosts_file = cli.hosts_file();
+    if let Command::Pki { command } = cli.command {
+        return pki::run(command, output);
+    }
     // The lab's own work blocks; it needs no runtime.
     if let Command::Lab { command } = cli.command {
         return lab::run(command, hosts_file.as_deref(), cli.host.as_deref(), output);
@@ -73,6 +77,8 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Vm { command, .. } => vm::run(command, &hosts, only, output).await,
         Command::Migrate(options) => migrate::run(options, &hosts, only, output).await,
         Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
-        Command::Lab { .. } | Command::Watch(_) | Command::Completions { .. } => Ok(Exit::Ok),
+        Command::Lab { .. } | Command::Pki { .. } | Command::Watch(_) | Command::Completions { .. } => {
+            Ok(Exit::Ok)
+        }
     }
 }

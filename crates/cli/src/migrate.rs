@@ -61,11 +61,12 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
             .map(|kind| kind.name().to_owned()),
         auto_converge: options.auto_converge,
         postcopy: options.postcopy,
+        plaintext: options.plaintext,
         autostart: options.autostart,
     };
     if matches!(options.engine, EngineArg::Godwit) && qemu != QemuEngineOptions::default() {
         return Err(Failure::usage(
-            "--multifd-channels, --compression, --auto-converge, --postcopy and --autostart belong to QEMU's own engine",
+            "--multifd-channels, --compression, --auto-converge, --postcopy, --plaintext and --autostart belong to QEMU's own engine",
             "add --engine qemu, or leave them out",
         ));
     }

@@ -20,6 +20,7 @@ use godwit_ram::RamDir;
 use crate::config::Config;
 use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
+use crate::protection::Protection;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
 
@@ -33,6 +34,8 @@ pub struct Agent {
     slots: Mutex<BTreeMap<String, Slot>>,
     migrations: Migrations,
     incoming: IncomingMigrations,
+    /// None: this host is insecure, or speaks to nobody.
+    protection: Option<Protection>,
     /// QEMU binaries asked already, with the time of their last change: an upgraded one is asked again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
     accels: tokio::sync::Mutex<HashMap<PathBuf, AccelProbe>>,
@@ -77,6 +80,12 @@ impl Agent {
         &self.incoming
     }
 
+    /// What this host shows to others and expects of them; none where it is insecure.
+    #[must_use]
+    pub fn identity(&self) -> Option<godwit_pki::Identity> {
+        self.protection.as_ref().map(Protection::identity)
+    }
+
     /// A client of another host's agent, by the name that the configuration gives it.
     pub fn peer(&self, name: &str) -> Result<Client, ApiError> {
         if name == self.config.name {
@@ -92,7 +101,11 @@ impl Agent {
                 format!("its configuration's [peers] names: {known}"),
             ));
         };
-        Ok(Client::new(url.parse()?))
+        let endpoint = url.parse()?;
+        Ok(match &self.protection {
+            Some(protection) => Client::secure(endpoint, protection.identity(), name),
+            None => Client::new(endpoint),
+        })
     }
 
     /// Every VM, by name.

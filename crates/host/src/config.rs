@@ -46,12 +46,30 @@ pub struct Config {
     /// The library preloaded into QEMU; none: `libgodwit_tracker.so` beside this program or in its lib directory.
     #[serde(default)]
     pub tracker: Option<PathBuf>,
+    /// This host's certificate and whom it trusts; none: only with `insecure`.
+    #[serde(default)]
+    pub tls: Option<TlsConfig>,
+    /// Agents and migrations go unprotected: for a network that is theirs alone.
+    #[serde(default)]
+    pub insecure: bool,
     /// Networks that NICs name.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
     /// Hosts that VMs can be moved to, by name.
     #[serde(default)]
     pub peers: BTreeMap<String, String>,
+}
+
+/// Files of TLS, as `godwit pki` makes them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The authority's certificate.
+    pub authority: PathBuf,
+    /// This host's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
 }
 
 /// One network.
@@ -149,6 +167,21 @@ impl Config {
         beside.filter(|path| path.exists()).unwrap_or(installed)
     }
 
+    /// Whoever reaches an agent can read and run guests: that is protected, or unprotected by somebody's word.
+    fn protection_problem(&self) -> Option<(String, String, &'static str)> {
+        match (&self.tls, self.insecure) {
+            (Some(_), true) => {
+                Some(("insecure".into(), "this host has [tls] as well".into(), "remove one of the two"))
+            }
+            (None, false) if !self.listen.is_empty() || !self.peers.is_empty() => Some((
+                "tls".into(),
+                "agents speak to each other, and nothing protects that".into(),
+                "make certificates with `godwit pki` and name them under [tls], or write insecure = true on every host",
+            )),
+            _ => None,
+        }
+    }
+
     fn first_problem(&self) -> Option<(String, String, String)> {
         let problem = |key: &str, why: String, mend: &str| Some((key.to_owned(), why, mend.to_owned()));
         if self.name.is_empty()
@@ -175,9 +208,21 @@ impl Config {
         if self.socket.as_os_str().len() > 107 {
             return problem("socket", "a socket's path has at most 107 bytes".into(), "use a shorter path");
         }
+        if let Some((key, why, mend)) = self.protection_problem() {
+            return problem(&key, why, mend);
+        }
         for (name, url) in &self.peers {
-            if let Err(error) = url.parse::<Endpoint>() {
-                return problem(&format!("peers.{name}"), error.message, &error.mend);
+            match url.parse::<Endpoint>() {
+                Err(error) => return problem(&format!("peers.{name}"), error.message, &error.mend),
+                Ok(Endpoint::Tcp(_)) if !self.insecure => {
+                    let why = "http:// is unprotected, and this host is not insecure".into();
+                    return problem(&format!("peers.{name}"), why, "write https://");
+                }
+                Ok(Endpoint::Tls(_)) if self.insecure => {
+                    let why = "https:// needs a certificate, and this host is insecure".into();
+                    return problem(&format!("peers.{name}"), why, "write http://, or give this host [tls]");
+                }
+                Ok(_) => {}
             }
             if name == &self.name {
                 return problem(
@@ -206,6 +251,11 @@ impl Config {
 mod tests {
     use super::*;
 
+    const TLS_TO_HTTP: &str = "name = \"a\"\n[tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"\n\
+        [peers]\nb = \"http://10.0.0.1:7700\"";
+    const TLS_AND_NOT: &str =
+        "name = \"a\"\ninsecure = true\n[tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"";
+
     fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::parse(text, Path::new("/etc/godwit/agent.toml"))
     }
@@ -233,10 +283,14 @@ mod tests {
             qemu = "/opt/qemu/bin/qemu-system-x86_64"
             qemu_user = "nobody"
             tracker = "/opt/libgodwit_tracker.so"
+            [tls]
+            authority = "/etc/godwit/ca.pem"
+            certificate = "/etc/godwit/a.pem"
+            key = "/etc/godwit/a.key"
             [networks.lan]
             bridge = "br-lan"
             [peers]
-            b = "http://10.77.0.12:7700"
+            b = "https://10.77.0.12:7700"
             "#,
         )
         .unwrap();
@@ -254,8 +308,12 @@ mod tests {
             ("socket = \"/x\"", "missing field `name`"),
             ("name = \"a b\"", "name: \"a b\" is no host name"),
             ("name = \"a\"\nstate_dir = \"x\"", "state_dir: x is relative (write an absolute path)"),
-            ("name = \"a\"\n[peers]\nb = \"10.0.0.1:7700\"", "peers.b:"),
-            ("name = \"a\"\n[peers]\na = \"http://10.0.0.1:7700\"", "no peer of itself"),
+            ("name = \"a\"\ninsecure = true\n[peers]\nb = \"10.0.0.1:7700\"", "peers.b:"),
+            ("name = \"a\"\ninsecure = true\n[peers]\na = \"http://10.0.0.1:7700\"", "no peer of itself"),
+            ("name = \"a\"\nlisten = [\"10.0.0.1:7700\"]", "tls: agents speak to each other"),
+            ("name = \"a\"\ninsecure = true\n[peers]\nb = \"https://10.0.0.1:7700\"", "peers.b: https://"),
+            (TLS_TO_HTTP, "peers.b: http://"),
+            (TLS_AND_NOT, "insecure: this host has [tls] as well"),
             ("name = \"a\"\n[networks.lan]\nbridge = \"a-bridge-with-a-long-name\"", "networks.lan.bridge"),
             (&long, "too long for the sockets"),
         ];

@@ -4,6 +4,7 @@
 mod console;
 mod log;
 pub(crate) mod routes;
+mod secure;
 
 use std::fs;
 use std::io;
@@ -90,7 +91,15 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let app = router(agent.clone());
     servers.spawn(serve(local, app.clone(), stopped.clone()));
     for listener in peers {
-        servers.spawn(serve(listener, app.clone(), stopped.clone()));
+        if agent.identity().is_some() {
+            let listener = secure::TlsListener::new(listener, agent.clone()).map_err(RunError::Signals)?;
+            servers.spawn(serve_secure(listener, app.clone(), stopped.clone()));
+        } else {
+            servers.spawn(serve(listener, app.clone(), stopped.clone()));
+        }
+    }
+    if config.insecure {
+        tracing::warn!("insecure: whoever reaches this agent can run VMs here and read guests on their way");
     }
     tracing::info!(host = config.name, socket = %config.socket.display(), listen = ?config.listen, "agent ready");
     probe_in_background(agent);
@@ -141,6 +150,17 @@ where
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
     if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(until).await {
+        tracing::error!(%error, "a listener ended");
+    }
+}
+
+async fn serve_secure(listener: secure::TlsListener, app: Router, mut stopped: watch::Receiver<bool>) {
+    let until = async move {
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    };
+    let app = app.layer(axum::middleware::from_fn(secure::guard));
+    let service = app.into_make_service_with_connect_info::<secure::Connection>();
+    if let Err(error) = axum::serve(listener, service).with_graceful_shutdown(until).await {
         tracing::error!(%error, "a listener ended");
     }
 }

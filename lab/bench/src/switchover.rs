@@ -51,6 +51,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
+    /// Seal what Godwit sends; what QEMU sends is never sealed here
+    #[arg(long)]
+    tls: bool,
     /// Where the JSON file goes
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
@@ -122,7 +125,12 @@ impl Engine {
         let channels = |multifd_channels| MigrationRequest {
             engine: EngineKind::Qemu,
             // The peer at its best: no word of ours between its two sides.
-            qemu: QemuEngineOptions { multifd_channels, autostart: true, ..QemuEngineOptions::default() },
+            qemu: QemuEngineOptions {
+                multifd_channels,
+                autostart: true,
+                plaintext: true,
+                ..QemuEngineOptions::default()
+            },
             ..request.clone()
         };
         match self {
@@ -239,7 +247,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 
 /// One lab, one guest, all workloads; gives what the guest ran on.
 fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<String> {
-    let options = LabOptions { link: settings.link, rtt, ..LabOptions::default() };
+    let options = LabOptions { link: settings.link, rtt, insecure: !settings.tls, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
     let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
@@ -248,10 +256,11 @@ fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<
     let link = settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
     println!(
         "settings  guest of {} and 64 KiB, {} in use, 1 vCPU by {accel}; link {link}, round trip {rtt}; \
-         switchover budget {} ms",
+         switchover budget {} ms; {}",
         settings.memory,
         settings.fill,
-        MigrationRequest::to("b").switchover_budget_ms
+        MigrationRequest::to("b").switchover_budget_ms,
+        if settings.tls { "Godwit by TLS, QEMU in the clear" } else { "all in the clear" },
     );
     for workload in &settings.workloads {
         guest.workload(workload.spec())?;

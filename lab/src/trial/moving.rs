@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use godwit_api::{Client, ClientError, MigrationEvent, MigrationEvents, MigrationRequest, VmState};
-use godwit_migration::{Outcome, Phase, Progress, Report, millis};
+use godwit_api::{
+    Client, ClientError, MigrationEvent, MigrationEvents, MigrationRequest, QemuEngineOptions, VmState,
+};
+use godwit_migration::{EngineKind, Outcome, Phase, Progress, Report, millis};
 use serde::Serialize;
 
 use crate::client::Gaps;
@@ -187,6 +189,13 @@ impl Guest {
     /// The request that moves it to the other host of a lab of two.
     #[must_use]
     pub fn to_other_host(&self) -> MigrationRequest {
-        MigrationRequest::to(other_host(&self.host))
+        request_to(other_host(&self.host), EngineKind::Godwit)
     }
+}
+
+/// A request for a move to `host`. A lab protects what its hosts say; where QEMU moves the guest it is allowed not to.
+#[must_use]
+pub fn request_to(host: &str, engine: EngineKind) -> MigrationRequest {
+    let qemu = QemuEngineOptions { plaintext: true, ..QemuEngineOptions::default() };
+    MigrationRequest { engine, qemu, ..MigrationRequest::to(host) }
 }

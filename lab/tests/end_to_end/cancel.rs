@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
-use godwit_lab::trial::{GuestPlan, Trial, other_host};
+use godwit_lab::trial::{GuestPlan, Trial, other_host, request_to};
 use godwit_migration::{EngineKind, Outcome, Phase};
 
 use crate::{BUSY, move_and_check, slow_link};
@@ -13,7 +13,7 @@ fn during_pre_copy_it_rolls_back() -> Result<()> {
     let clean = trial.traces("b")?;
     let guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
     for engine in [EngineKind::Godwit, EngineKind::Qemu, EngineKind::Godwit] {
-        let request = MigrationRequest { engine, ..MigrationRequest::to("b") };
+        let request = request_to("b", engine);
         let mut migration = trial.begin_migration("web", "a", &request)?;
         let sending =
             migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;

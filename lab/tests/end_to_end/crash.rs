@@ -1,8 +1,7 @@
 //! The destination dies while the guest is on its way: the guest runs on at the source and moves later.
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::MigrationRequest;
-use godwit_lab::trial::{Guest, GuestPlan, Traces, Trial};
+use godwit_lab::trial::{Guest, GuestPlan, Traces, Trial, request_to};
 use godwit_migration::{EngineKind, Outcome, Phase};
 use rustix::process::Signal;
 
@@ -10,7 +9,7 @@ use crate::{BUSY, move_and_check, slow_link};
 
 /// Begins a migration, strikes during its pre-copy, and expects the guest to run on at the source.
 fn strike(trial: &Trial, guest: &Guest, engine: EngineKind, blow: impl FnOnce() -> Result<()>) -> Result<()> {
-    let request = MigrationRequest { engine, ..MigrationRequest::to("b") };
+    let request = request_to("b", engine);
     let mut migration = trial.begin_migration("web", "a", &request)?;
     migration
         .until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{MigrationRequest, QemuEngineOptions};
-use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, request_to, until};
 use godwit_migration::{EngineKind, Report};
 use godwit_qemu::{Backing, MemoryBlock};
 
 use crate::{BUSY, move_and_check};
 
 fn variants() -> [(&'static str, QemuEngineOptions); 6] {
-    let plain = QemuEngineOptions::default();
+    let plain = QemuEngineOptions { plaintext: true, ..QemuEngineOptions::default() };
     [
         ("plain", plain.clone()),
         ("autostart", QemuEngineOptions { autostart: true, ..plain.clone() }),
@@ -84,7 +84,7 @@ fn private_memory_is_refused_by_one_engine_and_moved_by_the_other() -> Result<()
     until("the guest has booted", LIMIT, || {
         Ok(trial.console("a", "private")?.contains("HEARTBEAT").then_some(()))
     })?;
-    let request = MigrationRequest { engine: EngineKind::Qemu, ..MigrationRequest::to("b") };
+    let request = request_to("b", EngineKind::Qemu);
     let report = trial.move_silent("private", "a", &request)?;
     ensure!(report.wire_bytes > 0, "{report:#?}");
     trial.finish()

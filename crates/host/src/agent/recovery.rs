@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::failure::{host_failed, ram_failed};
 use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
+use crate::protection::Protection;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Places, Vm};
 
@@ -24,6 +25,10 @@ impl Agent {
                 ApiError::new(godwit_api::ErrorCode::InvalidRequest, format!("qemu_user: {why}"), mend)
             })?),
         };
+        let protection = config.tls.as_ref().map(Protection::load).transpose().map_err(|error| {
+            let mend = "correct [tls] in the configuration; `godwit pki` makes certificates";
+            ApiError::new(godwit_api::ErrorCode::InvalidRequest, error.to_string(), mend)
+        })?;
         let store = Store::open(&config.state_dir)?;
         let ram = RamDir::open(&config.ram_dir()).map_err(|error| ram_failed(&error))?;
         let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), owner };
@@ -36,6 +41,7 @@ impl Agent {
             slots: Mutex::default(),
             migrations: Migrations::default(),
             incoming: IncomingMigrations::default(),
+            protection,
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),
         });

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
-use godwit_lanes::accept;
+use godwit_lanes::{LaneError, Stream, accept};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{DestinationHypervisor, DestinationJob, WelcomedStream, receive, welcome};
 use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, nanos};
+use godwit_pki::Identity;
 use godwit_qemu::Accelerator;
 use godwit_ram::{PageRange, Region};
 use godwit_wire::{CONTROL_STREAM, MigrationId};
@@ -206,7 +207,10 @@ pub(super) async fn prepare(
     let begun = match agent.incoming().add(&vm.name, request.engine) {
         Ok((entry, cancel)) => {
             let begun = match request.engine {
-                EngineKind::Godwit => begin(agent, &vm, Arc::clone(&entry), cancel, listeners).await,
+                EngineKind::Godwit => {
+                    let from = request.from.clone();
+                    begin(agent, &vm, Arc::clone(&entry), cancel, Doors { listeners, from }).await
+                }
                 EngineKind::Qemu => {
                     qemu_engine::begin_incoming(agent, &vm, Arc::clone(&entry), cancel, &request.qemu).await
                 }
@@ -288,17 +292,19 @@ async fn begin(
     vm: &Arc<Vm>,
     entry: Arc<Entry>,
     cancel: mpsc::Receiver<()>,
-    listeners: Vec<TcpListener>,
+    doors: Doors,
 ) -> Result<IncomingAccepted, ApiError> {
     let failed = |failure: &Failure| {
         ApiError::new(ErrorCode::HypervisorFailed, failure.detail.clone(), failure.code.mend())
     };
     let hypervisor =
         QemuDestination::new(Arc::clone(agent), Arc::clone(vm)).await.map_err(|failure| failed(&failure))?;
-    let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
+    let addresses: Result<Vec<_>, _> = doors.listeners.iter().map(TcpListener::local_addr).collect();
     let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
     let accepted = IncomingAccepted { id: entry.id.to_string(), addresses };
-    let arrival = Arrival { id: entry.id, epoch: vm.epoch(), regions: vm.regions.clone(), listeners, cancel };
+    let guard =
+        Guard { id: entry.id, from: doors.from, identity: agent.identity(), listeners: doors.listeners };
+    let arrival = Arrival { guard, epoch: vm.epoch(), regions: vm.regions.clone(), cancel };
     std::thread::Builder::new()
         .name(format!("in-{}", vm.name))
         .spawn(move || match arrival.serve(hypervisor) {
@@ -309,12 +315,27 @@ async fn begin(
     Ok(accepted)
 }
 
-/// A shadow VM that waits for its lane and its pages.
-struct Arrival {
+/// Where a source's streams come in.
+struct Doors {
+    listeners: Vec<TcpListener>,
+    /// The source host.
+    from: String,
+}
+
+/// Lets the streams of one migration in.
+struct Guard {
     id: MigrationId,
+    from: String,
+    /// None: this host is insecure.
+    identity: Option<Identity>,
+    listeners: Vec<TcpListener>,
+}
+
+/// A shadow VM that waits for its lanes and its pages.
+struct Arrival {
+    guard: Guard,
     epoch: u64,
     regions: Vec<Arc<Region>>,
-    listeners: Vec<TcpListener>,
     cancel: mpsc::Receiver<()>,
 }
 
@@ -327,18 +348,12 @@ impl Arrival {
                 return Ending::Discarded(failure);
             }
         };
-        let Arrival { id, epoch, regions, listeners, cancel } = self;
+        let Arrival { guard, epoch, regions, cancel } = self;
         let (stop, stopped) = mpsc::channel();
         std::thread::scope(|scope| {
             let ahead = regions.clone();
             scope.spawn(move || allocate_ahead(&ahead, &stopped));
-            let job = DestinationJob {
-                control,
-                accept: &|| accept_one(&listeners, id),
-                epoch,
-                regions,
-                hypervisor,
-            };
+            let job = DestinationJob { control, accept: &|| guard.let_in(), epoch, regions, hypervisor };
             let ending = receive(job, &cancel);
             drop(stop);
             ending
@@ -351,7 +366,7 @@ impl Arrival {
             if self.cancel.try_recv().is_ok() {
                 return Err(Failure::new(FailureCode::Cancelled, "cancelled before the source connected"));
             }
-            if let Some(stream) = accept_one(&self.listeners, self.id)
+            if let Some(stream) = self.guard.let_in()
                 && stream.number == CONTROL_STREAM
             {
                 return Ok(stream);
@@ -362,20 +377,38 @@ impl Arrival {
     }
 }
 
-/// Waits a moment for a stream of this migration.
-fn accept_one(listeners: &[TcpListener], id: MigrationId) -> Option<WelcomedStream> {
-    // A connection that was reset at once is no reason to miss the source's.
-    let stream = accept(listeners, ACCEPT_INTERVAL)
-        .inspect_err(|error| tracing::warn!(%error, "a stream was not accepted"))
-        .ok()
-        .flatten()?;
-    let peer = stream.peer();
-    let limits = stream.clone();
-    let refused = |failure: &Failure| tracing::warn!(%peer, %failure, "a stream was refused");
-    let welcomed = welcome(stream, id, HELLO_LIMIT).inspect_err(refused).ok()?;
-    let set = limits.limit_silence(SILENCE_LIMIT);
-    set.inspect_err(|error| tracing::warn!(%peer, %error, "a stream was lost")).ok()?;
-    Some(welcomed)
+impl Guard {
+    /// Waits a moment for a stream of this migration.
+    fn let_in(&self) -> Option<WelcomedStream> {
+        // A connection that was reset at once is no reason to miss the source's.
+        let stream = accept(&self.listeners, ACCEPT_INTERVAL)
+            .inspect_err(|error| tracing::warn!(%error, "a stream was not accepted"))
+            .ok()
+            .flatten()?;
+        let peer = stream.peer();
+        let let_in = self.check(stream);
+        let_in.inspect_err(|failure| tracing::warn!(%peer, %failure, "a stream was refused")).ok()
+    }
+
+    fn check(&self, stream: Stream) -> Result<WelcomedStream, Failure> {
+        let lost = |error: LaneError| Failure::new(FailureCode::LaneLost, error.to_string());
+        stream.limit_silence(HELLO_LIMIT).map_err(lost)?;
+        let stream = match &self.identity {
+            None => stream,
+            Some(identity) => {
+                let (stream, who) = stream.secure_accepted(identity).map_err(lost)?;
+                if who.name != self.from {
+                    let detail = format!("host {} is not the source, which is host {}", who.name, self.from);
+                    return Err(Failure::new(FailureCode::UnknownMigration, detail));
+                }
+                stream
+            }
+        };
+        let limits = stream.clone();
+        let welcomed = welcome(stream, self.id, HELLO_LIMIT)?;
+        limits.limit_silence(SILENCE_LIMIT).map_err(lost)?;
+        Ok(welcomed)
+    }
 }
 
 /// Takes memory from the kernel ahead of the pages: four to ten times faster than page by page as they arrive. Ends early

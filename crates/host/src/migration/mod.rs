@@ -15,9 +15,12 @@ use std::time::Instant;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
-use axum::{Json, Router};
-use godwit_api::{IncomingAccepted, IncomingRequest, IncomingRun, IncomingStatus, MigrationRequest};
+use axum::{Extension, Json, Router};
+use godwit_api::{
+    ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingRun, IncomingStatus, MigrationRequest,
+};
 use godwit_migration::{EngineKind, Outcome, Report};
+use godwit_pki::Peer;
 use http::StatusCode;
 
 pub use incoming::IncomingMigrations;
@@ -62,9 +65,17 @@ pub fn routes() -> Router<Arc<Agent>> {
 
 async fn prepare(
     State(agent): State<Arc<Agent>>,
+    peer: Option<Extension<Peer>>,
     bytes: Bytes,
 ) -> Result<(StatusCode, Json<IncomingAccepted>), Refusal> {
     let request: IncomingRequest = body(&bytes)?;
+    if let Some(Extension(peer)) = peer
+        && peer.name != request.from
+    {
+        let message = format!("host {} can't hand over a VM as host {}", peer.name, request.from);
+        let mend = "a host's name in its configuration and in its certificate must be the same";
+        return Err(ApiError::new(ErrorCode::Forbidden, message, mend).into());
+    }
     // In a task of its own: a source that hangs up must not leave a shadow that nobody waits with.
     let prepared = tokio::spawn(async move { incoming::prepare(&agent, request).await });
     let accepted = prepared.await.map_err(|error| crate::failure::task_failed(&error))??;

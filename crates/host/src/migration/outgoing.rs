@@ -13,6 +13,7 @@ use godwit_migration::drive::{self, Inbox, SourceJob, SourceResult};
 use godwit_migration::{
     Failure, FailureCode, FailureReport, Outcome, Policy, Report, SwitchoverReport, millis,
 };
+use godwit_pki::Identity;
 use godwit_ram::DirtyTracker;
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
@@ -134,11 +135,11 @@ impl Outgoing {
         let qmp = &self.vm.process.qmp;
         state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
-        let (stream, lanes) = self.connect(&accepted.addresses).await?;
+        let (stream, paths) = self.connect(&accepted.addresses).await?;
         let (inbox, events) = drive::inbox();
         let job = Job {
             stream,
-            lanes,
+            paths,
             migration,
             tracker,
             runs,
@@ -160,16 +161,17 @@ impl Outgoing {
     }
 
     /// The control stream, by the first lane that answers, and the lanes that may.
-    async fn connect(&self, theirs: &[SocketAddr]) -> Result<(Stream, Vec<Lane>), Failure> {
-        let mut lanes = godwit_lanes::pair(&self.agent.config().migration_addresses, theirs);
+    async fn connect(&self, theirs: &[SocketAddr]) -> Result<(Stream, Paths), Failure> {
+        let lanes = godwit_lanes::pair(&self.agent.config().migration_addresses, theirs);
+        let mut paths = Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity() };
         let connected = tokio::task::spawn_blocking(move || {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
-            while let Some(lane) = lanes.first() {
-                match godwit_lanes::connect(*lane, CONNECT_LIMIT) {
-                    Ok(stream) => return Ok((stream, lanes)),
-                    Err(error) => last = Failure::new(FailureCode::LaneLost, error.to_string()),
+            while let Some(lane) = paths.lanes.first() {
+                match paths.connect(*lane) {
+                    Ok(stream) => return Ok((stream, paths)),
+                    Err(failure) => last = failure,
                 }
-                tracing::warn!(lane = %lanes.remove(0), %last, "a lane is left out");
+                tracing::warn!(lane = %paths.lanes.remove(0), %last, "a lane is left out");
             }
             Err(last)
         });
@@ -200,8 +202,8 @@ impl Outgoing {
             };
             let source = SourceJob {
                 control: job.stream,
-                connect: &|number| connect_data(&job.lanes, number),
-                streams: job.lanes.len() * streams,
+                connect: &|number| job.paths.data(number),
+                streams: job.paths.lanes.len() * streams,
                 migration: job.migration,
                 epoch,
                 runs: job.runs,
@@ -295,7 +297,7 @@ pub(super) fn blank_report(
 struct Job {
     /// The control stream.
     stream: Stream,
-    lanes: Vec<Lane>,
+    paths: Paths,
     migration: MigrationId,
     tracker: DirtyTracker,
     runs: bool,
@@ -304,14 +306,32 @@ struct Job {
     progress: tokio::sync::watch::Sender<godwit_migration::Progress>,
 }
 
-/// The data stream of a number: the lanes take turns. One that can't be reached is nobody's end: the others do its part.
-fn connect_data(lanes: &[Lane], number: usize) -> Result<Stream, Failure> {
-    let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
-    let lane = lanes.get(number % lanes.len().max(1)).ok_or_else(none)?;
-    godwit_lanes::connect(*lane, CONNECT_LIMIT).map_err(|error| {
-        tracing::warn!(%lane, %error, "a stream can't be connected");
-        Failure::new(FailureCode::LaneLost, error.to_string())
-    })
+/// The ways to the destination.
+struct Paths {
+    lanes: Vec<Lane>,
+    /// The destination's name, which its certificate must bear.
+    host: String,
+    /// None: this host is insecure.
+    identity: Option<Identity>,
+}
+
+impl Paths {
+    fn connect(&self, lane: Lane) -> Result<Stream, Failure> {
+        let connected = godwit_lanes::connect(lane, CONNECT_LIMIT);
+        let secured = connected.and_then(|stream| match &self.identity {
+            Some(identity) => stream.secure(identity, &self.host),
+            None => Ok(stream),
+        });
+        secured.map_err(|error| Failure::new(FailureCode::LaneLost, error.to_string()))
+    }
+
+    /// The data stream of a number: the lanes take turns.
+    fn data(&self, number: usize) -> Result<Stream, Failure> {
+        let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
+        let lane = self.lanes.get(number % self.lanes.len().max(1)).ok_or_else(none)?;
+        self.connect(*lane)
+            .inspect_err(|failure| tracing::warn!(%lane, %failure, "a stream can't be connected"))
+    }
 }
 
 pub(super) fn report_of_api(error: ApiError) -> FailureReport {

@@ -128,6 +128,14 @@ pub(super) async fn run(outgoing: &Outgoing, control: &MigrationControl) -> Repo
 
 async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, FailureReport> {
     check(&outgoing.request.qemu)?;
+    if outgoing.agent.identity().is_some() && !outgoing.request.qemu.plaintext {
+        return Err(FailureReport {
+            code: ErrorCode::Preflight.to_string(),
+            message: "QEMU's own engine sends the guest's memory unprotected".into(),
+            mend: "use Godwit's own engine, or add --plaintext where the network between the hosts is theirs alone"
+                .into(),
+        });
+    }
     let vm = &outgoing.vm;
     let qemu = outgoing.agent.qemu(vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
     check_tracking(&vm.spec, &qemu)?;

@@ -1,0 +1,85 @@
+//! `godwit pki`: the authority and what it issues.
+
+use godwit_pki::{Authority, Description, Grant, Issued, PkiError, Role, describe};
+use serde_json::{Value, json};
+
+use crate::args::PkiCommand;
+use crate::exit::{Exit, Failure};
+use crate::output::{Output, fields};
+
+pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> {
+    match command {
+        PkiCommand::Init { place, name, days } => {
+            let authority = Authority::create(&place.dir, &name, days)?;
+            let path = authority.certificate();
+            output.result(&json!({ "certificate": path }), || {
+                format!("made {}: every host needs a copy; ca.key beside it stays here", path.display())
+            })?;
+        }
+        PkiCommand::Issue { name, place, addresses, operator, days } => {
+            let role = if operator { Role::Operator } else { Role::Host };
+            let issued = Authority::open(&place.dir)?.issue(&Grant { name, role, addresses, days })?;
+            tell(&issued, output)?;
+        }
+        PkiCommand::Renew { name, place, days } => {
+            let issued = Authority::open(&place.dir)?.renew(&name, days)?;
+            tell(&issued, output)?;
+        }
+        PkiCommand::Show { file } => {
+            let description = describe(&file)?;
+            output.result(&as_json(&description), || as_text(&description))?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn tell(issued: &Issued, output: Output) -> Result<(), Failure> {
+    let Issued { certificate, key } = issued;
+    output.result(&json!({ "certificate": certificate, "key": key }), || {
+        format!("made {} and {}", certificate.display(), key.display())
+    })
+}
+
+fn role(role: Role) -> &'static str {
+    match role {
+        Role::Host => "host",
+        Role::Operator => "operator",
+    }
+}
+
+fn as_json(description: &Description) -> Value {
+    json!({
+        "name": description.name,
+        "role": role(description.role),
+        "addresses": description.addresses,
+        "issuer": description.issuer,
+        "not_before_unix_s": description.not_before.unix_timestamp(),
+        "not_after_unix_s": description.not_after.unix_timestamp(),
+    })
+}
+
+fn as_text(description: &Description) -> String {
+    let addresses: Vec<String> = description.addresses.iter().map(ToString::to_string).collect();
+    let addresses = if addresses.is_empty() { "-".to_owned() } else { addresses.join(", ") };
+    fields(&[
+        ("name", description.name.clone()),
+        ("role", role(description.role).to_owned()),
+        ("addresses", addresses),
+        ("issued by", description.issuer.clone()),
+        ("good from", description.not_before.date().to_string()),
+        ("good until", description.not_after.date().to_string()),
+    ])
+}
+
+impl From<PkiError> for Failure {
+    fn from(error: PkiError) -> Failure {
+        let exit = match &error {
+            PkiError::Exists { .. } => Exit::Conflict,
+            PkiError::NoAuthority { .. } => Exit::NotFound,
+            PkiError::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Exit::NotFound,
+            PkiError::BadName { .. } | PkiError::Unreadable { .. } => Exit::Usage,
+            _ => Exit::Failure,
+        };
+        Failure::new(exit, error.to_string(), "")
+    }
+}
