@@ -130,6 +130,11 @@ impl Trial {
 
     /// The lab's files.
     #[must_use]
+    pub fn pki(&self) -> PathBuf {
+        self.paths.pki()
+    }
+
+    /// Where its files are.
     pub fn paths(&self) -> &LabPaths {
         &self.paths
     }

@@ -458,14 +458,14 @@ mod tests {
 
     #[test]
     fn endpoints_are_read_and_written() {
-        for text in ["unix:/run/godwit/agent.sock", "http://10.77.0.11:7700", "http://[fd77::11]:7700"] {
+        for text in ["unix:/run/godwit/agent.sock", "https://10.77.0.11:7700", "http://[fd77::11]:7700"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
         for (text, word) in [
             ("10.77.0.11:7700", "http://"),
             ("http://host-a", "port"),
             ("unix:agent.sock", "absolute"),
-            ("https://a:1", "TLS"),
+            ("https://host-a", "port"),
         ] {
             let error = text.parse::<Endpoint>().unwrap_err().to_string();
             assert!(error.contains(word), "{error}");

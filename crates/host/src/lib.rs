@@ -21,7 +21,7 @@ mod user;
 mod vm;
 
 pub use agent::Agent;
-pub use config::{Config, ConfigError, MAX_VM_NAME_BYTES, NetworkConfig};
+pub use config::{Config, ConfigError, MAX_VM_NAME_BYTES, NetworkConfig, TlsConfig};
 pub use migrations::{MigrationControl, MigrationWatch, Migrations};
 pub use server::{RunError, router, run};
 pub use vm::{Vm, VmFiles};

@@ -59,12 +59,6 @@ impl MigrationControl {
         self.progress.send_replace(progress);
     }
 
-    /// Whether somebody asked to cancel. Cheap, for threads that do not wait.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        *self.cancel.borrow()
-    }
-
     /// Returns when somebody asks to cancel; never, if nobody does.
     pub async fn cancelled(&self) {
         let mut cancel = self.cancel.clone();
@@ -72,12 +66,6 @@ impl MigrationControl {
             // Nobody is left who could ask.
             std::future::pending::<()>().await;
         }
-    }
-
-    /// A receiver of the cancel flag, to hand to another thread.
-    #[must_use]
-    pub fn cancel_flag(&self) -> watch::Receiver<bool> {
-        self.cancel.clone()
     }
 
     /// A sender of the progress, to hand to another thread.
@@ -249,10 +237,9 @@ mod tests {
         control.progress(Progress { round: 3, ..Progress::begin(1 << 20) });
         watch.progress.changed().await.unwrap();
         assert_eq!(migrations.status(&control.id).unwrap().progress.round, 3);
-        assert!(!control.is_cancelled());
         migrations.cancel(&control.id).unwrap();
         control.cancelled().await;
-        assert!(control.is_cancelled());
+        assert!(*control.cancel.borrow());
         migrations.finish(&control.id, report("web"));
         assert!(watch.report.wait_for(Option::is_some).await.is_ok());
         assert_eq!(migrations.cancel(&control.id).unwrap_err().code, ErrorCode::WrongState);

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use godwit_qemu::ResolvedSpec;
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,8 @@ pub(crate) enum StoreError {
 #[derive(Debug)]
 pub(crate) struct Store {
     vms: PathBuf,
+    /// Held while a record is written: a half-written one is nobody else's to rename.
+    writing: Mutex<()>,
     /// The lock ends with this file.
     _lock: File,
 }
@@ -111,7 +114,18 @@ impl Store {
             fs::TryLockError::WouldBlock => StoreError::InUse { path: state_dir.to_owned() },
             fs::TryLockError::Error(source) => failed(&path, "locked", source),
         })?;
-        Ok(Store { vms, _lock: lock })
+        Ok(Store { vms, writing: Mutex::default(), _lock: lock })
+    }
+
+    /// The names of all VMs that have a record, readable or not.
+    pub(crate) fn names(&self) -> Result<Vec<String>, StoreError> {
+        let entries = fs::read_dir(&self.vms).map_err(|source| failed(&self.vms, "listed", source))?;
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|source| failed(&self.vms, "listed", source))?;
+            names.extend(entry.file_name().into_string().ok());
+        }
+        Ok(names)
     }
 
     /// Every record, and what is wrong with those that can't be read.
@@ -136,6 +150,7 @@ impl Store {
 
     /// Writes a record; when this returns it survives a power cut.
     pub(crate) fn save(&self, record: &SavedVm) -> Result<(), StoreError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = self.vms.join(&record.spec.name);
         fs::create_dir_all(&dir).map_err(|source| failed(&dir, "made", source))?;
         let path = dir.join("vm.json");

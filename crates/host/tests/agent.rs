@@ -8,8 +8,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use godwit_api::{Client, CreateVm, Endpoint, ErrorCode, MigrationEvent, VmState};
-use godwit_host::{Agent, RunError};
+use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_migration::{Outcome, Report};
+use godwit_pki::{Authority, Grant, Identity, Issued, Role};
 use godwit_qemu::ResolvedSpec;
 use support::{TestHost, until};
 
@@ -57,6 +58,79 @@ fn peers_reach_it_over_tcp_and_errors_are_typed_there_too() {
             .unwrap_err();
         assert_eq!(wrong.code(), Some(ErrorCode::InvalidRequest));
         assert!(wrong.to_string().contains("sepc"), "{wrong}");
+    });
+}
+
+/// The host's authority, with its own certificate in the configuration.
+fn protect(host: &mut TestHost) -> Authority {
+    let authority = Authority::create(&host.path().join("pki"), "test", 30).unwrap();
+    let own = issue(&authority, "a", Role::Host);
+    host.config.insecure = false;
+    host.config.peers.clear();
+    host.config.tls =
+        Some(TlsConfig { authority: authority.certificate(), certificate: own.certificate, key: own.key });
+    authority
+}
+
+fn issue(authority: &Authority, name: &str, role: Role) -> Issued {
+    authority.issue(&Grant { name: name.to_owned(), role, addresses: Vec::new(), days: 30 }).unwrap()
+}
+
+fn client_of(authority: &Authority, shown: &Issued, to: SocketAddr, host: &str) -> Client {
+    let identity = Identity::load(&authority.certificate(), &shown.certificate, &shown.key).unwrap();
+    Client::secure(Endpoint::Tls(to.to_string()), identity, host)
+}
+
+#[test]
+fn a_certificate_tells_who_may_what() {
+    let Some(mut host) = TestHost::new() else { return };
+    let address: SocketAddr = "127.0.0.1:7700".parse().unwrap();
+    host.config.listen = vec![address];
+    let authority = protect(&mut host);
+    let foreign = Authority::create(&host.path().join("foreign"), "test", 30).unwrap();
+    let (b, admin) = (issue(&authority, "b", Role::Host), issue(&authority, "admin", Role::Operator));
+    let stranger = issue(&foreign, "b", Role::Host);
+    let spec = host.spec("web");
+    host.with_agent(async |_| {
+        let from_b = client_of(&authority, &b, address, "a");
+        assert_eq!(from_b.host().await.unwrap().name, "a");
+        let create = CreateVm { spec, start: false };
+        assert_eq!(from_b.create_vm(&create).await.unwrap_err().code(), Some(ErrorCode::Forbidden));
+        client_of(&authority, &admin, address, "a").create_vm(&create).await.unwrap();
+        assert_eq!(from_b.vm("web").await.unwrap().name, "web");
+        for refused in [
+            client_of(&authority, &b, address, "c").host().await,
+            client_of(&foreign, &stranger, address, "a").host().await,
+            Client::new(Endpoint::Tcp(address.to_string())).host().await,
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(refused.code().is_none(), "{refused}");
+        }
+        // A host speaks for itself alone.
+        let incoming = serde_json::json!({
+            "spec": from_b.vm("web").await.unwrap().spec, "epoch": 2, "from": "c", "qemu_version": "7.2.0",
+            "engine": "godwit",
+        });
+        let spoken = from_b.post::<_, serde_json::Value>("/v1/incoming", &incoming).await.unwrap_err();
+        assert!(matches!(spoken.code(), Some(ErrorCode::Forbidden | ErrorCode::InvalidRequest)), "{spoken}");
+    });
+}
+
+#[test]
+fn a_renewed_certificate_is_taken_without_a_restart() {
+    let Some(mut host) = TestHost::new() else { return };
+    let address: SocketAddr = "127.0.0.1:7700".parse().unwrap();
+    host.config.listen = vec![address];
+    let authority = protect(&mut host);
+    let admin = issue(&authority, "admin", Role::Operator);
+    let (old_key, key) = (host.path().join("old.key"), host.path().join("pki/a.key"));
+    host.with_agent(async |_| {
+        let client = client_of(&authority, &admin, address, "a");
+        client.host().await.unwrap();
+        std::fs::copy(&key, &old_key).unwrap();
+        authority.renew("a", 60).unwrap();
+        client.host().await.unwrap();
+        assert_ne!(std::fs::read(&old_key).unwrap(), std::fs::read(&key).unwrap());
     });
 }
 
@@ -170,7 +244,7 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
         let taken = agent.start("web", godwit_api::StartVm { force: true }).await.unwrap();
         assert_eq!(taken.state, VmState::Running);
         assert_eq!(agent.vm("web").unwrap().unwrap().is_running().await, Some(true));
-        assert_eq!(taken.epoch, 2, "the other host's generation is stale from here on");
+        assert_eq!(taken.epoch, 3, "the other host's generation is stale from here on");
         agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
     });
 }

@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use godwit_pki::Peer;
 use godwit_ram::{Part, send_parts};
@@ -18,6 +19,8 @@ use crate::LaneError;
 
 /// Plain bytes sealed under one lock and handed to the socket in one call.
 const SEAL_BYTES: usize = 512 << 10;
+/// How long a handshake may take in all.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// Sealed bytes taken from the socket in one call.
 const OPEN_BYTES: usize = 256 << 10;
 
@@ -146,8 +149,24 @@ impl Tls {
         let mut connection = connection.map_err(|error| failed(&error))?;
         // What is sealed leaves at once.
         connection.set_buffer_limit(None);
-        while connection.is_handshaking() {
-            connection.complete_io(&mut &socket).map_err(|error| failed(&error))?;
+        let deadline = Instant::now() + HANDSHAKE_LIMIT;
+        while connection.is_handshaking() || connection.wants_write() {
+            if Instant::now() > deadline {
+                return Err(failed(&"the peer took too long"));
+            }
+            // A read at a time: a peer that sends byte by byte gets no further either.
+            if connection.wants_write() {
+                connection.write_tls(&mut &socket).map_err(|error| failed(&error))?;
+            } else {
+                if connection.read_tls(&mut &socket).map_err(|error| failed(&error))? == 0 {
+                    return Err(failed(&"the peer hung up"));
+                }
+                if let Err(error) = connection.process_new_packets() {
+                    // The peer is told why, best effort.
+                    let _ = connection.write_tls(&mut &socket);
+                    return Err(failed(&error));
+                }
+            }
         }
         let peer = Peer::of(connection.peer_certificates());
         let opening = Opening { bytes: vec![0; OPEN_BYTES].into(), start: 0, end: 0 };

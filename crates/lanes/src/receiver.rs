@@ -106,7 +106,7 @@ impl StreamReceiver {
         // What has been read already is copied; where much is left it goes straight into memory from the next page on.
         while offset < end {
             let left = end - offset;
-            let direct = left > DIRECT_BYTES;
+            let direct = left > DIRECT_BYTES && self.link.plain().is_some();
             if self.start == self.end
                 && direct
                 && offset.is_multiple_of(PAGE_SIZE)

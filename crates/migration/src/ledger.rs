@@ -41,8 +41,6 @@ pub(crate) struct Ledger {
     round_since: Duration,
     bandwidth_bytes_per_s: Option<f64>,
     dirty_pages_per_s: f64,
-    /// Pages of all sweeps.
-    pub(crate) pages: u64,
 }
 
 impl Ledger {
@@ -55,7 +53,6 @@ impl Ledger {
             round_since: Duration::ZERO,
             bandwidth_bytes_per_s: None,
             dirty_pages_per_s: 0.0,
-            pages: 0,
         }
     }
 
@@ -78,7 +75,6 @@ impl Ledger {
 
     /// The sweep's pages are handed to the wire; the destination has not applied them yet.
     pub(crate) fn round_sent(&mut self, round: u32, sweep: Sweep) {
-        self.pages += sweep.pages;
         self.rounds.push(RoundReport {
             round,
             pages: sweep.pages,
@@ -96,7 +92,7 @@ impl Ledger {
         let took = now.saturating_sub(self.round_since);
         report.duration_ms = millis(took);
         // A sweep that found zeros nearly everywhere took its time reading, not sending.
-        let told_by_sending = report.zero_pages <= 8 * (report.pages - report.zero_pages);
+        let told_by_sending = report.zero_pages <= 8 * report.pages.saturating_sub(report.zero_pages);
         if report.bytes >= TELLING_BYTES && told_by_sending {
             let on_the_wire = took.saturating_sub(round_trip).max(Duration::from_micros(100));
             self.bandwidth_bytes_per_s = Some(report.bytes as f64 / on_the_wire.as_secs_f64());
@@ -114,7 +110,6 @@ impl Ledger {
 
     /// The last round: what was sent while the guest stood still, in one or two sweeps.
     pub(crate) fn last_round(&mut self, now: Duration, round: u32, sweep: Sweep) {
-        self.pages += sweep.pages;
         match self.rounds.last_mut().filter(|report| report.round == round) {
             Some(report) => {
                 report.pages += sweep.pages;
@@ -123,7 +118,6 @@ impl Ledger {
             }
             None => {
                 self.round_since = now;
-                self.pages -= sweep.pages;
                 self.round_sent(round, sweep);
             }
         }

@@ -79,7 +79,7 @@ pub enum Action {
     SendBegin,
     /// Protect all memory: from here on each write is seen.
     StartTracking,
-    /// Send what is dirty (round 0: everything), then the round's end. Answered by [`Event::RoundSent`].
+    /// Send what is dirty (round 0: everything). Answered by [`Event::RoundSent`].
     SendRound {
         /// Which.
         round: u32,
@@ -87,10 +87,7 @@ pub enum Action {
     /// Count dirty pages. Answered by [`Event::RemainingCounted`].
     CountRemaining,
     /// Stop the guest. Answered by [`Event::GuestStopped`].
-    BeginSwitchover {
-        /// Pages that the last round is expected to send: what the lane must take in one flight.
-        expected_pages: u64,
-    },
+    BeginSwitchover,
     /// Let the hypervisor write the device state, which is kept back. Answered by [`Event::DeviceStateEnded`].
     WriteDeviceState,
     /// Send every page dirtied since the last sweep. Answered by [`Event::LastPagesSent`].
@@ -343,7 +340,7 @@ impl Source {
             Decision::Switchover => {
                 self.round += 1;
                 self.ledger.enter(now, Phase::Switchover);
-                self.to(State::Stopping, vec![Action::BeginSwitchover { expected_pages: remaining }])
+                self.to(State::Stopping, vec![Action::BeginSwitchover])
             }
             Decision::GiveUp => {
                 let detail = format!(

@@ -156,7 +156,7 @@ impl World {
                 let round_trip = Duration::from_millis(1);
                 self.source_events.push_back(SourceEvent::RemainingCounted { pages, round_trip });
             }
-            SourceAction::BeginSwitchover { .. } => {
+            SourceAction::BeginSwitchover => {
                 self.guest_works();
                 self.source_runs = false;
                 self.source_events.push_back(SourceEvent::GuestStopped);

@@ -7,6 +7,7 @@
 mod bad_input;
 mod bare_kvm;
 mod cancel;
+mod certificates;
 mod crash;
 mod disk;
 mod fake_peer;

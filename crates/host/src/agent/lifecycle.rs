@@ -120,8 +120,9 @@ impl Agent {
     }
 
     async fn run(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
-        // An operator who takes a guest in doubt back begins a new generation, so that the other host's is stale.
-        let epoch = begun.epoch + u64::from(begun.before == Condition::InDoubt);
+        // An operator who takes a guest in doubt back begins a new generation. The next one is what the other host was offered:
+        // the one after that makes it stale.
+        let epoch = begun.epoch + if begun.before == Condition::InDoubt { 2 } else { 0 };
         if let Some(vm) = &begun.vm {
             // Let go on first: a restarted agent that finds it running knows that it is this host's.
             vm.resume().await?;

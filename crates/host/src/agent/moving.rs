@@ -18,6 +18,8 @@ use crate::vm::{Begin, Condition, Operation, Vm};
 
 /// The longest downtime limit that QEMU takes (`downtime-limit`, 2000 s).
 const MAX_BUDGET_MS: f64 = 2_000_000.0;
+/// How long a source is kept waiting for an arrived VM's record to be saved: less than it waits for the answer.
+const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// Between two attempts to save a record that a disk did not take.
 const SAVE_AGAIN: Duration = Duration::from_secs(1);
 
@@ -152,13 +154,14 @@ impl Agent {
         let Ok(begun) = self.begin(name, &Operation::HoldInDoubt) else {
             return;
         };
-        if let Some(vm) = &begun.vm
+        let vm = begun.vm.filter(|vm| vm.process.exit().is_none());
+        if let Some(vm) = &vm
             && let Err(error) = vm.process.qmp.stop().await
         {
             tracing::error!(vm = name, %error, "could not be paused although host {to} may run it");
         }
         let reason = format!("host {to} may run it: the link broke at the hand-over");
-        self.settle(name, Condition::InDoubt, begun.vm, Some(reason));
+        self.settle(name, Condition::InDoubt, vm, Some(reason));
         if let Err(error) = self.save(&begun.spec, Role::InDoubt, Desired::Running, begun.epoch).await {
             tracing::error!(vm = name, %error, "the doubt could not be saved");
         }
@@ -213,7 +216,9 @@ impl Agent {
         }
         if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, vm.epoch()).await {
             tracing::error!(vm = vm.name, %error, "the arrived VM's record could not be saved; it is tried again");
-            tokio::spawn(self.clone().save_in_the_end(vm.clone()));
+            let saving = tokio::spawn(self.clone().save_in_the_end(vm.clone()));
+            // The source is told, and forgets the guest, when this returns.
+            let _ = tokio::time::timeout(SAVE_LIMIT, saving).await;
         }
     }
 

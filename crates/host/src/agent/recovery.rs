@@ -54,7 +54,8 @@ impl Agent {
         for problem in problems {
             tracing::error!(%problem, "a VM is left alone");
         }
-        let known: Vec<String> = records.iter().map(|record| record.spec.name.clone()).collect();
+        // Also those whose record can't be read: what runs of them is not touched.
+        let known = self.store.names()?;
         for record in records {
             let name = record.spec.name.clone();
             let found = Vm::adopt(self.places.vm(&name), &record.spec, record.epoch).await;
@@ -94,22 +95,28 @@ impl Agent {
                 files.remove_runtime();
                 return self.insert(slot);
             }
-            Err(error) => {
-                let mut slot = Slot::new(record.spec, record.epoch, Condition::Failed);
-                slot.reason = Some(error.to_string());
-                return self.insert(slot);
-            }
+            Err(error) => return self.take_in_unknown(record, error.to_string()),
         };
         match vm.is_running().await {
             Some(running) => self.take_in_running(record, Arc::new(vm), running).await,
             // It may run the guest: nothing is ended or let go on a guess.
             None => {
-                let mut slot = Slot::new(record.spec, record.epoch, Condition::Failed);
                 let pid = vm.process.pid;
-                slot.reason = Some(format!("its QEMU (process {pid}) does not say whether the guest runs"));
-                self.insert(slot)
+                let why = format!("its QEMU (process {pid}) does not say whether the guest runs");
+                self.take_in_unknown(record, why)
             }
         }
+    }
+
+    /// A VM whose QEMU can't be spoken to. What the record says of other hosts stays true.
+    fn take_in_unknown(&self, record: SavedVm, why: String) -> Result<(), ApiError> {
+        let condition = match record.role {
+            Role::Owner => Condition::Failed,
+            Role::Shadow | Role::InDoubt => Condition::InDoubt,
+        };
+        let mut slot = Slot::new(record.spec, record.epoch, condition);
+        slot.reason = Some(why);
+        self.insert(slot)
     }
 
     async fn take_in_running(

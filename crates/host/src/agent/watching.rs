@@ -97,8 +97,13 @@ impl Agent {
                 return;
             }
             tracing::error!(vm = vm.name, reason, "QEMU ended");
-            slot.condition = condition;
             slot.vm = None;
+            if slot.condition == Condition::InDoubt {
+                // Its process is gone, the doubt is not: the record stays as it is.
+                slot.reason = Some(format!("another host may run it; here {reason}"));
+                return;
+            }
+            slot.condition = condition;
             slot.reason = Some(reason);
         }
         vm.files.remove_runtime();

@@ -200,6 +200,11 @@ pub(super) async fn prepare(
     request: IncomingRequest,
 ) -> Result<IncomingAccepted, ApiError> {
     check(agent, &request).await?;
+    if request.engine == EngineKind::Qemu && agent.identity().is_some() && !request.qemu.plaintext {
+        let message =
+            format!("host {} takes no guest in the clear that nobody allowed to", agent.config().name);
+        return Err(ApiError::new(ErrorCode::Preflight, message, "add --plaintext to the migration"));
+    }
     let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
     let runs_by_itself = request.engine == EngineKind::Qemu && request.qemu.runs_by_itself();
     let vm =

@@ -4,15 +4,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use godwit_lanes::{LaneError, StreamSender};
+use godwit_lanes::{LaneError, Stream, StreamSender};
 use godwit_ram::{PageRange, Region, push_merged};
+use godwit_wire::{Message, PagesEnd};
 
 use super::{Inbox, Input};
 use crate::board::{Board, Misaccounted, Unit};
+use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
+use crate::source::Event;
 
 /// Units that wait for each stream: enough to keep it busy, few enough that what is sent was scanned just now.
 const WAITING_A_STREAM: usize = 2;
+/// How long a stream without work says nothing: well below what its peer takes for the end.
+const IDLE_LIMIT: Duration = Duration::from_secs(2);
 /// How long a full board is waited for before the caller looks at what else there is to do.
 const ROOM_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -33,6 +38,18 @@ pub(crate) struct Dispatch {
 struct State {
     board: Board,
     over: bool,
+    /// What was sent has been promised to the destination: nothing is given back until there is a next sweep.
+    sealed: bool,
+    /// Streams closed meanwhile, with the units that were applied.
+    closed_meanwhile: Vec<(u16, u64)>,
+}
+
+/// What there is to do for a stream.
+enum Work {
+    Unit(Unit),
+    /// Nothing for a while: the peer takes silence for the end.
+    Nothing,
+    Over,
 }
 
 impl Dispatch {
@@ -66,21 +83,22 @@ impl Dispatch {
         !full(&mut state)
     }
 
-    /// Waits for work; none: it is over for this stream.
-    fn take(&self, stream: usize) -> Option<Unit> {
+    /// Waits for work, a while.
+    fn take(&self, stream: usize) -> Work {
         let mut state = self.lock();
         loop {
-            if state.over {
-                return None;
+            if state.over || state.board.is_broken(stream) {
+                return Work::Over;
             }
             if let Some(unit) = state.board.take(stream) {
                 self.room.notify_all();
-                return Some(unit);
+                return Work::Unit(unit);
             }
-            if state.board.is_broken(stream) {
-                return None;
+            let waited = self.work.wait_timeout(state, IDLE_LIMIT).unwrap_or_else(PoisonError::into_inner);
+            if waited.1.timed_out() {
+                return Work::Nothing;
             }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = waited.0;
         }
     }
 
@@ -106,6 +124,11 @@ impl Dispatch {
     /// Gives back what a stream had. Returns how many streams are left.
     pub(crate) fn closed(&self, stream: u16, units: u64) -> Result<usize, Misaccounted> {
         let mut state = self.lock();
+        if state.sealed {
+            // The destination knows what it was promised, and refuses where that does not come.
+            state.closed_meanwhile.push((stream, units));
+            return Ok(state.board.live());
+        }
         state.board.closed(stream, units)?;
         self.work.notify_all();
         Ok(state.board.live())
@@ -128,15 +151,42 @@ impl Dispatch {
         }
     }
 
-    /// Units taken by each stream, by its number on the board.
-    pub(crate) fn taken(&self) -> Vec<u64> {
-        self.lock().board.taken()
+    /// What has been sent, where that is all: from here on nothing is given back.
+    pub(crate) fn seal(&self) -> Option<PagesEnd> {
+        let mut state = self.lock();
+        state.sealed = state.board.is_sent();
+        state.sealed.then(|| PagesEnd { pages: state.board.pages(), units: state.board.taken() })
+    }
+
+    /// There is more to send: what broke meanwhile gives its work back.
+    pub(crate) fn unseal(&self) -> Result<(), Misaccounted> {
+        let mut state = self.lock();
+        state.sealed = false;
+        for (stream, units) in std::mem::take(&mut state.closed_meanwhile) {
+            state.board.closed(stream, units)?;
+        }
+        Ok(())
     }
 
     /// Nothing more is taken; the streams' threads end.
     pub(crate) fn end(&self) {
         self.lock().over = true;
         self.work.notify_all();
+    }
+}
+
+/// Ends the streams' threads however the driver ends.
+pub(crate) struct Ending<'a> {
+    pub(crate) dispatch: &'a Dispatch,
+    pub(crate) control: Stream,
+    pub(crate) data: &'a Mutex<Vec<Stream>>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.dispatch.end();
+        let data = self.data.lock().unwrap_or_else(PoisonError::into_inner);
+        data.iter().chain([&self.control]).for_each(Stream::close);
     }
 }
 
@@ -151,12 +201,22 @@ pub(crate) struct Worker<'a> {
 
 impl Worker<'_> {
     pub(crate) fn run(mut self) {
-        while let Some(unit) = self.dispatch.take(self.number) {
-            match self.send(unit) {
+        loop {
+            let sent = match self.dispatch.take(self.number) {
+                Work::Over => return,
+                Work::Unit(unit) => self.send(unit),
+                Work::Nothing => self.sender.send(&Message::Padding { bytes: 1 }),
+            };
+            match sent {
                 Ok(()) => {
                     if self.dispatch.written(self.number) {
                         self.inbox.put_now(Input::Moved);
                     }
+                }
+                // Not the stream's fault: another would not fare better.
+                Err(LaneError::Memory(why)) => {
+                    let failed = Event::Failed(Failure::new(FailureCode::MemoryFailed, why));
+                    return self.inbox.put_now(Input::Machine(failed));
                 }
                 Err(error) => {
                     tracing::warn!(stream = self.number, %error, "a data stream broke");

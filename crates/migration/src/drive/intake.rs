@@ -216,18 +216,23 @@ impl DataReader<'_> {
     }
 
     fn one(&mut self) -> Result<(), LaneError> {
-        match self.receiver.receive()? {
+        let incoming = self.receiver.receive()?;
+        if self.intake.is_over() {
+            return Err(LaneError::Closed);
+        }
+        match incoming {
             Incoming::Pages(pages) => {
                 let (run, round) = (pages.run, pages.round);
                 let count = u64::from(run.count);
+                self.within_unit(&BlockRun { block: run.block, first: run.first, count })?;
                 let region = self.region(run.block, run.first, count)?;
                 self.intake.note_round(run.block, PageRange { first: run.first, count }, round)?;
                 self.receiver.pages(&region, run)?;
                 self.pages += count;
             }
             Incoming::Message(Message::Zeros(zeros)) => {
-                self.check_sum(&zeros.runs)?;
                 for run in &zeros.runs {
+                    self.within_unit(run)?;
                     self.zero(run, zeros.round)?;
                 }
             }
@@ -249,16 +254,12 @@ impl DataReader<'_> {
         region.cloned().ok_or(LaneError::OutOfBounds { block, first, count })
     }
 
-    /// A frame may name each page once at the most: a few bytes must not keep this host busy for long.
-    fn check_sum(&self, runs: &[BlockRun]) -> Result<(), LaneError> {
-        let all: u64 = self.intake.regions.iter().map(|region| region.pages()).sum();
-        let named = runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.count));
-        match runs.first() {
-            Some(run) if named > all => {
-                Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: named })
-            }
-            _ => Ok(()),
+    /// A unit is of one chunk: a few bytes must not keep this host busy for long.
+    fn within_unit(&self, run: &BlockRun) -> Result<(), LaneError> {
+        if run.count > CHUNK_PAGES - self.pages.min(CHUNK_PAGES) {
+            return Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: run.count });
         }
+        Ok(())
     }
 
     fn zero(&mut self, run: &BlockRun, round: u32) -> Result<(), LaneError> {

@@ -2,8 +2,8 @@
 //! answers, and one for each data stream ([`super::dispatch`]).
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, Stream, StreamReceiver, StreamSender};
@@ -13,7 +13,7 @@ use godwit_wire::{
     SUPPORTED,
 };
 
-use super::dispatch::{Dispatch, Worker};
+use super::dispatch::{Dispatch, Ending, Worker};
 use super::sweep::{Scope, Sweeper, memory_failure};
 use super::{
     Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
@@ -37,8 +37,6 @@ const STOPPED_LIMIT: Duration = Duration::from_secs(10);
 /// The longest that a commit goes unanswered before the destination is asked on another way: more than it takes itself to
 /// give up loading.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// The most padding sent before a switchover.
-const MOST_PADDING: u64 = 8 << 20;
 
 /// Everything that a source's migration needs.
 pub struct SourceJob<'a, H, T> {
@@ -101,13 +99,13 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     events: Events,
 ) -> SourceResult {
     let control = job.control.clone();
-    let (dispatch, regions) = (Dispatch::default(), job.regions.clone());
+    let (dispatch, regions, data) = (Dispatch::default(), job.regions.clone(), Mutex::default());
     let mut driver = Driver {
         machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight }),
         sender: job.control.sender(),
         dispatch: &dispatch,
-        data: Vec::new(),
         awaited: None,
+        pages_end: None,
         counted: Sweep::default(),
         clock: PeerClock::default(),
         inbox,
@@ -122,10 +120,9 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         job,
     };
     std::thread::scope(|scope| {
-        driver.connect(scope, &regions, control.receiver());
+        let _ending = Ending { dispatch: &dispatch, control: control.clone(), data: &data };
+        driver.connect(scope, Shared { regions: &regions, data: &data }, control.receiver());
         driver.until_finished();
-        dispatch.end();
-        driver.data.iter().chain([&control]).for_each(Stream::close);
         driver.result()
     })
 }
@@ -135,10 +132,10 @@ struct Driver<'a, H, T> {
     machine: Source,
     sender: StreamSender,
     dispatch: &'a Dispatch,
-    /// The data streams, by their number on the board.
-    data: Vec<Stream>,
     /// What the streams are waited for.
     awaited: Option<Awaited>,
+    /// What the destination is to be told of what was sent, once the last pages were.
+    pages_end: Option<PagesEnd>,
     /// Sent before the sweep under way.
     counted: Sweep,
     clock: PeerClock,
@@ -158,11 +155,12 @@ struct Driver<'a, H, T> {
 }
 
 impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
-    /// The streams' first words; then a thread reads whatever the destination says, and one a data stream sends.
+    /// The control stream's first words; then a thread reads whatever the destination says, and one a data stream connects it
+    /// and sends: a lane that does not answer keeps nobody waiting.
     fn connect<'scope>(
         &mut self,
         scope: &'scope std::thread::Scope<'scope, '_>,
-        regions: &'scope [Arc<Region>],
+        shared: Shared<'scope>,
         mut receiver: StreamReceiver,
     ) where
         'a: 'scope,
@@ -172,46 +170,38 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Ok(version) => tracing::debug!(version, peer = %self.job.control.peer(), "control stream up"),
             Err(failure) => return self.take(Instant::now(), Event::PeerRefused(failure)),
         }
-        let (inbox, dispatch) = (self.inbox, self.dispatch);
+        let (inbox, dispatch, connect) = (self.inbox, self.dispatch, self.job.connect);
         scope.spawn(move || read_control(receiver, inbox, dispatch));
-        let mut refused = None;
-        for number in 0..self.job.streams.clamp(1, usize::from(MAX_STREAMS)) {
-            match self.open(number) {
-                Ok(sender) => {
-                    let worker = Worker { number: dispatch.open(), sender, regions, dispatch, inbox };
-                    scope.spawn(move || worker.run());
+        let most = usize::from(MAX_STREAMS);
+        let numbers: Vec<usize> = (0..self.job.streams.clamp(1, most)).map(|_| dispatch.open()).collect();
+        for number in numbers {
+            let hello = Hello { stream: wire_number(number), ..hello };
+            scope.spawn(move || match open(number, connect, hello, &shared) {
+                Ok(sender) => Worker { number, sender, regions: shared.regions, dispatch, inbox }.run(),
+                Err(failure) => {
+                    // Nothing was sent on it: nothing is to be given back.
+                    dispatch.broken(number);
+                    if matches!(dispatch.closed(board_place(number), 0), Ok(0)) {
+                        inbox.put_now(Input::Machine(Event::LaneLost(failure)));
+                    }
                 }
-                // The others do its part.
-                Err(failure) => refused = Some(failure),
-            }
+            });
         }
-        match refused {
-            Some(failure) if self.data.is_empty() => self.take(Instant::now(), Event::LaneLost(failure)),
-            _ => self.take(Instant::now(), Event::Connected),
-        }
-    }
-
-    fn open(&mut self, number: usize) -> Result<StreamSender, Failure> {
-        let stream = (self.job.connect)(number)?;
-        let mut sender = stream.sender();
-        let name = wire_number(self.data.len());
-        let hello = Hello { migration: self.job.migration, stream: name, versions: SUPPORTED };
-        say_hello(&mut sender, &mut stream.receiver(), hello)?;
-        self.data.push(stream);
-        Ok(sender)
+        self.take(Instant::now(), Event::Connected);
     }
 
     fn until_finished(&mut self) {
         while !self.finished {
+            // By the clock, and not when nothing else comes: a peer that talks all the time changes nothing.
+            if self.last_ping.elapsed() >= PING_INTERVAL {
+                self.ping_and_tell();
+                self.check_limits();
+            }
             let (at, input) = match self.waiting.pop_front() {
                 Some(waited) => waited,
                 None => match self.events.receiver.recv_timeout(PING_INTERVAL) {
                     Ok(input) => input,
-                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                        self.ping_and_tell();
-                        self.check_limits();
-                        continue;
-                    }
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => continue,
                 },
             };
             self.input(at, input);
@@ -242,7 +232,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 let round = self.machine.round();
                 self.take(at, Event::RoundApplied { round });
             }
-            Some(Awaited::LastSent) if self.dispatch.is_sent() => {
+            Some(Awaited::LastSent) => {
+                self.pages_end = self.dispatch.seal();
+                if self.pages_end.is_none() {
+                    return;
+                }
                 self.awaited = None;
                 let sweep = self.swept();
                 self.take(at, Event::LastPagesSent(sweep));
@@ -349,9 +343,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             Action::SendRound { round } => self.send_round(round),
             Action::CountRemaining => self.count_remaining(),
-            Action::BeginSwitchover { expected_pages } => {
+            Action::BeginSwitchover => {
                 self.switchover_since = Some(Instant::now());
-                self.open_window(expected_pages);
+                self.open_window();
                 if let Err(failure) = self.job.hypervisor.begin_switchover(self.inbox) {
                     self.later(Event::Failed(failure));
                 }
@@ -369,8 +363,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.say(&Message::DeviceStateEnd { bytes: self.device_state_bytes });
             }
             Action::EndPages => {
-                let end = PagesEnd { pages: self.dispatch.sent().pages, units: self.dispatch.taken() };
-                self.say(&Message::PagesEnd(end));
+                if let Some(end) = self.pages_end.take() {
+                    self.say(&Message::PagesEnd(end));
+                }
             }
             Action::SendCommit => self.say(&Message::Commit { epoch: self.job.epoch }),
             Action::AbortPeer(failure) => {
@@ -447,6 +442,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     /// While the guest stands still. What interrupts it is taken before the commit can be reached.
     fn send_last_pages(&mut self, round: u32) {
         self.dispatch.set_round(round);
+        if let Err(error) = self.dispatch.unseal() {
+            let failure = Failure::new(FailureCode::ProtocolBroken, error.to_string());
+            return self.later(Event::LaneLost(failure));
+        }
         let Driver { job, sender, dispatch, events, waiting, switchover_since, .. } = self;
         let sweeper = Sweeper { regions: &job.regions, tracker: &mut job.tracker, dispatch };
         let swept = sweeper.run(Scope::Dirty, |_| {
@@ -469,13 +468,13 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    /// Before a switchover over a long way: padding opens TCP's congestion window and the peer's receive window, so that the
-    /// last pages, the device state and the commit travel in one flight.
-    fn open_window(&mut self, expected_pages: u64) {
+    /// Before a switchover over a long way: padding opens the control stream's congestion window and the peer's receive window,
+    /// so that the device state and the commit travel in one flight. Those of the data streams are open from the rounds.
+    fn open_window(&mut self) {
         if self.clock.round_trip().unwrap_or_default() < LONG_ROUND_TRIP {
             return;
         }
-        let mut bytes = (expected_pages * PAGE_SIZE + DEVICE_STATE_ROOM).min(MOST_PADDING);
+        let mut bytes = DEVICE_STATE_ROOM;
         while bytes > 0 {
             let piece = bytes.min(u64::from(MAX_PADDING));
             self.say(&Message::Padding { bytes: u32::try_from(piece).unwrap_or(MAX_PADDING) });
@@ -515,6 +514,28 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 }
 
+/// What the data streams' threads share beside the work.
+#[derive(Clone, Copy)]
+struct Shared<'a> {
+    regions: &'a [Arc<Region>],
+    /// The streams that are connected, to be closed at the end.
+    data: &'a Mutex<Vec<Stream>>,
+}
+
+/// A data stream, connected and welcome.
+fn open(
+    number: usize,
+    connect: &(dyn Fn(usize) -> Result<Stream, Failure> + Sync),
+    hello: Hello,
+    shared: &Shared<'_>,
+) -> Result<StreamSender, Failure> {
+    let stream = connect(number)?;
+    shared.data.lock().unwrap_or_else(PoisonError::into_inner).push(stream.clone());
+    let mut sender = stream.sender();
+    say_hello(&mut sender, &mut stream.receiver(), hello)?;
+    Ok(sender)
+}
+
 /// What the streams are waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaited {
@@ -524,6 +545,10 @@ enum Awaited {
     Applied,
     /// The last pages are handed to the wire.
     LastSent,
+}
+
+fn board_place(number: usize) -> u16 {
+    u16::try_from(number).unwrap_or(u16::MAX)
 }
 
 /// The data streams' numbers on the wire come after the control stream's.

@@ -127,7 +127,14 @@ impl Receiving {
         loop {
             tokio::select! {
                 event = events.recv() => {
-                    let Ok(event) = event else { continue };
+                    let event = match event {
+                        Ok(event) => event,
+                        Err(broadcast::error::RecvError::Lagged(_)) => continue,
+                        Err(broadcast::error::RecvError::Closed) => {
+                            let what = "QEMU's monitor closed while the guest arrived";
+                            return End::Not(Failure::new(FailureCode::HypervisorFailed, what));
+                        }
+                    };
                     if let Some(end) = self.take(&event) {
                         return end;
                     }

@@ -26,6 +26,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(20);
 /// Between two questions whether it does.
 const ARRIVAL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long QEMU may take to end a migration that nobody can follow any more.
+const END_LIMIT: Duration = Duration::from_secs(10);
 /// How long the destination may take to remove its shadow.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);
 
@@ -85,7 +87,30 @@ impl<'a> Sending<'a> {
         match self.follow(control).await {
             Ok(End::Completed) => self.arrive().await,
             Ok(End::Not(outcome, failure)) => self.stay(outcome, failure).await,
-            Err(failure) => self.stay(Outcome::Failed, failure.to_report()).await,
+            Err(failure) => {
+                let outcome = if self.end_migration().await { Outcome::Failed } else { Outcome::InDoubt };
+                self.stay(outcome, failure.to_report()).await
+            }
+        }
+    }
+
+    /// Nobody knows what QEMU is at: its migration is made to end, so that it does not stop the guest later. False: it may go on.
+    async fn end_migration(&self) -> bool {
+        let over = async {
+            let mut every = tokio::time::interval(POLL_INTERVAL);
+            loop {
+                every.tick().await;
+                match self.qmp().query_migrate().await {
+                    Ok(info) if info.status.as_ref().is_none_or(MigrationStatus::is_over) => return,
+                    Ok(_) => drop(self.qmp().migrate_cancel().await),
+                    Err(_) => {}
+                }
+            }
+        };
+        tokio::select! {
+            // A QEMU that has ended migrates nothing.
+            _ = self.outgoing.vm.process.exited() => true,
+            ended = tokio::time::timeout(END_LIMIT, over) => ended.is_ok(),
         }
     }
 
