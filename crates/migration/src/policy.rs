@@ -2,8 +2,9 @@
 //!
 //! The predicted pause is `fixed + round trip / 2 + what remains / bandwidth`, where what remains grows by the dirty
 //! rate until the guest has stopped. It is compared with the switchover budget. Where the budget is out of reach, the
-//! switchover is taken at a local minimum of what remains, if that is bearable.
+//! switchover is taken at a local minimum of what remains, if that is bearable; at the last round, wherever it is bearable.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use godwit_wire::PAGE_SIZE;
@@ -34,6 +35,8 @@ const TIME_TO_STOP: Duration = Duration::from_millis(4);
 const NEGLIGIBLE_TRANSFER: Duration = Duration::from_micros(1500);
 /// Rounds without progress after which the budget counts as out of reach.
 const STALLED_ROUNDS: u32 = 2;
+/// Rounds among which a minimum is looked for: one lucky moment long ago is no measure.
+const MINIMUM_ROUNDS: usize = 8;
 
 impl Default for Policy {
     fn default() -> Self {
@@ -88,7 +91,8 @@ pub enum Decision {
 pub struct Convergence {
     policy: Policy,
     rounds: u32,
-    least_remaining: u64,
+    /// What remained after each of the last rounds.
+    recent: VecDeque<u64>,
     stalled: u32,
 }
 
@@ -96,17 +100,21 @@ impl Convergence {
     /// Before the first round.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Convergence { policy, rounds: 0, least_remaining: u64::MAX, stalled: 0 }
+        Convergence { policy, rounds: 0, recent: VecDeque::new(), stalled: 0 }
     }
 
     /// Decides at the end of a round.
     pub fn decide(&mut self, measured: &Measured) -> Decision {
         self.rounds += 1;
         let remaining = measured.remaining_pages;
-        let progressed = (remaining as f64) < 0.9 * self.least_remaining as f64;
+        let least = self.recent.iter().min().map_or(f64::INFINITY, |&least| least as f64);
+        let progressed = (remaining as f64) < 0.9 * least;
         self.stalled = if progressed { 0 } else { self.stalled + 1 };
-        let at_minimum = remaining as f64 <= 1.1 * self.least_remaining as f64;
-        self.least_remaining = self.least_remaining.min(remaining);
+        let at_minimum = remaining as f64 <= 1.1 * least;
+        self.recent.push_back(remaining);
+        if self.recent.len() > MINIMUM_ROUNDS {
+            self.recent.pop_front();
+        }
 
         let predicted = measured.predicted_switchover();
         if predicted <= self.policy.switchover_budget
@@ -115,10 +123,11 @@ impl Convergence {
             return Decision::Switchover;
         }
         let limit = self.policy.switchover_limit.max(self.policy.switchover_budget);
-        if self.stalled >= STALLED_ROUNDS && at_minimum && predicted <= limit {
+        let last = self.rounds >= self.policy.max_rounds;
+        if (last || (self.stalled >= STALLED_ROUNDS && at_minimum)) && predicted <= limit {
             return Decision::Switchover;
         }
-        if self.rounds >= self.policy.max_rounds { Decision::GiveUp } else { Decision::NextRound }
+        if last { Decision::GiveUp } else { Decision::NextRound }
     }
 }
 
@@ -134,6 +143,17 @@ mod tests {
             bandwidth_bytes_per_s: mb_per_s * 1e6,
             round_trip: Duration::from_millis(rtt_ms),
         }
+    }
+
+    #[test]
+    fn one_lucky_moment_does_not_spoil_the_rest() {
+        let mut convergence = Convergence::new(Policy::default());
+        // Two pages once, sixteen thousand ever after: 40 ms that can be borne.
+        let lucky = Measured { remaining_pages: 2000, ..measured(0, 1e7, 100.0, 0) };
+        assert_eq!(convergence.decide(&lucky), Decision::NextRound);
+        let busy = measured(16_384, 590_000.0, 2400.0, 0);
+        let decisions: Vec<_> = (0..12).map(|_| convergence.decide(&busy)).collect();
+        assert!(decisions.contains(&Decision::Switchover), "{decisions:?}");
     }
 
     #[test]
