@@ -1,7 +1,8 @@
 //! Paths between two hosts: a lane is a pair of addresses, with any number of TCP streams of the migration protocol. Blocking,
 //! for plain threads.
 //!
-//! Pages go from guest memory to the socket and from the socket to guest memory without a copy in between. This crate knows
+//! Pages go from guest memory to the socket and from the socket to guest memory without a copy in between,
+//! except by TLS, which needs one. This crate knows
 //! frames and sockets; what a message means is the migration's.
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ fn the_migration_network_may_be_ipv6_alone() -> Result<()> {
             config.insert("listen".to_owned(), vec![format!("[{own}]:7700")].into());
             config.insert("migration_addresses".to_owned(), vec![own.to_owned()].into());
             let peers: toml::Table =
-                [(other.to_owned(), format!("http://[{peer}]:7700").into())].into_iter().collect();
+                [(other.to_owned(), format!("https://[{peer}]:7700").into())].into_iter().collect();
             config.insert("peers".to_owned(), peers.into());
         })?;
     }
