@@ -5,5 +5,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-${CARGO:-cargo} test --release --workspace --locked -- --test-threads=1
+${CARGO:-cargo} test --release --workspace --locked --no-fail-fast -- --test-threads=1
 echo "== all tests passed"

@@ -70,6 +70,12 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
             "add --engine qemu, or leave them out",
         ));
     }
+    if matches!(options.engine, EngineArg::Qemu) && options.streams.is_some() {
+        return Err(Failure::usage(
+            "--streams belongs to Godwit's own engine",
+            "leave it out; QEMU's has --multifd-channels",
+        ));
+    }
     Ok(MigrationRequest {
         to: options.to.clone(),
         engine: EngineKind::from(options.engine),

@@ -155,7 +155,7 @@ fn a_shadow_is_removed_without_a_trace() {
         assert_eq!((info.state, info.epoch), (VmState::MigratingIn, 7));
         assert_eq!(shadow.regions.len(), 2);
         let twice = agent.prepare_incoming(spec, 7, "b", false).await.unwrap_err();
-        assert_eq!(twice.code, ErrorCode::AlreadyExists);
+        assert_eq!(twice.code, ErrorCode::Busy);
         for refused in [
             agent.stop("web", Default::default()).await.err(),
             agent.start("web", Default::default()).await.err(),

@@ -84,12 +84,19 @@ impl Agent {
 
     pub(super) fn insert(&self, slot: Slot) -> Result<(), ApiError> {
         let name = slot.spec.name.clone();
-        match self.table().entry(name.clone()) {
-            std::collections::btree_map::Entry::Occupied(_) => {}
+        let passing = match self.table().entry(name.clone()) {
+            std::collections::btree_map::Entry::Occupied(known) => {
+                matches!(known.get().condition, Condition::MigratingIn { .. } | Condition::Deleting)
+            }
             std::collections::btree_map::Entry::Vacant(free) => {
                 free.insert(slot);
                 return Ok(());
             }
+        };
+        if passing {
+            // A shadow: nobody may be told to delete anything here.
+            let message = format!("VM \"{name}\" is arriving at host {}, or being removed", self.config.name);
+            return Err(ApiError::new(ErrorCode::Busy, message, "wait a moment, then try again"));
         }
         Err(self.exists(&name))
     }

@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 
 use super::qemu_source::QemuSource;
 use super::state_stream::{self, qemu_failure};
-use super::verdict::HandOver;
+use super::verdict::{self, HandOver};
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;
 use crate::vm::Vm;
@@ -53,8 +53,8 @@ impl Outgoing {
         let accepted = self.ask_destination(&qemu).await?;
         let sent = self.send(control, tracker, &accepted, preflight).await;
         if !sent.as_ref().is_ok_and(|result| result.outcome == Outcome::Completed) {
-            // Where the lane never came to be, nobody else tells the destination to forget it.
-            let _ = self.peer.delete(&format!("/v1/incoming/{}", accepted.id)).await;
+            // Where the streams never came to be, nobody else tells the destination to forget it.
+            verdict::forget(&self.peer, &accepted.id, &self.vm.name).await;
         }
         Ok((sent.map_err(|failure| failure.to_report())?, preflight))
     }

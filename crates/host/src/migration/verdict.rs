@@ -12,6 +12,39 @@ const VERDICT_LIMIT: Duration = Duration::from_secs(20);
 /// Between two such questions.
 const VERDICT_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How long the destination may take to remove its shadow.
+const FORGET_LIMIT: Duration = Duration::from_secs(5);
+/// Between two looks at whether it has.
+const FORGET_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Has the destination remove its shadow, so that the next attempt does not find it. Returns where it ended; none where it
+/// can't be asked or takes too long.
+pub(super) async fn forget(peer: &Client, id: &str, vm: &str) -> Option<IncomingState> {
+    let path = format!("/v1/incoming/{id}");
+    let gone = async {
+        peer.delete(&path).await?;
+        let mut every = tokio::time::interval(FORGET_INTERVAL);
+        loop {
+            every.tick().await;
+            let state = peer.get::<IncomingStatus>(&path).await?.state;
+            if state != IncomingState::Receiving {
+                return Ok::<_, ClientError>(state);
+            }
+        }
+    };
+    match tokio::time::timeout(FORGET_LIMIT, gone).await {
+        Ok(Ok(state)) => Some(state),
+        Ok(Err(error)) => {
+            tracing::warn!(vm, %error, "shadow left to itself");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(vm, "the shadow is not removed yet");
+            None
+        }
+    }
+}
+
 /// A hand-over to ask for.
 pub(super) struct HandOver<'a> {
     /// The destination's agent.

@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_api::{ClientError, IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
+use godwit_api::{IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
 use godwit_migration::{
     Failure, FailureCode, FailureReport, Outcome, Phase, PhaseReport, Progress, Report, RoundReport, millis,
 };
@@ -17,7 +17,7 @@ use godwit_qemu::{MigrateInfo, MigrationStatus, Qmp, QmpError, QmpEvent, STOP};
 use super::queued;
 use crate::migration::outgoing::Outgoing;
 use crate::migration::state_stream::qemu_failure;
-use crate::migration::verdict::{Answer, HandOver};
+use crate::migration::verdict::{self, Answer, HandOver};
 use crate::migrations::MigrationControl;
 
 /// Between two looks at QEMU's figures.
@@ -28,8 +28,6 @@ const ARRIVAL_LIMIT: Duration = Duration::from_secs(20);
 const ARRIVAL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long QEMU may take to end a migration that nobody can follow any more.
 const END_LIMIT: Duration = Duration::from_secs(10);
-/// How long the destination may take to remove its shadow.
-const FORGET_LIMIT: Duration = Duration::from_secs(5);
 
 /// Moves the guest to the shadow that was accepted.
 pub(super) async fn send(
@@ -116,7 +114,7 @@ impl<'a> Sending<'a> {
 
     /// It came to nothing: the guest goes on here, unless the destination's QEMU may run it.
     async fn stay(self, outcome: Outcome, failure: FailureReport) -> Report {
-        let there = self.forget().await;
+        let there = verdict::forget(&self.outgoing.peer, &self.accepted.id, &self.outgoing.vm.name).await;
         let complete_there = self.stopped.is_some() && self.outgoing.request.qemu.runs_by_itself();
         if outcome == Outcome::InDoubt || (complete_there && there != Some(IncomingState::Refused)) {
             let doubt = FailureCode::InDoubt;
@@ -132,34 +130,6 @@ impl<'a> Sending<'a> {
             let _ = self.qmp().cont().await;
         }
         Report { error: Some(failure), ..self.report(outcome, None) }
-    }
-
-    /// Has the destination remove its shadow, so that the next attempt does not find it. Returns where it ended; none where
-    /// it can't be asked or takes too long.
-    async fn forget(&self) -> Option<IncomingState> {
-        let path = format!("/v1/incoming/{}", self.accepted.id);
-        let gone = async {
-            self.outgoing.peer.delete(&path).await?;
-            let mut every = tokio::time::interval(POLL_INTERVAL);
-            loop {
-                every.tick().await;
-                let state = self.outgoing.peer.get::<IncomingStatus>(&path).await?.state;
-                if state != IncomingState::Receiving {
-                    return Ok::<_, ClientError>(state);
-                }
-            }
-        };
-        match tokio::time::timeout(FORGET_LIMIT, gone).await {
-            Ok(Ok(state)) => Some(state),
-            Ok(Err(error)) => {
-                tracing::warn!(vm = self.outgoing.vm.name, %error, "shadow left to itself");
-                None
-            }
-            Err(_) => {
-                tracing::warn!(vm = self.outgoing.vm.name, "the shadow is not removed yet");
-                None
-            }
-        }
     }
 
     async fn follow(&mut self, control: &MigrationControl) -> Result<End, Failure> {
