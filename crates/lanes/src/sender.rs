@@ -1,7 +1,7 @@
 //! The sending half of a stream.
 
 use godwit_ram::{PageRange, Part, Region};
-use godwit_wire::{BlockRun, HEADER_LEN, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros};
+use godwit_wire::{BlockRun, HEADER_LEN, MAX_PADDING, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros};
 
 use crate::LaneError;
 use crate::link::Link;
@@ -34,6 +34,19 @@ impl StreamSender {
         self.scratch.clear();
         message.encode(&mut self.scratch);
         self.sent_bytes += self.link.send(&[Part::Bytes(&self.scratch)], &mut self.staging)?;
+        Ok(())
+    }
+
+    /// Sends bytes that the peer drops.
+    ///
+    /// # Errors
+    /// [`LaneError`]: the stream is unusable afterwards.
+    pub fn pad(&mut self, mut bytes: u64) -> Result<(), LaneError> {
+        while bytes > 0 {
+            let piece = u32::try_from(bytes).unwrap_or(MAX_PADDING).min(MAX_PADDING);
+            self.send(&Message::Padding { bytes: piece })?;
+            bytes -= u64::from(piece);
+        }
         Ok(())
     }
 

@@ -152,6 +152,14 @@ impl Board {
         Some(unit)
     }
 
+    /// A unit without pages for a stream: it is accounted for like any other and never given back.
+    pub fn take_empty(&mut self, stream: usize) {
+        let taker = &mut self.streams[stream];
+        taker.taken += 1;
+        taker.writing = true;
+        taker.under_way.push_back(Unit::default());
+    }
+
     /// The unit last taken by a stream has been handed to its socket.
     pub fn written(&mut self, stream: usize) {
         self.streams[stream].writing = false;
@@ -201,7 +209,8 @@ impl Board {
         let gone = &mut self.streams[usize::from(stream)];
         (gone.broken, gone.closed, gone.writing) = (true, true, false);
         self.pages -= gone.under_way.iter().map(Unit::page_count).sum::<u64>();
-        let back: Vec<Unit> = gone.under_way.drain(..).chain(gone.bound.drain(..)).collect();
+        let back = gone.under_way.drain(..).chain(gone.bound.drain(..));
+        let back: Vec<Unit> = back.filter(|unit| unit.page_count() > 0).collect();
         self.owners.retain(|_, owner| owner.stream != usize::from(stream));
         for unit in back.into_iter().rev() {
             self.queue.push_front(unit);
@@ -240,6 +249,12 @@ impl Board {
     #[must_use]
     pub fn is_applied(&self) -> bool {
         self.waiting() == 0 && self.streams.iter().all(|stream| stream.under_way.is_empty())
+    }
+
+    /// Streams that were ever added.
+    #[must_use]
+    pub fn streams(&self) -> usize {
+        self.streams.len()
     }
 
     /// Streams that take work.

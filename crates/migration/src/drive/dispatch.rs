@@ -32,6 +32,7 @@ pub(crate) struct Dispatch {
     round: AtomicU32,
     zero_pages: AtomicU64,
     bytes: AtomicU64,
+    padding_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -42,11 +43,44 @@ struct State {
     sealed: bool,
     /// Streams closed meanwhile, with the units that were applied.
     closed_meanwhile: Vec<(u16, u64)>,
+    /// What each stream has sent and is to send in this round.
+    quotas: Vec<Quota>,
+}
+
+/// Bytes of one stream in one round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Quota {
+    sent: u64,
+    /// To be reached by padding, where there is not that much work.
+    least: u64,
+}
+
+impl Quota {
+    fn owed(self) -> u64 {
+        self.least.saturating_sub(self.sent)
+    }
+}
+
+impl State {
+    fn quota(&mut self, stream: usize) -> &mut Quota {
+        if self.quotas.len() <= stream {
+            self.quotas.resize(stream + 1, Quota::default());
+        }
+        &mut self.quotas[stream]
+    }
+
+    /// Everything has been handed to the wire.
+    fn is_sent(&self) -> bool {
+        let owes = |(stream, quota): (usize, &Quota)| quota.owed() > 0 && !self.board.is_broken(stream);
+        self.board.is_sent() && !self.quotas.iter().enumerate().any(owes)
+    }
 }
 
 /// What there is to do for a stream.
 enum Work {
     Unit(Unit),
+    /// A unit of so many bytes of padding.
+    Padding(u64),
     /// Nothing for a while: the peer takes silence for the end.
     Nothing,
     Over,
@@ -66,11 +100,23 @@ impl Dispatch {
     /// What is sent from here on belongs to this round.
     pub(crate) fn set_round(&self, round: u32) {
         self.round.store(round, Ordering::Relaxed);
+        self.lock().quotas.clear();
     }
 
     pub(crate) fn push(&self, unit: Unit) {
         self.lock().board.push(unit);
         // Whom it is for is the board's affair.
+        self.work.notify_all();
+    }
+
+    /// Has the streams together send at least so many bytes in this round, by padding where there is no other work.
+    pub(crate) fn pad(&self, bytes: u64) {
+        let mut state = self.lock();
+        // Work is taken by the chunk: one of two streams may have to send most of it.
+        let share = bytes * 3 / 2 / state.board.live().max(1) as u64;
+        for stream in 0..state.board.streams() {
+            state.quota(stream).least = share.min(bytes);
+        }
         self.work.notify_all();
     }
 
@@ -94,6 +140,11 @@ impl Dispatch {
                 self.room.notify_all();
                 return Work::Unit(unit);
             }
+            let owed = state.quota(stream).owed();
+            if owed > 0 {
+                state.board.take_empty(stream);
+                return Work::Padding(owed);
+            }
             let waited = self.work.wait_timeout(state, IDLE_LIMIT).unwrap_or_else(PoisonError::into_inner);
             if waited.1.timed_out() {
                 return Work::Nothing;
@@ -103,10 +154,11 @@ impl Dispatch {
     }
 
     /// True: everything has been handed to the wire.
-    fn written(&self, stream: usize) -> bool {
+    fn written(&self, stream: usize, bytes: u64) -> bool {
         let mut state = self.lock();
+        state.quota(stream).sent += bytes;
         state.board.written(stream);
-        state.board.is_sent()
+        state.is_sent()
     }
 
     /// True: everything has been applied.
@@ -135,11 +187,16 @@ impl Dispatch {
     }
 
     pub(crate) fn is_sent(&self) -> bool {
-        self.lock().board.is_sent()
+        self.lock().is_sent()
     }
 
     pub(crate) fn is_applied(&self) -> bool {
         self.lock().board.is_applied()
+    }
+
+    /// Bytes of padding sent on data streams: they tell nothing of what the wire takes, windows being small at first.
+    pub(crate) fn padding_bytes(&self) -> u64 {
+        self.padding_bytes.load(Ordering::Relaxed)
     }
 
     /// Everything sent since the begin: pages of units, zero pages, bytes of the data streams.
@@ -154,7 +211,7 @@ impl Dispatch {
     /// What has been sent, where that is all: from here on nothing is given back.
     pub(crate) fn seal(&self) -> Option<PagesEnd> {
         let mut state = self.lock();
-        state.sealed = state.board.is_sent();
+        state.sealed = state.is_sent();
         state.sealed.then(|| PagesEnd { pages: state.board.pages(), units: state.board.taken() })
     }
 
@@ -205,11 +262,12 @@ impl Worker<'_> {
             let sent = match self.dispatch.take(self.number) {
                 Work::Over => return,
                 Work::Unit(unit) => self.send(unit),
-                Work::Nothing => self.sender.send(&Message::Padding { bytes: 1 }),
+                Work::Padding(bytes) => self.pad(bytes),
+                Work::Nothing => self.sender.pad(1).map(|()| 0),
             };
             match sent {
-                Ok(()) => {
-                    if self.dispatch.written(self.number) {
+                Ok(bytes) => {
+                    if self.dispatch.written(self.number, bytes) {
                         self.inbox.put_now(Input::Moved);
                     }
                 }
@@ -228,8 +286,15 @@ impl Worker<'_> {
         }
     }
 
+    fn pad(&mut self, bytes: u64) -> Result<u64, LaneError> {
+        self.sender.pad(bytes)?;
+        self.sender.send(&Message::UnitEnd)?;
+        self.dispatch.padding_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
     /// Reads what is to be sent as it is now: pages that hold zeros alone are told, not sent.
-    fn send(&mut self, unit: Unit) -> Result<(), LaneError> {
+    fn send(&mut self, unit: Unit) -> Result<u64, LaneError> {
         let Some(region) = self.regions.get(usize::from(unit.block)) else {
             return Err(LaneError::Memory(format!("there is no RAM block {}", unit.block)));
         };
@@ -243,6 +308,6 @@ impl Worker<'_> {
         let bytes = self.sender.unit(round, unit.block, region, &full, &zeros)?;
         self.dispatch.zero_pages.fetch_add(zero_pages, Ordering::Relaxed);
         self.dispatch.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ok(())
+        Ok(bytes)
     }
 }

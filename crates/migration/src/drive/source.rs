@@ -1,16 +1,18 @@
 //! The source's driver: a thread that does what the machine says and finds what is dirty, one that reads what the destination
 //! answers, and one for each data stream ([`super::dispatch`]).
 
+mod figures;
+mod streams;
+
 use std::collections::VecDeque;
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Incoming, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::{LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{PAGE_SIZE, Region};
 use godwit_wire::{
-    Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, MAX_PADDING, MAX_STREAMS, Message, MigrationId, PagesEnd,
-    SUPPORTED,
+    Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, MAX_STREAMS, Message, MigrationId, PagesEnd, SUPPORTED,
 };
 
 use super::dispatch::{Dispatch, Ending, Worker};
@@ -18,20 +20,25 @@ use super::sweep::{Scope, Sweeper, memory_failure};
 use super::{
     Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
 };
-use crate::board::Misaccounted;
 use crate::clock::PeerClock;
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
 use crate::policy::Policy;
 use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, millis, nanos};
-use crate::source::{Action, Event, Plan, Source, State, SwitchoverTimes, Verdict};
+use crate::source::{Action, Event, Plan, Source, State, Verdict};
+use figures::{progress_of, switchover_report};
+use streams::{Shared, board_place, interrupted, open, read_control, wire_number};
 
 /// Between two pings, and between two words of progress.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
-/// Round trips from here on need a congestion window that takes the switchover in one flight.
+/// Round trips from here on need congestion windows that take the switchover in one flight.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
 /// The device state of a usual VM, with room: 0.2 MiB measured.
 const DEVICE_STATE_ROOM: u64 = 384 * 1024;
+/// What the last pages of an idle guest take, with room: 0.6 MiB measured.
+const LEAST_LAST_PAGES: u64 = 1024 * 1024;
+/// Beyond this padding costs more than it brings: the wire's rate counts, and no window.
+const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
 /// The longest that the guest is kept from running for a switchover that does not come to its commit.
 const STOPPED_LIMIT: Duration = Duration::from_secs(10);
 /// The longest that a commit goes unanswered before the destination is asked on another way: more than it takes itself to
@@ -115,6 +122,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         held_device_state: Vec::new(),
         remaining_pages: 0,
         switchover_since: None,
+        window_ping: None,
         last_ping: Instant::now(),
         finished: false,
         job,
@@ -150,6 +158,8 @@ struct Driver<'a, H, T> {
     remaining_pages: u64,
     /// When the guest was asked to stop.
     switchover_since: Option<Instant>,
+    /// The ping behind the padding, whose answer tells that the padding has arrived.
+    window_ping: Option<u64>,
     last_ping: Instant,
     finished: bool,
 }
@@ -227,7 +237,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.take(at, Event::RoundSent(sweep));
                 self.look_at_the_streams(at);
             }
-            Some(Awaited::Applied) if self.dispatch.is_applied() => {
+            Some(Awaited::Applied) if self.dispatch.is_applied() && self.window_ping.is_none() => {
                 self.awaited = None;
                 let round = self.machine.round();
                 self.take(at, Event::RoundApplied { round });
@@ -259,7 +269,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     /// Bytes handed to all streams.
     fn wire_bytes(&self) -> u64 {
-        self.sender.sent_bytes() + self.dispatch.sent().bytes
+        self.sender.sent_bytes() + self.dispatch.sent().bytes + self.dispatch.padding_bytes()
     }
 
     fn take(&mut self, at: Instant, event: Event) {
@@ -313,6 +323,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Message::Refused(reason) => self.take(at, Event::PeerRefused(Failure::from_peer(&reason))),
             Message::Pong { sent_ns, answered_ns } => {
                 self.clock.pong(sent_ns, answered_ns, self.clock_ns(at));
+                if self.window_ping.is_some_and(|ping_ns| sent_ns >= ping_ns) {
+                    self.window_ping = None;
+                    self.look_at_the_streams(at);
+                }
             }
             other => {
                 let detail = format!("the destination sent a {:?} message, which it must not", other.kind());
@@ -324,8 +338,12 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     /// Sends a message; a lane that breaks by it is an event like any other.
     fn say(&mut self, message: &Message) {
         if let Err(error) = self.sender.send(message) {
-            self.waiting.push_back((Instant::now(), Input::Machine(Event::LaneLost(lane_failure(&error)))));
+            self.lane_broke(&error);
         }
+    }
+
+    fn lane_broke(&mut self, error: &LaneError) {
+        self.waiting.push_back((Instant::now(), Input::Machine(Event::LaneLost(lane_failure(error)))));
     }
 
     fn act(&mut self, action: Action) {
@@ -345,7 +363,6 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::CountRemaining => self.count_remaining(),
             Action::BeginSwitchover => {
                 self.switchover_since = Some(Instant::now());
-                self.open_window();
                 if let Err(failure) = self.job.hypervisor.begin_switchover(self.inbox) {
                     self.later(Event::Failed(failure));
                 }
@@ -416,6 +433,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             Ok(true)
         });
+        if matches!(swept, Ok(true)) {
+            self.open_windows();
+        }
         self.swept_all(swept, Awaited::Sent);
     }
 
@@ -468,18 +488,20 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    /// Before a switchover over a long way: padding opens the control stream's congestion window and the peer's receive window,
-    /// so that the device state and the commit travel in one flight. Those of the data streams are open from the rounds.
-    fn open_window(&mut self) {
+    /// Over a long way a round that was small leaves windows behind that a switchover would have to open while the guest stands
+    /// still. Padding opens them before: on the control stream for the device state, on each data stream for its share of what
+    /// the last sweep would send. The round is over when it has arrived.
+    fn open_windows(&mut self) {
         if self.clock.round_trip().unwrap_or_default() < LONG_ROUND_TRIP {
             return;
         }
-        let mut bytes = DEVICE_STATE_ROOM;
-        while bytes > 0 {
-            let piece = bytes.min(u64::from(MAX_PADDING));
-            self.say(&Message::Padding { bytes: u32::try_from(piece).unwrap_or(MAX_PADDING) });
-            bytes -= piece;
+        let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
+        self.dispatch.pad(last_pages);
+        if let Err(error) = self.sender.pad(DEVICE_STATE_ROOM) {
+            return self.lane_broke(&error);
         }
+        self.ping();
+        self.window_ping = Some(self.clock_ns(self.last_ping));
     }
 
     fn ping_and_tell(&mut self) {
@@ -514,28 +536,6 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 }
 
-/// What the data streams' threads share beside the work.
-#[derive(Clone, Copy)]
-struct Shared<'a> {
-    regions: &'a [Arc<Region>],
-    /// The streams that are connected, to be closed at the end.
-    data: &'a Mutex<Vec<Stream>>,
-}
-
-/// A data stream, connected and welcome.
-fn open(
-    number: usize,
-    connect: &(dyn Fn(usize) -> Result<Stream, Failure> + Sync),
-    hello: Hello,
-    shared: &Shared<'_>,
-) -> Result<StreamSender, Failure> {
-    let stream = connect(number)?;
-    shared.data.lock().unwrap_or_else(PoisonError::into_inner).push(stream.clone());
-    let mut sender = stream.sender();
-    say_hello(&mut sender, &mut stream.receiver(), hello)?;
-    Ok(sender)
-}
-
 /// What the streams are waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaited {
@@ -545,137 +545,6 @@ enum Awaited {
     Applied,
     /// The last pages are handed to the wire.
     LastSent,
-}
-
-fn board_place(number: usize) -> u16 {
-    u16::try_from(number).unwrap_or(u16::MAX)
-}
-
-/// The data streams' numbers on the wire come after the control stream's.
-fn wire_number(number: usize) -> u16 {
-    u16::try_from(number + 1).unwrap_or(u16::MAX)
-}
-
-/// Reads the control stream until it ends. The end of a finished migration is an event that nobody takes.
-fn read_control(mut receiver: StreamReceiver, inbox: &Inbox, dispatch: &Dispatch) {
-    loop {
-        let told = match receiver.receive() {
-            // By way of the driver these would wait for a sweep to end, which may wait for them.
-            Ok(Incoming::Message(Message::UnitsApplied { stream, units })) => {
-                board_number(stream).and_then(|number| count(dispatch.applied(number, units))).map(|all| {
-                    if all {
-                        inbox.put_now(Input::Moved);
-                    }
-                })
-            }
-            Ok(Incoming::Message(Message::StreamClosed { stream, units })) => board_number(stream)
-                .and_then(|number| count(dispatch.closed(number, units)))
-                .and_then(|left| {
-                    tracing::warn!(stream, left, "a data stream is closed: the others do its work");
-                    inbox.put_now(Input::Moved);
-                    let last = || Failure::new(FailureCode::LaneLost, "the last data stream broke");
-                    if left == 0 { Err(last()) } else { Ok(()) }
-                }),
-            Ok(Incoming::Message(message)) => {
-                inbox.put_now(Input::Lane(message));
-                Ok(())
-            }
-            Ok(Incoming::Pages(_)) => {
-                Err(Failure::new(FailureCode::ProtocolBroken, "the destination sent pages"))
-            }
-            Err(error) => Err(lane_failure(&error)),
-        };
-        if let Err(failure) = told {
-            return inbox.put_now(Input::Machine(Event::LaneLost(failure)));
-        }
-    }
-}
-
-fn board_number(stream: u16) -> Result<u16, Failure> {
-    let none = || Failure::new(FailureCode::ProtocolBroken, "the control stream carries no pages");
-    stream.checked_sub(1).ok_or_else(none)
-}
-
-fn count<T>(told: Result<T, Misaccounted>) -> Result<T, Failure> {
-    told.map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))
-}
-
-/// Takes what has come during a sweep. A broken stream's work is waited for by the sweep: it is told at once. True: the sweep
-/// is pointless.
-fn interrupted(
-    events: &Events,
-    waiting: &mut VecDeque<(Instant, Input)>,
-    sender: &mut StreamSender,
-) -> Result<bool, Failure> {
-    for (at, input) in events.receiver.try_iter() {
-        match input {
-            Input::StreamBroke { number } => {
-                let message = Message::CloseStream { stream: wire_number(number) };
-                sender.send(&message).map_err(|error| lane_failure(&error))?;
-            }
-            other => waiting.push_back((at, other)),
-        }
-    }
-    Ok(waiting.iter().any(|(_, input)| interrupts(input)))
-}
-
-/// Whether a round under way is pointless once this has come.
-fn interrupts(input: &Input) -> bool {
-    match input {
-        Input::Machine(event) => {
-            matches!(
-                event,
-                Event::CancelRequested | Event::LaneLost(_) | Event::Failed(_) | Event::PeerRefused(_)
-            )
-        }
-        Input::Hypervisor(event) => matches!(event, HypervisorEvent::Failed(_)),
-        Input::Lane(message) => {
-            !matches!(message, Message::Pong { .. } | Message::Ready | Message::Running(_))
-        }
-        Input::Moved | Input::StreamBroke { .. } => false,
-    }
-}
-
-fn progress_of(
-    machine: &Source,
-    total_pages: u64,
-    remaining_pages: u64,
-    sent_bytes: u64,
-    begun: Instant,
-) -> Progress {
-    let (bandwidth, dirty) = machine.rates();
-    let remaining_bytes = remaining_pages * PAGE_SIZE;
-    let elapsed = begun.elapsed();
-    // During round 0 the rate so far is the best that is known.
-    let measured =
-        if machine.round() == 0 { sent_bytes as f64 / elapsed.as_secs_f64().max(1e-3) } else { bandwidth };
-    let net = measured - dirty;
-    Progress {
-        phase: machine.phase(),
-        round: machine.round(),
-        remaining_bytes,
-        total_bytes: total_pages * PAGE_SIZE,
-        sent_bytes,
-        dirty_bytes_per_s: dirty,
-        bandwidth_bytes_per_s: measured,
-        eta_ms: (net > 0.0).then(|| remaining_bytes as f64 / net * 1e3),
-        elapsed_ms: millis(elapsed),
-    }
-}
-
-/// The pause in pieces; the destination's times brought to this host's clock by the pings.
-fn switchover_report(times: &SwitchoverTimes, clock: &PeerClock) -> Option<SwitchoverReport> {
-    let destination = &times.destination;
-    let arrived = Duration::from_nanos(clock.to_local_ns(destination.commit_ns)?);
-    let since_commit = |ns: u64| Duration::from_nanos(ns.saturating_sub(destination.commit_ns));
-    let loaded = since_commit(destination.loaded_ns);
-    Some(SwitchoverReport {
-        last_pages_ms: millis(times.last_pages.saturating_sub(times.stopped)),
-        device_state_ms: millis(times.committed.saturating_sub(times.last_pages)),
-        flight_ms: millis(arrived.saturating_sub(times.committed)),
-        load_ms: millis(loaded),
-        resume_ms: millis(since_commit(destination.running_ns).saturating_sub(loaded)),
-    })
 }
 
 fn overdue_failure() -> Failure {

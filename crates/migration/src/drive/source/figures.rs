@@ -1,0 +1,51 @@
+//! What the source's driver tells of itself: progress, and the pause in pieces.
+
+use std::time::{Duration, Instant};
+
+use godwit_ram::PAGE_SIZE;
+
+use crate::clock::PeerClock;
+use crate::report::{Progress, SwitchoverReport, millis};
+use crate::source::{Source, SwitchoverTimes};
+
+pub(super) fn progress_of(
+    machine: &Source,
+    total_pages: u64,
+    remaining_pages: u64,
+    sent_bytes: u64,
+    begun: Instant,
+) -> Progress {
+    let (bandwidth, dirty) = machine.rates();
+    let remaining_bytes = remaining_pages * PAGE_SIZE;
+    let elapsed = begun.elapsed();
+    // During round 0 the rate so far is the best that is known.
+    let measured =
+        if machine.round() == 0 { sent_bytes as f64 / elapsed.as_secs_f64().max(1e-3) } else { bandwidth };
+    let net = measured - dirty;
+    Progress {
+        phase: machine.phase(),
+        round: machine.round(),
+        remaining_bytes,
+        total_bytes: total_pages * PAGE_SIZE,
+        sent_bytes,
+        dirty_bytes_per_s: dirty,
+        bandwidth_bytes_per_s: measured,
+        eta_ms: (net > 0.0).then(|| remaining_bytes as f64 / net * 1e3),
+        elapsed_ms: millis(elapsed),
+    }
+}
+
+/// The pause in pieces; the destination's times brought to this host's clock by the pings.
+pub(super) fn switchover_report(times: &SwitchoverTimes, clock: &PeerClock) -> Option<SwitchoverReport> {
+    let destination = &times.destination;
+    let arrived = Duration::from_nanos(clock.to_local_ns(destination.commit_ns)?);
+    let since_commit = |ns: u64| Duration::from_nanos(ns.saturating_sub(destination.commit_ns));
+    let loaded = since_commit(destination.loaded_ns);
+    Some(SwitchoverReport {
+        last_pages_ms: millis(times.last_pages.saturating_sub(times.stopped)),
+        device_state_ms: millis(times.committed.saturating_sub(times.last_pages)),
+        flight_ms: millis(arrived.saturating_sub(times.committed)),
+        load_ms: millis(loaded),
+        resume_ms: millis(since_commit(destination.running_ns).saturating_sub(loaded)),
+    })
+}
