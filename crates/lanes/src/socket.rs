@@ -15,6 +15,9 @@ use crate::{LaneError, StreamReceiver, StreamSender};
 /// Sent data that stays unacknowledged for this long ends the lane; so does silence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
+/// The congestion control that every kernel has and that does not pace.
+const BURSTING: &str = "cubic";
+
 /// One TCP connection between two hosts, both directions.
 #[derive(Clone, Debug)]
 pub struct Stream {
@@ -72,6 +75,14 @@ impl Stream {
     #[must_use]
     pub fn receiver(&self) -> StreamReceiver {
         StreamReceiver::new(self.link.clone())
+    }
+
+    /// What is sent goes out as soon as the window takes it. A congestion control that paces (BBR) spreads a burst by the rate
+    /// that it has seen, and a stream that is mostly silent has shown it none.
+    pub fn send_in_bursts(&self) {
+        if let Err(error) = sockopt::set_tcp_congestion(self.link.socket(), BURSTING) {
+            tracing::debug!(%error, congestion = BURSTING, "the host's congestion control stays");
+        }
     }
 
     /// Sets for how long the peer may be silent; the default is ten seconds.

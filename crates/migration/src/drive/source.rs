@@ -180,6 +180,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Ok(version) => tracing::debug!(version, peer = %self.job.control.peer(), "control stream up"),
             Err(failure) => return self.take(Instant::now(), Event::PeerRefused(failure)),
         }
+        self.job.control.send_in_bursts();
         let (inbox, dispatch, connect) = (self.inbox, self.dispatch, self.job.connect);
         scope.spawn(move || read_control(receiver, inbox, dispatch));
         let most = usize::from(MAX_STREAMS);
