@@ -1,7 +1,9 @@
 //! The sending half of a stream.
 
 use godwit_ram::{PageRange, Part, Region};
-use godwit_wire::{BlockRun, HEADER_LEN, MAX_PADDING, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros};
+use godwit_wire::{
+    BlockRun, HEADER_LEN, MAX_PADDING, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros,
+};
 
 use crate::LaneError;
 use crate::link::Link;

@@ -4,6 +4,7 @@
 mod figures;
 mod machine;
 mod schedule;
+mod subject;
 mod switchover;
 mod table;
 

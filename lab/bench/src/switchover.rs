@@ -7,15 +7,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use godwit_api::{MigrationRequest, QemuEngineOptions};
-use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, Watched, missing};
+use godwit_api::MigrationRequest;
+use godwit_lab::trial::{GuestPlan, Needs, Trial, Watched, missing};
 use godwit_lab::{BitRate, LabOptions, Rtt};
-use godwit_migration::{EngineKind, Outcome, Phase, Report};
+use godwit_migration::{Outcome, Phase, Report};
 use godwit_qemu::ByteSize;
 use serde::Serialize;
 
 use crate::figures::Spread;
 use crate::machine::Machine;
+use crate::subject::{Engine, Subject};
 use crate::{schedule, table};
 
 /// QEMU before 9.0 loses writes under TCG when it migrates a guest whose memory is a multiple of 256 KiB
@@ -93,61 +94,14 @@ impl WorkloadKind {
     }
 }
 
-/// Who moves the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Engine {
-    /// Godwit's own
-    Godwit,
-    /// QEMU's, one stream
-    Qemu,
-    /// QEMU's, two channels
-    #[value(name = "multifd-2")]
-    #[serde(rename = "multifd-2")]
-    Multifd2,
-    /// QEMU's, four channels
-    #[value(name = "multifd-4")]
-    #[serde(rename = "multifd-4")]
-    Multifd4,
-}
-
-impl Engine {
-    fn name(self) -> &'static str {
-        match self {
-            Engine::Godwit => "godwit",
-            Engine::Qemu => "qemu",
-            Engine::Multifd2 => "multifd-2",
-            Engine::Multifd4 => "multifd-4",
-        }
-    }
-
-    fn request(self, request: MigrationRequest) -> MigrationRequest {
-        let channels = |multifd_channels| MigrationRequest {
-            engine: EngineKind::Qemu,
-            // The peer at its best: no word of ours between its two sides.
-            qemu: QemuEngineOptions {
-                multifd_channels,
-                autostart: true,
-                plaintext: true,
-                ..QemuEngineOptions::default()
-            },
-            ..request.clone()
-        };
-        match self {
-            Engine::Godwit => request,
-            Engine::Qemu => channels(None),
-            Engine::Multifd2 => channels(Some(2)),
-            Engine::Multifd4 => channels(Some(4)),
-        }
-    }
-}
-
 /// What an engine did in one part.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct EngineFigures {
     pub(crate) name: String,
     /// Moves that did not complete: their times are not among the figures.
     pub(crate) failed: usize,
+    /// Moves after which the guest did not answer any more.
+    pub(crate) lost: usize,
     pub(crate) migration_ms: Option<Spread>,
     pub(crate) switchover_ms: Option<Spread>,
     pub(crate) blackout_ms: Option<Spread>,
@@ -161,7 +115,9 @@ pub(crate) struct EngineFigures {
 }
 
 impl EngineFigures {
-    fn new(name: &str, runs: Vec<Watched>) -> EngineFigures {
+    fn new(name: &str, moves: Vec<Option<Watched>>) -> EngineFigures {
+        let lost = moves.iter().filter(|moved| moved.is_none()).count();
+        let runs: Vec<Watched> = moves.into_iter().flatten().collect();
         let completed = || runs.iter().filter(|run| run.report.outcome == Outcome::Completed);
         let spread =
             |of: fn(&Report) -> Option<f64>| Spread::of(completed().filter_map(|run| of(&run.report)));
@@ -174,6 +130,7 @@ impl EngineFigures {
         EngineFigures {
             name: name.to_owned(),
             failed: runs.len() - completed().count(),
+            lost,
             migration_ms: spread(|report| Some(report.migration_time_ms)),
             switchover_ms: spread(|report| report.switchover_ms),
             blackout_ms: spread(|report| report.blackout_ms),
@@ -251,7 +208,7 @@ fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
     let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
-    let mut guest = trial.guest("a", &plan)?;
+    let mut subject = Subject::new(&trial, plan)?;
     let accel = trial.vm("a", "bench")?.accel;
     let link = settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
     println!(
@@ -263,9 +220,9 @@ fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<
         if settings.tls { "Godwit by TLS, QEMU in the clear" } else { "all in the clear" },
     );
     for workload in &settings.workloads {
-        guest.workload(workload.spec())?;
-        let part = measure_part(settings, &trial, &mut guest, *workload, rtt)?;
-        guest.verify().with_context(|| format!("{} at the end", workload.text()))?;
+        subject.work(workload.spec())?;
+        let part = measure_part(settings, &mut subject, *workload, rtt)?;
+        subject.guest.verify().with_context(|| format!("{} at the end", workload.text()))?;
         print!("{}", table::render(&part));
         print!("{}", table::render_notes(&part));
         parts.push(part);
@@ -276,8 +233,7 @@ fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<
 
 fn measure_part(
     settings: &Settings,
-    trial: &Trial,
-    guest: &mut Guest,
+    subject: &mut Subject<'_>,
     workload: WorkloadKind,
     rtt: Rtt,
 ) -> Result<Part> {
@@ -285,25 +241,26 @@ fn measure_part(
     let counts: Vec<u32> = (engines.iter())
         .map(|engine| if *engine == Engine::Godwit { settings.godwit_runs } else { settings.runs })
         .collect();
-    let warm_up = 0..engines.len();
-    for place in warm_up {
-        move_once(trial, guest, engines[place]).context("warming up")?;
+    for engine in engines {
+        subject.move_by(*engine).context("warming up")?;
     }
-    let mut runs: Vec<Vec<Watched>> = vec![Vec::new(); engines.len()];
+    let mut runs: Vec<Vec<Option<Watched>>> = vec![Vec::new(); engines.len()];
     let turns = schedule::turns(&counts);
     for (number, place) in turns.iter().enumerate() {
-        let run = move_once(trial, guest, engines[*place])?;
-        eprintln!(
-            "  {}/{} {} to {}: {:.0} ms, switchover {:.1} ms, blackout {:.1} ms ({})",
-            number + 1,
-            turns.len(),
-            engines[*place].name(),
-            run.report.to,
-            run.report.migration_time_ms,
-            run.report.switchover_ms.unwrap_or(f64::NAN),
-            run.report.blackout_ms.unwrap_or(f64::NAN),
-            run.phase_of_blackout().map_or("nowhere", Phase::name),
-        );
+        let run = subject.move_by(engines[*place])?;
+        if let Some(run) = &run {
+            eprintln!(
+                "  {}/{} {} to {}: {:.0} ms, switchover {:.1} ms, blackout {:.1} ms ({})",
+                number + 1,
+                turns.len(),
+                engines[*place].name(),
+                run.report.to,
+                run.report.migration_time_ms,
+                run.report.switchover_ms.unwrap_or(f64::NAN),
+                run.report.blackout_ms.unwrap_or(f64::NAN),
+                run.phase_of_blackout().map_or("nowhere", Phase::name),
+            );
+        }
         runs[*place].push(run);
     }
     let engines: Vec<EngineFigures> =
@@ -311,16 +268,6 @@ fn measure_part(
     let goals = goals(settings, rtt, &engines);
     let workload_text = workload.text().to_owned();
     Ok(Part { workload: workload.spec().to_owned(), workload_text, rtt: rtt.to_string(), engines, goals })
-}
-
-/// A move that does not complete is a result, not an error: the guest runs on at the source.
-fn move_once(trial: &Trial, guest: &mut Guest, engine: Engine) -> Result<Watched> {
-    let request = engine.request(guest.to_other_host());
-    let watched = trial.migrate(guest, &request)?;
-    if let Some(error) = &watched.report.error {
-        eprintln!("  {} to {}: {} ({})", engine.name(), request.to, error.message, error.code);
-    }
-    Ok(watched)
 }
 
 /// What is promised of Godwit's engine for this round trip, with the guest of the promise.
@@ -339,7 +286,7 @@ fn goals(settings: &Settings, rtt: Rtt, engines: &[EngineFigures]) -> Vec<Goal> 
     }
     let goal = |what: &str, at_most_ms: f64, spread: Option<Spread>| {
         let median_ms = spread.map(|spread| spread.median);
-        let met = ours.failed == 0 && median_ms.is_some_and(|median_ms| median_ms <= at_most_ms);
+        let met = ours.failed + ours.lost == 0 && median_ms.is_some_and(|median_ms| median_ms <= at_most_ms);
         Goal { what: what.to_owned(), at_most_ms, median_ms, met }
     };
     vec![goal("switchover", promised.0, ours.switchover_ms), goal("blackout", promised.1, ours.blackout_ms)]

@@ -52,16 +52,17 @@ pub(crate) fn render_notes(part: &Part) -> String {
     for (moves, what) in [
         (
             sum(|engine| engine.prober_held_up),
-            "the client itself was kept from probing for half of the blackout",
+            "the client itself was kept from probing for half of the blackout: no CPU time for it",
         ),
-        (sum(|engine| engine.blackout_elsewhere), "the longest silence was not at the switchover"),
+        (sum(|engine| engine.lost), "the guest did not answer any more: it was made anew"),
+        (
+            sum(|engine| engine.blackout_elsewhere),
+            "the longest silence was not at the switchover: no CPU time for the guest, or the link was full",
+        ),
     ] {
         if moves > 0 {
             // Writing to a string can't fail.
-            let _ = writeln!(
-                text,
-                "  note  in {moves} moves {what}: there was no CPU time for it, or the link was full"
-            );
+            let _ = writeln!(text, "  note  in {moves} moves {what}");
         }
     }
     text
@@ -78,8 +79,8 @@ fn row(text: &mut String, cells: &[String; 8]) {
 }
 
 fn runs(engine: &EngineFigures) -> String {
-    let done = engine.runs.len() - engine.failed;
-    if engine.failed == 0 { done.to_string() } else { format!("{done}/{}", engine.runs.len()) }
+    let (done, all) = (engine.runs.len() - engine.failed, engine.runs.len() + engine.lost);
+    if done == all { done.to_string() } else { format!("{done}/{all}") }
 }
 
 fn spread(spread: Option<Spread>, decimals: usize) -> String {
@@ -109,6 +110,7 @@ mod tests {
         EngineFigures {
             name: name.to_owned(),
             failed: 0,
+            lost: 0,
             migration_ms: spread,
             switchover_ms: spread,
             blackout_ms: spread,
