@@ -14,8 +14,8 @@ pub use error::{ApiError, ErrorCode};
 pub use incoming::{IncomingAccepted, IncomingRequest, IncomingRun, IncomingState, IncomingStatus};
 pub use sse::{Event, EventParser};
 pub use types::{
-    CreateVm, DEFAULT_STREAMS, HostInfo, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent,
-    MigrationRequest, MigrationStatus, NetworkInfo, QemuEngineOptions, StartVm, StopVm, VmInfo, VmState,
+    CreateVm, HostInfo, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent, MigrationRequest,
+    MigrationStatus, NetworkInfo, QemuEngineOptions, StartVm, StopVm, VmInfo, VmState,
 };
 
 /// Where an agent listens for the local command line when nothing else is configured.

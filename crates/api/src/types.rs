@@ -233,13 +233,11 @@ pub struct MigrationRequest {
     /// Settings for `engine: qemu`.
     #[serde(default)]
     pub qemu: QemuEngineOptions,
-    /// TCP streams of each lane; none: [`DEFAULT_STREAMS`].
+    /// TCP streams of each lane; none: as many as measurement finds to pay.
     #[serde(default)]
     pub streams: Option<u32>,
 }
 
-/// TCP streams of a lane unless a request says otherwise.
-pub const DEFAULT_STREAMS: u32 = 2;
 /// The most that a request may ask for.
 pub const MAX_STREAMS_A_LANE: u32 = 64;
 

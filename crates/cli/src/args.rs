@@ -375,7 +375,7 @@ pub(crate) struct MigrateArgs {
     /// How long the vCPUs may stand still
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
     pub(crate) switchover_budget: Duration,
-    /// TCP streams of each lane [default: 2]
+    /// TCP streams of each lane [default: as many as are found to pay]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) streams: Option<u32>,
     /// QEMU's engine: channels in parallel

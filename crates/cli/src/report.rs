@@ -1,6 +1,6 @@
 //! A migration's report for people. The JSON form is the type itself.
 
-use godwit_migration::{Outcome, Report, SwitchoverReport};
+use godwit_migration::{LaneReport, Outcome, Report, SwitchoverReport};
 
 use crate::output::{Output, Tone, fields, table};
 use crate::units::{byte_count, bytes, millis};
@@ -65,6 +65,10 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     }
     lines.push(("guest memory", byte_count(report.guest_bytes)));
     lines.push(("on the wire", byte_count(report.wire_bytes)));
+    // One lane that was whole says nothing beyond the bytes above.
+    if report.lanes.len() > 1 || report.lanes.iter().any(|lane| !lane.broken.is_empty()) {
+        lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
+    }
     lines
 }
 
@@ -73,6 +77,17 @@ fn breakdown(pieces: &SwitchoverReport) -> String {
     format!(
         "last pages {last_pages_ms:.1}, device state {device_state_ms:.1}, flight {flight_ms:.1}, load {load_ms:.1}, resume {resume_ms:.1}"
     )
+}
+
+fn lane_text(lane: &LaneReport) -> String {
+    let LaneReport { lane, streams, bytes, broken } = lane;
+    let plural = if *streams == 1 { "" } else { "s" };
+    let mut text = format!("{lane}: {}, {streams} stream{plural}", byte_count(*bytes));
+    if let Some(why) = broken.first() {
+        let more = if broken.len() > 1 { format!(", and {} more", broken.len() - 1) } else { String::new() };
+        text.push_str(&format!("; broke: {why}{more}"));
+    }
+    text
 }
 
 fn rounds(report: &Report) -> String {

@@ -217,6 +217,7 @@ mod tests {
             wire_bytes: 0,
             guest_bytes: 0,
             round_trip_ms: None,
+            lanes: Vec::new(),
             rounds: vec![],
             phases: vec![],
             switchover: None,

@@ -1,5 +1,8 @@
 //! The sending half of a stream.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use godwit_ram::{PageRange, Part, Region};
 use godwit_wire::{
     BlockRun, HEADER_LEN, MAX_PADDING, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros,
@@ -14,18 +17,19 @@ pub struct StreamSender {
     link: Link,
     scratch: Vec<u8>,
     staging: Vec<u8>,
-    sent_bytes: u64,
+    /// The stream's count.
+    sent_bytes: Arc<AtomicU64>,
 }
 
 impl StreamSender {
-    pub(crate) fn new(link: Link) -> Self {
-        StreamSender { link, scratch: Vec::new(), staging: Vec::new(), sent_bytes: 0 }
+    pub(crate) fn new(link: Link, sent_bytes: Arc<AtomicU64>) -> Self {
+        StreamSender { link, scratch: Vec::new(), staging: Vec::new(), sent_bytes }
     }
 
-    /// Bytes handed to the kernel so far.
+    /// Bytes that the stream's senders have handed to the kernel so far.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
-        self.sent_bytes
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     /// Sends a message (not [`Message::Pages`], which [`StreamSender::unit`] sends).
@@ -35,7 +39,8 @@ impl StreamSender {
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
         self.scratch.clear();
         message.encode(&mut self.scratch);
-        self.sent_bytes += self.link.send(&[Part::Bytes(&self.scratch)], &mut self.staging)?;
+        let sent = self.link.send(&[Part::Bytes(&self.scratch)], &mut self.staging)?;
+        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         Ok(())
     }
 
@@ -86,7 +91,7 @@ impl StreamSender {
         }
         parts.push(Part::Bytes(&end));
         let sent = self.link.send(&parts, &mut self.staging)?;
-        self.sent_bytes += sent;
+        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         Ok(sent)
     }
 }

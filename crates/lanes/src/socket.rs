@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use godwit_pki::{Identity, Peer};
@@ -23,6 +24,8 @@ const BURSTING: &str = "cubic";
 pub struct Stream {
     link: Link,
     peer: SocketAddr,
+    /// Bytes handed to the kernel.
+    sent_bytes: Arc<AtomicU64>,
 }
 
 impl Stream {
@@ -37,7 +40,7 @@ impl Stream {
         let millis = u32::try_from(SILENCE_LIMIT.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, millis).map_err(std::io::Error::from)?;
         let peer = stream.peer_addr()?;
-        Ok(Stream { link: Link::Plain(Arc::new(stream)), peer })
+        Ok(Stream { link: Link::Plain(Arc::new(stream)), peer, sent_bytes: Arc::default() })
     }
 
     /// Makes the stream secure, as the one who connected; the peer's certificate must be that of `host`.
@@ -47,7 +50,7 @@ impl Stream {
     pub fn secure(self, identity: &Identity, host: &str) -> Result<Stream, LaneError> {
         let name = Identity::server_name(host).map_err(|error| LaneError::Handshake(error.to_string()))?;
         let tls = Tls::connect(self.link.socket().try_clone()?, identity.client(), name)?;
-        Ok(Stream { link: Link::Tls(Arc::new(tls)), peer: self.peer })
+        Ok(Stream { link: Link::Tls(Arc::new(tls)), ..self })
     }
 
     /// Makes the stream secure, as the one who was connected to, and tells who has connected.
@@ -56,7 +59,7 @@ impl Stream {
     /// [`LaneError::Handshake`] with the reason.
     pub fn secure_accepted(self, identity: &Identity) -> Result<(Stream, Peer), LaneError> {
         let (tls, who) = Tls::accept(self.link.socket().try_clone()?, identity.server())?;
-        Ok((Stream { link: Link::Tls(Arc::new(tls)), peer: self.peer }, who))
+        Ok((Stream { link: Link::Tls(Arc::new(tls)), ..self }, who))
     }
 
     /// The other side.
@@ -65,10 +68,16 @@ impl Stream {
         self.peer
     }
 
+    /// Bytes that its senders have handed to the kernel.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
+    }
+
     /// The sending half.
     #[must_use]
     pub fn sender(&self) -> StreamSender {
-        StreamSender::new(self.link.clone())
+        StreamSender::new(self.link.clone(), Arc::clone(&self.sent_bytes))
     }
 
     /// The receiving half.

@@ -251,10 +251,10 @@ impl Board {
         self.waiting() == 0 && self.streams.iter().all(|stream| stream.under_way.is_empty())
     }
 
-    /// Streams that were ever added.
+    /// Units that a stream has taken and that are not known to have been applied.
     #[must_use]
-    pub fn streams(&self) -> usize {
-        self.streams.len()
+    pub fn under_way(&self, stream: usize) -> usize {
+        self.streams[stream].under_way.len()
     }
 
     /// Streams that take work.

@@ -18,6 +18,7 @@ use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
 
 pub use destination::{DestinationJob, receive};
+pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
 pub use source::{SourceJob, SourceResult, send};
 

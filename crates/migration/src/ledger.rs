@@ -85,7 +85,8 @@ impl Ledger {
         });
     }
 
-    pub(crate) fn round_applied(&mut self, now: Duration, round_trip: Duration) {
+    /// What was sent is on the wire, or, with a round trip that says so, applied.
+    pub(crate) fn round_over(&mut self, now: Duration, round_trip: Duration) {
         let Some(report) = self.rounds.last_mut() else {
             return;
         };
@@ -178,11 +179,11 @@ mod tests {
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0));
         ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000 });
-        ledger.round_applied(ms(1040), ms(40));
+        ledger.round_over(ms(1040), ms(40));
         assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
         ledger.round_begins(ms(1040));
         ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124 });
-        ledger.round_applied(ms(1080), ms(40));
+        ledger.round_over(ms(1080), ms(40));
         assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
     }
 }

@@ -10,6 +10,7 @@ mod ledger;
 mod phase;
 mod policy;
 mod report;
+mod scaler;
 pub mod source;
 
 pub use clock::PeerClock;
@@ -20,6 +21,7 @@ pub use policy::{
     Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, Measured, Policy,
 };
 pub use report::{
-    EngineKind, FailureReport, Outcome, PhaseReport, Progress, Report, RoundReport, SwitchoverReport, millis,
-    nanos,
+    EngineKind, FailureReport, LaneReport, Outcome, PhaseReport, Progress, Report, RoundReport,
+    SwitchoverReport, millis, nanos,
 };
+pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler};

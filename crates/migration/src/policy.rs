@@ -103,6 +103,14 @@ impl Convergence {
         Convergence { policy, rounds: 0, recent: VecDeque::new(), stalled: 0 }
     }
 
+    /// Whether so much remains that no switchover could be decided, whatever the policy remembers.
+    #[must_use]
+    pub fn is_far(&self, measured: &Measured) -> bool {
+        let limit = self.policy.switchover_limit.max(self.policy.switchover_budget);
+        measured.predicted_switchover() > limit
+            && measured.transfer(measured.remaining_pages as f64) > NEGLIGIBLE_TRANSFER
+    }
+
     /// Decides at the end of a round.
     pub fn decide(&mut self, measured: &Measured) -> Decision {
         self.rounds += 1;
@@ -203,6 +211,16 @@ mod tests {
                 convergence.decide(&measured(pages, 1e5, mb, rtt)) != Decision::NextRound
             });
             prop_assert!(ended);
+        }
+
+        #[test]
+        fn far_means_no_switchover(pages in prop::collection::vec(0u64..1 << 22, 1..40), mb in 0.1f64..10_000.0) {
+            let mut convergence = Convergence::new(Policy::default());
+            for pages in pages {
+                let now = measured(pages, 0.0, mb, 1);
+                let far = convergence.is_far(&now);
+                prop_assert!(!(convergence.decide(&now) == Decision::Switchover && far));
+            }
         }
 
         #[test]

@@ -54,10 +54,24 @@ pub struct RoundReport {
     pub zero_pages: u64,
     /// Bytes on the wire.
     pub bytes: u64,
-    /// From the first page looked at to the destination's word that all is applied.
+    /// From the first page looked at to the destination's word that all is applied; to the last page handed to the wire where
+    /// the next round followed at once.
     pub duration_ms: f64,
     /// Pages that the guest dirtied meanwhile, a second.
     pub dirty_pages_per_s: f64,
+}
+
+/// One path between the two hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneReport {
+    /// Its addresses.
+    pub lane: String,
+    /// Data streams that were open on it.
+    pub streams: u32,
+    /// Bytes handed to them, headers and padding included.
+    pub bytes: u64,
+    /// Why streams of it broke or could not be opened. Their work was done by the others.
+    pub broken: Vec<String>,
 }
 
 /// Time spent in one phase, summed over its visits.
@@ -117,6 +131,9 @@ pub struct Report {
     pub guest_bytes: u64,
     /// The shortest round trip that the lane's pings saw.
     pub round_trip_ms: Option<f64>,
+    /// What each lane carried; none by QEMU's engine, which has one path.
+    #[serde(default)]
+    pub lanes: Vec<LaneReport>,
     /// Every round.
     pub rounds: Vec<RoundReport>,
     /// Every phase entered.

@@ -84,6 +84,9 @@ pub enum Action {
         /// Which.
         round: u32,
     },
+    /// Wait until the destination has applied all that was sent, and have the streams ready for a switchover. Answered by
+    /// [`Event::RoundApplied`].
+    Drain,
     /// Count dirty pages. Answered by [`Event::RemainingCounted`].
     CountRemaining,
     /// Stop the guest. Answered by [`Event::GuestStopped`].
@@ -127,7 +130,9 @@ pub enum State {
     Sending,
     /// Waiting for the destination to have applied the round.
     Draining,
-    /// Counting what remains.
+    /// Counting what remains, the round being on its way.
+    Looking,
+    /// Counting what remains, everything sent being applied.
     Counting,
     /// The guest is being stopped.
     Stopping,
@@ -207,8 +212,10 @@ impl Source {
             }
             (State::Sending, Event::RoundSent(sweep)) => {
                 self.ledger.round_sent(self.round, sweep);
-                self.ledger.enter(now, Phase::Convergence);
-                self.to(State::Draining, vec![])
+                self.to(State::Looking, vec![Action::CountRemaining])
+            }
+            (State::Looking, Event::RemainingCounted { pages, round_trip }) => {
+                self.look(now, pages, round_trip)
             }
             (State::Draining, Event::RoundApplied { round }) if round == self.round => {
                 self.to(State::Counting, vec![Action::CountRemaining])
@@ -234,6 +241,7 @@ impl Source {
                 State::Connecting
                 | State::Preparing
                 | State::Sending
+                | State::Looking
                 | State::Draining
                 | State::Counting
                 | State::Stopping
@@ -326,16 +334,37 @@ impl Source {
         self.to(State::Sending, vec![Action::SendRound { round }])
     }
 
+    /// The round is handed to the wire. Where no switchover is near the next one follows at once: nobody waits for the wire to
+    /// run empty.
+    fn look(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
+        // Each round begins and ends with full buffers: what it sent is what was carried meanwhile.
+        self.ledger.round_over(now, Duration::ZERO);
+        let measured = self.measured(now, remaining, round_trip);
+        if self.convergence.is_far(&measured) {
+            return self.decide(now, &measured);
+        }
+        self.ledger.enter(now, Phase::Convergence);
+        self.to(State::Draining, vec![Action::Drain])
+    }
+
     fn converge(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
-        self.ledger.round_applied(now, round_trip);
-        self.ledger.counted(now, remaining);
-        let measured = Measured {
-            remaining_pages: remaining,
+        self.ledger.round_over(now, round_trip);
+        let measured = self.measured(now, remaining, round_trip);
+        self.decide(now, &measured)
+    }
+
+    fn measured(&mut self, now: Duration, remaining_pages: u64, round_trip: Duration) -> Measured {
+        self.ledger.counted(now, remaining_pages);
+        Measured {
+            remaining_pages,
             dirty_pages_per_s: self.ledger.dirty_pages_per_s(),
             bandwidth_bytes_per_s: self.ledger.bandwidth(),
             round_trip,
-        };
-        match self.convergence.decide(&measured) {
+        }
+    }
+
+    fn decide(&mut self, now: Duration, measured: &Measured) -> Vec<Action> {
+        match self.convergence.decide(measured) {
             Decision::NextRound => self.next_round(now, self.round + 1),
             Decision::Switchover => {
                 self.round += 1;
@@ -344,9 +373,10 @@ impl Source {
             }
             Decision::GiveUp => {
                 let detail = format!(
-                    "the guest dirties {:.0} MB/s, the wire carries {:.0} MB/s, and {remaining} pages remain after {} rounds",
+                    "the guest dirties {:.0} MB/s, the wire carries {:.0} MB/s, and {} pages remain after {} rounds",
                     self.ledger.dirty_bytes_per_s() / 1e6,
                     self.ledger.bandwidth() / 1e6,
+                    measured.remaining_pages,
                     self.round + 1,
                 );
                 self.give_up(now, Outcome::Failed, Failure::new(FailureCode::NotConverging, detail), true)

@@ -261,15 +261,18 @@ fn migrate(twist: Twist) -> Moved {
         let (inbox, events) = inbox();
         let job = SourceJob {
             control,
-            connect: &|number| {
+            connect: &|_| {
                 let stream = connect(lane, LIMIT)
                     .map_err(|error| Failure::new(FailureCode::LaneLost, error.to_string()))?;
-                if number < twist.cut {
-                    cut.lock().unwrap().push(stream.clone());
+                let mut cut = cut.lock().unwrap();
+                if cut.len() < twist.cut {
+                    cut.push(stream.clone());
                 }
+                drop(cut);
                 Ok(stream)
             },
-            streams: twist.streams.max(1),
+            lanes: 1,
+            streams: Some(twist.streams.max(1)),
             migration: ID,
             epoch: 2,
             runs: !twist.paused,

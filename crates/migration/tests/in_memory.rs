@@ -148,9 +148,9 @@ impl World {
             }
             SourceAction::SendRound { round } => {
                 let sweep = self.sweep(round == 0);
-                self.send(Word::RoundEnd(round));
                 self.source_events.push_back(SourceEvent::RoundSent(sweep));
             }
+            SourceAction::Drain => self.send(Word::RoundEnd(self.source.round())),
             SourceAction::CountRemaining => {
                 let pages = self.dirty.len() as u64;
                 let round_trip = Duration::from_millis(1);
@@ -414,6 +414,7 @@ fn silence_after_the_commit_is_doubt() {
         SourceEvent::Connected,
         SourceEvent::PeerReady,
         SourceEvent::RoundSent(sweep),
+        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO },
         SourceEvent::RoundApplied { round: 0 },
         SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO },
         SourceEvent::GuestStopped,

@@ -98,6 +98,7 @@ impl Agent {
             wire_bytes: 0,
             guest_bytes: progress.total_bytes,
             round_trip_ms: None,
+            lanes: Vec::new(),
             rounds: Vec::new(),
             phases: Vec::new(),
             switchover: None,

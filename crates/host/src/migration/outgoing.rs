@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{
-    ApiError, Client, ClientError, DEFAULT_STREAMS, ErrorCode, IncomingAccepted, IncomingRequest,
-    MigrationRequest,
+    ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::{Lane, Stream};
-use godwit_migration::drive::{self, Inbox, SourceJob, SourceResult};
+use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult};
 use godwit_migration::{
-    Failure, FailureCode, FailureReport, Outcome, Policy, Report, SwitchoverReport, millis,
+    Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, Report, SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
 use godwit_ram::DirtyTracker;
@@ -40,19 +39,19 @@ impl Outgoing {
     /// Moves the VM by the external engine.
     pub(super) async fn run(&self, control: &MigrationControl) -> Report {
         match self.try_run(control).await {
-            Ok((result, preflight)) => self.report_of(result, preflight),
+            Ok((sent, preflight)) => self.report_of(sent, preflight),
             Err(failure) => self.failed(failure),
         }
     }
 
-    async fn try_run(&self, control: &MigrationControl) -> Result<(SourceResult, Duration), FailureReport> {
+    async fn try_run(&self, control: &MigrationControl) -> Result<(Sent, Duration), FailureReport> {
         let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
         self.check(&qemu)?;
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
         let accepted = self.ask_destination(&qemu).await?;
         let sent = self.send(control, tracker, &accepted, preflight).await;
-        if !sent.as_ref().is_ok_and(|result| result.outcome == Outcome::Completed) {
+        if !sent.as_ref().is_ok_and(|sent| sent.result.outcome == Outcome::Completed) {
             // Where the streams never came to be, nobody else tells the destination to forget it.
             verdict::forget(&self.peer, &accepted.id, &self.vm.name).await;
         }
@@ -126,7 +125,7 @@ impl Outgoing {
         tracker: DirtyTracker,
         accepted: &IncomingAccepted,
         preflight: Duration,
-    ) -> Result<SourceResult, Failure> {
+    ) -> Result<Sent, Failure> {
         let host = &self.agent.config().name;
         let migration: MigrationId = accepted
             .id
@@ -135,7 +134,8 @@ impl Outgoing {
         let qmp = &self.vm.process.qmp;
         state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
-        let (stream, paths) = self.connect(&accepted.addresses).await?;
+        let (stream, paths, left_out) = self.connect(&accepted.addresses).await?;
+        let lanes = paths.lanes.clone();
         let (inbox, events) = drive::inbox();
         let job = Job {
             stream,
@@ -157,21 +157,29 @@ impl Outgoing {
             }
         };
         // Nobody knows how far it was.
-        result.map_err(|_| Failure::new(FailureCode::InDoubt, "the engine's thread ended without a result"))
+        let lost = |_| Failure::new(FailureCode::InDoubt, "the engine's thread ended without a result");
+        Ok(Sent { result: result.map_err(lost)?, lanes, left_out })
     }
 
-    /// The control stream, by the first lane that answers, and the lanes that may.
-    async fn connect(&self, theirs: &[SocketAddr]) -> Result<(Stream, Paths), Failure> {
+    /// The control stream, by the first lane that answers, the lanes that may, and those that do not.
+    async fn connect(&self, theirs: &[SocketAddr]) -> Result<(Stream, Paths, Vec<LaneReport>), Failure> {
         let lanes = godwit_lanes::pair(&self.agent.config().migration_addresses, theirs);
         let mut paths = Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity() };
         let connected = tokio::task::spawn_blocking(move || {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
+            let mut left_out = Vec::new();
             while let Some(lane) = paths.lanes.first() {
                 match paths.connect(*lane) {
-                    Ok(stream) => return Ok((stream, paths)),
+                    Ok(stream) => return Ok((stream, paths, left_out)),
                     Err(failure) => last = failure,
                 }
-                tracing::warn!(lane = %paths.lanes.remove(0), %last, "a lane is left out");
+                let lane = paths.lanes.remove(0).to_string();
+                tracing::warn!(lane, %last, "a lane is left out");
+                left_out.push(LaneReport {
+                    lane,
+                    broken: vec![last.detail.clone()],
+                    ..LaneReport::default()
+                });
             }
             Err(last)
         });
@@ -191,7 +199,7 @@ impl Outgoing {
             (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
         let budget =
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
-        let streams = self.request.streams.unwrap_or(DEFAULT_STREAMS) as usize;
+        let streams = self.request.streams;
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
             let hypervisor = QemuSource::new(agent, Arc::clone(&vm), job.runtime.clone(), job.runs);
@@ -202,8 +210,9 @@ impl Outgoing {
             };
             let source = SourceJob {
                 control: job.stream,
-                connect: &|number| job.paths.data(number),
-                streams: job.paths.lanes.len() * streams,
+                connect: &|lane| job.paths.data(lane),
+                lanes: job.paths.lanes.len(),
+                streams: streams.map(|streams| streams as usize),
                 migration: job.migration,
                 epoch,
                 runs: job.runs,
@@ -230,7 +239,12 @@ impl Outgoing {
         }
     }
 
-    fn report_of(&self, result: SourceResult, preflight: Duration) -> Report {
+    fn report_of(&self, sent: Sent, preflight: Duration) -> Report {
+        let Sent { result, lanes, left_out } = sent;
+        let lane_report = |(lane, figures): (&Lane, LaneFigures)| {
+            let LaneFigures { streams, bytes, broken } = figures;
+            LaneReport { lane: lane.to_string(), streams, bytes, broken }
+        };
         tracing::debug!(preflight_ms = millis(preflight), vm = self.vm.name, "driver ended");
         Report {
             outcome: result.outcome,
@@ -243,6 +257,7 @@ impl Outgoing {
                 .or(result.stood_still_ms),
             wire_bytes: result.wire_bytes,
             round_trip_ms: result.round_trip.map(millis),
+            lanes: lanes.iter().zip(result.lanes).map(lane_report).chain(left_out).collect(),
             rounds: result.rounds,
             phases: result.phases,
             switchover: result.switchover,
@@ -286,11 +301,19 @@ pub(super) fn blank_report(
         wire_bytes: 0,
         guest_bytes: vm.spec.memory_bytes(),
         round_trip_ms: None,
+        lanes: Vec::new(),
         rounds: Vec::new(),
         phases: Vec::new(),
         switchover: None,
         error: None,
     }
+}
+
+/// What came of it, by the lanes that were used and those that could not be.
+struct Sent {
+    result: SourceResult,
+    lanes: Vec<Lane>,
+    left_out: Vec<LaneReport>,
 }
 
 /// What the driver's thread gets beside what it shares.
@@ -325,12 +348,10 @@ impl Paths {
         secured.map_err(|error| Failure::new(FailureCode::LaneLost, error.to_string()))
     }
 
-    /// The data stream of a number: the lanes take turns.
-    fn data(&self, number: usize) -> Result<Stream, Failure> {
+    /// A data stream of a lane.
+    fn data(&self, lane: usize) -> Result<Stream, Failure> {
         let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
-        let lane = self.lanes.get(number % self.lanes.len().max(1)).ok_or_else(none)?;
-        self.connect(*lane)
-            .inspect_err(|failure| tracing::warn!(%lane, %failure, "a stream can't be connected"))
+        self.connect(*self.lanes.get(lane).ok_or_else(none)?)
     }
 }
 

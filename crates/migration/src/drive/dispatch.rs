@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_lanes::{LaneError, Stream, StreamSender};
 use godwit_ram::{PageRange, Region, push_merged};
@@ -12,6 +12,7 @@ use super::{Inbox, Input};
 use crate::board::{Board, Misaccounted, Unit};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
+use crate::scaler::LaneSample;
 use crate::source::Event;
 
 /// Units that wait for each stream: enough to keep it busy, few enough that what is sent was scanned just now.
@@ -43,8 +44,26 @@ struct State {
     sealed: bool,
     /// Streams closed meanwhile, with the units that were applied.
     closed_meanwhile: Vec<(u16, u64)>,
-    /// What each stream has sent and is to send in this round.
-    quotas: Vec<Quota>,
+    /// By the streams' numbers on the board.
+    lines: Vec<Line>,
+    /// A stream had nothing to do since this was last asked.
+    starved: bool,
+}
+
+/// A data stream as the driver sees it.
+#[derive(Debug)]
+struct Line {
+    lane: usize,
+    /// Once it is connected.
+    stream: Option<Stream>,
+    /// The destination has welcomed it.
+    ready: bool,
+    /// What it has sent and is to send in this round.
+    quota: Quota,
+    sent_bytes: u64,
+    /// What its sender counted when it was last seen to come on, and when that was; none while nothing is on its way.
+    waits: Option<(u64, Instant)>,
+    failure: Option<String>,
 }
 
 /// Bytes of one stream in one round.
@@ -62,17 +81,31 @@ impl Quota {
 }
 
 impl State {
-    fn quota(&mut self, stream: usize) -> &mut Quota {
-        if self.quotas.len() <= stream {
-            self.quotas.resize(stream + 1, Quota::default());
-        }
-        &mut self.quotas[stream]
-    }
-
     /// Everything has been handed to the wire.
     fn is_sent(&self) -> bool {
-        let owes = |(stream, quota): (usize, &Quota)| quota.owed() > 0 && !self.board.is_broken(stream);
-        self.board.is_sent() && !self.quotas.iter().enumerate().any(owes)
+        let owes = |(stream, line): (usize, &Line)| line.quota.owed() > 0 && !self.board.is_broken(stream);
+        self.board.is_sent() && !self.lines.iter().enumerate().any(owes)
+    }
+
+    /// The destination has applied everything, padding included.
+    fn is_applied(&self) -> bool {
+        self.is_sent() && self.board.is_applied()
+    }
+
+    /// The stream has come on: it begins to be waited for anew, where anything is on its way.
+    fn came_on(&mut self, stream: usize) {
+        let waits = self.board.under_way(stream) > 0;
+        let line = &mut self.lines[stream];
+        line.waits = waits.then(|| (line.stream.as_ref().map_or(0, Stream::sent_bytes), Instant::now()));
+    }
+
+    fn break_off(&mut self, stream: usize, why: &str) {
+        self.board.broken(stream);
+        let line = &mut self.lines[stream];
+        line.failure.get_or_insert_with(|| why.to_owned());
+        if let Some(stream) = &line.stream {
+            stream.close();
+        }
     }
 }
 
@@ -92,15 +125,105 @@ impl Dispatch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a stream and returns its number on the board.
-    pub(crate) fn open(&self) -> usize {
-        self.lock().board.open()
+    /// Adds a stream of a lane and returns its number on the board.
+    pub(crate) fn open(&self, lane: usize) -> usize {
+        let mut state = self.lock();
+        state.lines.push(Line {
+            lane,
+            stream: None,
+            ready: false,
+            quota: Quota::default(),
+            sent_bytes: 0,
+            waits: None,
+            failure: None,
+        });
+        state.board.open()
+    }
+
+    /// Streams that were ever added.
+    pub(crate) fn streams(&self) -> usize {
+        self.lock().lines.len()
+    }
+
+    /// The lane of a stream.
+    pub(crate) fn lane_of(&self, stream: usize) -> usize {
+        self.lock().lines[stream].lane
+    }
+
+    /// The stream is connected: whatever ends the migration closes it.
+    pub(crate) fn connected(&self, number: usize, stream: &Stream) {
+        let mut state = self.lock();
+        if state.over {
+            stream.close();
+        }
+        state.lines[number].stream = Some(stream.clone());
+    }
+
+    /// The destination has welcomed it.
+    pub(crate) fn ready(&self, number: usize) {
+        self.lock().lines[number].ready = true;
+    }
+
+    /// Streams that have had something on its way for longer than `limit` and did not come on, while another has nothing to
+    /// do. They are broken off.
+    pub(crate) fn break_stalled(&self, limit: Duration) -> Vec<usize> {
+        let mut state = self.lock();
+        let State { board, lines, sealed, .. } = &mut *state;
+        let is_live = |stream: &usize| !board.is_broken(*stream);
+        let is_idle = |stream: usize| board.under_way(stream) == 0 && lines[stream].ready;
+        if *sealed || !(0..lines.len()).filter(is_live).any(is_idle) {
+            return Vec::new();
+        }
+        let mut stalled = Vec::new();
+        for stream in (0..lines.len()).filter(is_live) {
+            let line = &mut lines[stream];
+            let (Some((bytes, since)), Some(socket)) = (&mut line.waits, &line.stream) else { continue };
+            if *bytes != socket.sent_bytes() {
+                (*bytes, *since) = (socket.sent_bytes(), Instant::now());
+            } else if since.elapsed() > limit {
+                stalled.push(stream);
+            }
+        }
+        for stream in &stalled {
+            state.break_off(*stream, &format!("it carried nothing for {} ms", limit.as_millis()));
+        }
+        drop(state);
+        self.work.notify_all();
+        stalled
+    }
+
+    /// What each lane does now, and whether there has always been work since this was last asked.
+    pub(crate) fn look(&self, lanes: usize) -> (Vec<LaneSample>, bool) {
+        let mut state = self.lock();
+        let mut samples = vec![LaneSample::default(); lanes];
+        for (stream, line) in state.lines.iter().enumerate() {
+            let sample = &mut samples[line.lane];
+            sample.bytes += line.sent_bytes;
+            if !state.board.is_broken(stream) {
+                sample.streams += 1;
+                sample.connecting |= !line.ready;
+            }
+        }
+        (samples, !std::mem::take(&mut state.starved))
+    }
+
+    /// What each lane was.
+    pub(crate) fn lane_figures(&self, lanes: usize) -> Vec<LaneFigures> {
+        let state = self.lock();
+        let mut figures = vec![LaneFigures::default(); lanes];
+        for line in &state.lines {
+            let figures = &mut figures[line.lane];
+            figures.bytes += line.sent_bytes;
+            figures.streams += u32::from(line.ready);
+            figures.broken.extend(line.failure.clone());
+        }
+        figures
     }
 
     /// What is sent from here on belongs to this round.
     pub(crate) fn set_round(&self, round: u32) {
         self.round.store(round, Ordering::Relaxed);
-        self.lock().quotas.clear();
+        self.lock().lines.iter_mut().for_each(|line| line.quota = Quota::default());
     }
 
     pub(crate) fn push(&self, unit: Unit) {
@@ -114,8 +237,8 @@ impl Dispatch {
         let mut state = self.lock();
         // Work is taken by the chunk: one of two streams may have to send most of it.
         let share = bytes * 3 / 2 / state.board.live().max(1) as u64;
-        for stream in 0..state.board.streams() {
-            state.quota(stream).least = share.min(bytes);
+        for line in &mut state.lines {
+            line.quota.least = share.min(bytes);
         }
         self.work.notify_all();
     }
@@ -138,13 +261,16 @@ impl Dispatch {
             }
             if let Some(unit) = state.board.take(stream) {
                 self.room.notify_all();
+                state.came_on(stream);
                 return Work::Unit(unit);
             }
-            let owed = state.quota(stream).owed();
+            let owed = state.lines[stream].quota.owed();
             if owed > 0 {
                 state.board.take_empty(stream);
+                state.came_on(stream);
                 return Work::Padding(owed);
             }
+            state.starved = true;
             let waited = self.work.wait_timeout(state, IDLE_LIMIT).unwrap_or_else(PoisonError::into_inner);
             if waited.1.timed_out() {
                 return Work::Nothing;
@@ -156,7 +282,8 @@ impl Dispatch {
     /// True: everything has been handed to the wire.
     fn written(&self, stream: usize, bytes: u64) -> bool {
         let mut state = self.lock();
-        state.quota(stream).sent += bytes;
+        state.lines[stream].quota.sent += bytes;
+        state.lines[stream].sent_bytes += bytes;
         state.board.written(stream);
         state.is_sent()
     }
@@ -165,11 +292,12 @@ impl Dispatch {
     pub(crate) fn applied(&self, stream: u16, units: u64) -> Result<bool, Misaccounted> {
         let mut state = self.lock();
         state.board.applied(stream, units)?;
-        Ok(state.board.is_applied())
+        state.came_on(usize::from(stream));
+        Ok(state.is_applied())
     }
 
-    pub(crate) fn broken(&self, stream: usize) {
-        self.lock().board.broken(stream);
+    pub(crate) fn broken(&self, stream: usize, why: &str) {
+        self.lock().break_off(stream, why);
         self.work.notify_all();
     }
 
@@ -191,7 +319,7 @@ impl Dispatch {
     }
 
     pub(crate) fn is_applied(&self) -> bool {
-        self.lock().board.is_applied()
+        self.lock().is_applied()
     }
 
     /// Bytes of padding sent on data streams: they tell nothing of what the wire takes, windows being small at first.
@@ -226,24 +354,35 @@ impl Dispatch {
     }
 
     /// Nothing more is taken; the streams' threads end.
-    pub(crate) fn end(&self) {
-        self.lock().over = true;
+    fn end(&self) {
+        let mut state = self.lock();
+        state.over = true;
+        state.lines.iter().filter_map(|line| line.stream.as_ref()).for_each(Stream::close);
         self.work.notify_all();
     }
+}
+
+/// What a lane carried.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaneFigures {
+    /// Streams that were connected.
+    pub streams: u32,
+    /// Bytes handed to them.
+    pub bytes: u64,
+    /// Why streams of it broke.
+    pub broken: Vec<String>,
 }
 
 /// Ends the streams' threads however the driver ends.
 pub(crate) struct Ending<'a> {
     pub(crate) dispatch: &'a Dispatch,
     pub(crate) control: Stream,
-    pub(crate) data: &'a Mutex<Vec<Stream>>,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         self.dispatch.end();
-        let data = self.data.lock().unwrap_or_else(PoisonError::into_inner);
-        data.iter().chain([&self.control]).for_each(Stream::close);
+        self.control.close();
     }
 }
 
@@ -278,7 +417,7 @@ impl Worker<'_> {
                 }
                 Err(error) => {
                     tracing::warn!(stream = self.number, %error, "a data stream broke");
-                    self.dispatch.broken(self.number);
+                    self.dispatch.broken(self.number, &error.to_string());
                     self.inbox.put_now(Input::StreamBroke { number: self.number });
                     return;
                 }

@@ -2,20 +2,19 @@
 //! answers, and one for each data stream ([`super::dispatch`]).
 
 mod figures;
+mod lanes;
 mod streams;
 
 use std::collections::VecDeque;
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{PAGE_SIZE, Region};
-use godwit_wire::{
-    Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, MAX_STREAMS, Message, MigrationId, PagesEnd, SUPPORTED,
-};
+use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
-use super::dispatch::{Dispatch, Ending, Worker};
+use super::dispatch::{Dispatch, Ending, LaneFigures};
 use super::sweep::{Scope, Sweeper, memory_failure};
 use super::{
     Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
@@ -27,7 +26,8 @@ use crate::policy::Policy;
 use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, millis, nanos};
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
 use figures::{progress_of, switchover_report};
-use streams::{Shared, board_place, interrupted, open, read_control, wire_number};
+use lanes::Lanes;
+use streams::{Shared, interrupted, open_streams, read_control, wire_number};
 
 /// Between two pings, and between two words of progress.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
@@ -41,6 +41,8 @@ const LEAST_LAST_PAGES: u64 = 1024 * 1024;
 const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
 /// The longest that the guest is kept from running for a switchover that does not come to its commit.
 const STOPPED_LIMIT: Duration = Duration::from_secs(10);
+/// The longest that the destination may be silent meanwhile, beside round trips: it answers pings every [`PING_INTERVAL`].
+const HEARD_LIMIT: Duration = Duration::from_millis(1500);
 /// The longest that a commit goes unanswered before the destination is asked on another way: more than it takes itself to
 /// give up loading.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -49,10 +51,12 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 pub struct SourceJob<'a, H, T> {
     /// The control stream to the destination, connected.
     pub control: Stream,
-    /// Connects a data stream, the one of this number from 0 on.
+    /// Connects a data stream of the lane of this number, from 0 on.
     pub connect: &'a (dyn Fn(usize) -> Result<Stream, Failure> + Sync),
-    /// How many data streams.
-    pub streams: usize,
+    /// How many lanes.
+    pub lanes: usize,
+    /// Streams of each lane; none: as many as measurement finds to pay.
+    pub streams: Option<usize>,
     /// Given out by the destination.
     pub migration: MigrationId,
     /// The epoch that the destination's ownership gets.
@@ -96,6 +100,8 @@ pub struct SourceResult {
     pub wire_bytes: u64,
     /// The shortest round trip seen.
     pub round_trip: Option<Duration>,
+    /// What each lane carried.
+    pub lanes: Vec<LaneFigures>,
 }
 
 /// Runs a migration at its source, to its end. On every outcome but [`Outcome::Completed`] and [`Outcome::InDoubt`] the guest
@@ -106,11 +112,13 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     events: Events,
 ) -> SourceResult {
     let control = job.control.clone();
-    let (dispatch, regions, data) = (Dispatch::default(), job.regions.clone(), Mutex::default());
-    let mut driver = Driver {
+    let (dispatch, regions) = (Dispatch::default(), job.regions.clone());
+    let (opener, numbers) = mpsc::channel();
+    let driver = Driver {
         machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight }),
         sender: job.control.sender(),
         dispatch: &dispatch,
+        lanes: Lanes::new(&dispatch, opener, job.lanes, job.streams.is_some()),
         awaited: None,
         pages_end: None,
         counted: Sweep::default(),
@@ -124,12 +132,17 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         switchover_since: None,
         window_ping: None,
         last_ping: Instant::now(),
+        last_heard: Instant::now(),
         finished: false,
         job,
     };
+    let (dispatch, regions) = (&dispatch, &regions);
     std::thread::scope(|scope| {
-        let _ending = Ending { dispatch: &dispatch, control: control.clone(), data: &data };
-        driver.connect(scope, Shared { regions: &regions, data: &data }, control.receiver());
+        let _ending = Ending { dispatch, control: control.clone() };
+        // It ends before the scope does: with it, whoever waits for streams to open.
+        let mut driver = driver;
+        let opening = |shared| open_streams(scope, numbers, shared);
+        driver.connect(scope, control.receiver(), regions, opening);
         driver.until_finished();
         driver.result()
     })
@@ -140,6 +153,7 @@ struct Driver<'a, H, T> {
     machine: Source,
     sender: StreamSender,
     dispatch: &'a Dispatch,
+    lanes: Lanes<'a>,
     /// What the streams are waited for.
     awaited: Option<Awaited>,
     /// What the destination is to be told of what was sent, once the last pages were.
@@ -161,6 +175,8 @@ struct Driver<'a, H, T> {
     /// The ping behind the padding, whose answer tells that the padding has arrived.
     window_ping: Option<u64>,
     last_ping: Instant,
+    /// When the destination last said anything.
+    last_heard: Instant,
     finished: bool,
 }
 
@@ -170,8 +186,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn connect<'scope>(
         &mut self,
         scope: &'scope std::thread::Scope<'scope, '_>,
-        shared: Shared<'scope>,
         mut receiver: StreamReceiver,
+        regions: &'scope [Arc<Region>],
+        opening: impl FnOnce(Shared<'scope>),
     ) where
         'a: 'scope,
     {
@@ -183,22 +200,18 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.job.control.send_in_bursts();
         let (inbox, dispatch, connect) = (self.inbox, self.dispatch, self.job.connect);
         scope.spawn(move || read_control(receiver, inbox, dispatch));
-        let most = usize::from(MAX_STREAMS);
-        let numbers: Vec<usize> = (0..self.job.streams.clamp(1, most)).map(|_| dispatch.open()).collect();
-        for number in numbers {
-            let hello = Hello { stream: wire_number(number), ..hello };
-            scope.spawn(move || match open(number, connect, hello, &shared) {
-                Ok(sender) => Worker { number, sender, regions: shared.regions, dispatch, inbox }.run(),
-                Err(failure) => {
-                    // Nothing was sent on it: nothing is to be given back.
-                    dispatch.broken(number);
-                    if matches!(dispatch.closed(board_place(number), 0), Ok(0)) {
-                        inbox.put_now(Input::Machine(Event::LaneLost(failure)));
-                    }
-                }
-            });
-        }
+        opening(Shared { regions, dispatch, inbox, connect, hello });
+        self.lanes.open(self.job.streams);
         self.take(Instant::now(), Event::Connected);
+    }
+
+    fn look_at_the_lanes(&mut self) {
+        let now = self.job.begun.elapsed();
+        let round_trip = self.clock.round_trip().unwrap_or_default();
+        let stopped = self.switchover_since.is_some();
+        if let Err(error) = self.lanes.look(now, round_trip, stopped, &mut self.sender) {
+            self.lane_broke(&error);
+        }
     }
 
     fn until_finished(&mut self) {
@@ -207,6 +220,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             if self.last_ping.elapsed() >= PING_INTERVAL {
                 self.ping_and_tell();
                 self.check_limits();
+                self.look_at_the_lanes();
             }
             let (at, input) = match self.waiting.pop_front() {
                 Some(waited) => waited,
@@ -233,10 +247,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn look_at_the_streams(&mut self, at: Instant) {
         match self.awaited {
             Some(Awaited::Sent) if self.dispatch.is_sent() => {
-                self.awaited = Some(Awaited::Applied);
+                self.awaited = None;
                 let sweep = self.swept();
                 self.take(at, Event::RoundSent(sweep));
-                self.look_at_the_streams(at);
             }
             Some(Awaited::Applied) if self.dispatch.is_applied() && self.window_ping.is_none() => {
                 self.awaited = None;
@@ -302,7 +315,14 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     /// No guest stands still without end: not for a link that crawls, not for a peer that only answers pings.
     fn check_limits(&mut self) {
         let overdue = |limit| self.switchover_since.is_some_and(|since| since.elapsed() > limit);
+        let round_trip = self.clock.round_trip().unwrap_or_default();
         match self.machine.state() {
+            State::Stopping | State::LastPages
+                if overdue(HEARD_LIMIT) && self.last_heard.elapsed() > HEARD_LIMIT + 4 * round_trip =>
+            {
+                let detail = "the destination fell silent while the guest stood still";
+                self.take(Instant::now(), Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)));
+            }
             State::Stopping | State::LastPages if overdue(STOPPED_LIMIT) => {
                 self.take(Instant::now(), Event::Failed(overdue_failure()));
             }
@@ -318,6 +338,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn peer_says(&mut self, at: Instant, message: Message) {
+        self.last_heard = at;
         match message {
             Message::Ready => self.take(at, Event::PeerReady),
             Message::Running(running) => self.take(at, Event::PeerRunning(running)),
@@ -361,6 +382,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 }
             }
             Action::SendRound { round } => self.send_round(round),
+            Action::Drain => {
+                self.open_windows();
+                self.awaited = Some(Awaited::Applied);
+                self.waiting.push_back((Instant::now(), Input::Moved));
+            }
             Action::CountRemaining => self.count_remaining(),
             Action::BeginSwitchover => {
                 self.switchover_since = Some(Instant::now());
@@ -418,7 +444,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.dispatch.set_round(round);
         let scope = if round == 0 { Scope::Everything } else { Scope::Dirty };
         let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
-        let Driver { job, sender, dispatch, events, waiting, last_ping, machine, .. } = self;
+        let round_trip = self.clock.round_trip().unwrap_or_default();
+        let Driver { job, sender, dispatch, lanes, events, waiting, last_ping, machine, .. } = self;
         let (begun, progress) = (job.begun, job.progress);
         let sweeper = Sweeper { regions: &job.regions, tracker: &mut job.tracker, dispatch };
         let swept = sweeper.run(scope, |looked_at| {
@@ -428,15 +455,14 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             if last_ping.elapsed() >= PING_INTERVAL {
                 *last_ping = Instant::now();
                 let sent_ns = nanos(last_ping.saturating_duration_since(begun));
-                sender.send(&Message::Ping { sent_ns }).map_err(|error| lane_failure(&error))?;
+                let pinged = sender.send(&Message::Ping { sent_ns });
+                let looked = pinged.and_then(|()| lanes.look(begun.elapsed(), round_trip, false, sender));
+                looked.map_err(|error| lane_failure(&error))?;
                 let bytes = sender.sent_bytes() + dispatch.sent().bytes;
                 progress(progress_of(machine, total, total - looked_at, bytes, begun));
             }
             Ok(true)
         });
-        if matches!(swept, Ok(true)) {
-            self.open_windows();
-        }
         self.swept_all(swept, Awaited::Sent);
     }
 
@@ -533,6 +559,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             stood_still_ms: self.machine.stood_still().map(millis),
             wire_bytes: self.wire_bytes(),
             round_trip: self.clock.round_trip(),
+            lanes: self.lanes.figures(),
         }
     }
 }

@@ -2,7 +2,9 @@
 //! to the board at once.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::thread::Scope;
 use std::time::Instant;
 
 use godwit_lanes::{Incoming, Stream, StreamReceiver, StreamSender};
@@ -10,31 +12,62 @@ use godwit_ram::Region;
 use godwit_wire::Message;
 
 use crate::board::Misaccounted;
-use crate::drive::dispatch::Dispatch;
+use crate::drive::dispatch::{Dispatch, Worker};
 use crate::drive::{Events, Hello, HypervisorEvent, Inbox, Input, lane_failure, say_hello};
 use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
 
-/// What the data streams' threads share beside the work.
+/// What the data streams' threads share.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'a> {
     pub(super) regions: &'a [Arc<Region>],
-    /// The streams that are connected, to be closed at the end.
-    pub(super) data: &'a Mutex<Vec<Stream>>,
+    pub(super) dispatch: &'a Dispatch,
+    pub(super) inbox: &'a Inbox,
+    /// Connects a stream of a lane.
+    pub(super) connect: &'a (dyn Fn(usize) -> Result<Stream, Failure> + Sync),
+    /// The control stream's.
+    pub(super) hello: Hello,
 }
 
-/// A data stream, connected and welcome.
-pub(super) fn open(
-    number: usize,
-    connect: &(dyn Fn(usize) -> Result<Stream, Failure> + Sync),
-    hello: Hello,
-    shared: &Shared<'_>,
-) -> Result<StreamSender, Failure> {
-    let stream = connect(number)?;
-    shared.data.lock().unwrap_or_else(PoisonError::into_inner).push(stream.clone());
-    let mut sender = stream.sender();
-    say_hello(&mut sender, &mut stream.receiver(), hello)?;
-    Ok(sender)
+/// Opens the streams whose numbers come, each on a thread of its own, until nobody asks for more.
+pub(super) fn open_streams<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    numbers: Receiver<usize>,
+    shared: Shared<'scope>,
+) {
+    scope.spawn(move || {
+        for number in numbers {
+            scope.spawn(move || shared.run(number));
+        }
+    });
+}
+
+impl Shared<'_> {
+    fn run(&self, number: usize) {
+        let &Shared { regions, dispatch, inbox, .. } = self;
+        match self.open(number) {
+            Ok(sender) => Worker { number, sender, regions, dispatch, inbox }.run(),
+            Err(failure) => {
+                tracing::warn!(stream = number, %failure, "a data stream can't be opened");
+                // Nothing was sent on it: nothing is to be given back.
+                dispatch.broken(number, &failure.detail);
+                if matches!(dispatch.closed(board_place(number), 0), Ok(0)) {
+                    inbox.put_now(Input::Machine(Event::LaneLost(failure)));
+                }
+            }
+        }
+    }
+
+    /// A data stream, connected and welcome.
+    fn open(&self, number: usize) -> Result<StreamSender, Failure> {
+        let stream = (self.connect)(self.dispatch.lane_of(number))?;
+        self.dispatch.connected(number, &stream);
+        let mut sender = stream.sender();
+        let hello = Hello { stream: wire_number(number), ..self.hello };
+        say_hello(&mut sender, &mut stream.receiver(), hello)?;
+        self.dispatch.ready(number);
+        Ok(sender)
+    }
 }
 
 pub(super) fn board_place(number: usize) -> u16 {

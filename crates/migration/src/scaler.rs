@@ -1,0 +1,214 @@
+//! How many TCP streams a lane gets: found by measurement. A flow may be capped on its way (by a policer, by a bond that puts each
+//! flow on one of its links, by one core at either end), and then more flows bring more. No I/O, no clock.
+//!
+//! A lane begins with [`FIRST_STREAMS`]. Where twice as many brought at least [`WORTH`] more, twice as many again are tried. What
+//! was opened in vain stays: an idle stream costs nothing.
+
+use std::time::Duration;
+
+/// Streams of a lane to begin with: one for each end's core, of two that most hosts can spare.
+pub const FIRST_STREAMS: usize = 2;
+/// Streams of a lane beyond which more never brought anything.
+pub const MOST_STREAMS: usize = 8;
+/// More streams are worth it from this factor on.
+const WORTH: f64 = 1.1;
+/// New streams get so long, and [`SETTLE_ROUND_TRIPS`], to open their windows before it counts what they carry.
+const SETTLE: Duration = Duration::from_millis(150);
+/// Slow start from ten segments to 10 MiB.
+const SETTLE_ROUND_TRIPS: u32 = 10;
+/// Over how long the rate is taken.
+const WINDOW: Duration = Duration::from_millis(250);
+
+/// What a lane does now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneSample {
+    /// Bytes handed to its streams' sockets since the begin.
+    pub bytes: u64,
+    /// Its streams that take work or are being connected.
+    pub streams: usize,
+    /// Some are being connected.
+    pub connecting: bool,
+}
+
+/// The streams that are to be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// On which lane.
+    pub lane: usize,
+    /// How many more.
+    pub streams: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Trial {
+    /// The streams that are there since.
+    connected_at: Option<Duration>,
+    /// Begin of the window and the lane's bytes then.
+    window: Option<(Duration, u64)>,
+    /// What half as many streams carried, bytes a second.
+    before: Option<f64>,
+    settled: bool,
+}
+
+/// Decides it for all lanes of a migration.
+#[derive(Clone, Debug)]
+pub struct Scaler {
+    lanes: Vec<Trial>,
+    /// Of all lanes together.
+    most: usize,
+}
+
+impl Scaler {
+    /// For so many lanes, which may have `most` streams together.
+    #[must_use]
+    pub fn new(lanes: usize, most: usize) -> Self {
+        Scaler { lanes: vec![Trial::default(); lanes], most }
+    }
+
+    /// Looks at all lanes, in their order. `is_busy`: since the last look there was always something to send.
+    pub fn look(
+        &mut self,
+        now: Duration,
+        round_trip: Duration,
+        samples: &[LaneSample],
+        is_busy: bool,
+    ) -> Vec<Opening> {
+        let mut left = self.most.saturating_sub(samples.iter().map(|sample| sample.streams).sum());
+        let mut openings = Vec::new();
+        for (lane, (trial, sample)) in self.lanes.iter_mut().zip(samples).enumerate() {
+            if let Some(more) = trial.look(now, round_trip, sample, is_busy) {
+                let streams = more.min(left);
+                left -= streams;
+                if streams > 0 {
+                    openings.push(Opening { lane, streams });
+                }
+            }
+        }
+        openings
+    }
+}
+
+impl Trial {
+    /// How many streams more the lane should have.
+    fn look(
+        &mut self,
+        now: Duration,
+        round_trip: Duration,
+        sample: &LaneSample,
+        is_busy: bool,
+    ) -> Option<usize> {
+        if self.settled || sample.streams == 0 {
+            return None;
+        }
+        if sample.connecting {
+            (self.connected_at, self.window) = (None, None);
+            return None;
+        }
+        let connected_at = *self.connected_at.get_or_insert(now);
+        let settle = SETTLE.saturating_add(round_trip.saturating_mul(SETTLE_ROUND_TRIPS));
+        if !is_busy || now.saturating_sub(connected_at) < settle {
+            self.window = None;
+            return None;
+        }
+        let (since, bytes) = *self.window.get_or_insert((now, sample.bytes));
+        let took = now.saturating_sub(since);
+        if took < WINDOW {
+            return None;
+        }
+        let rate = sample.bytes.saturating_sub(bytes) as f64 / took.as_secs_f64();
+        let worth = self.before.is_none_or(|before| rate >= before * WORTH);
+        let more = sample.streams.min(MOST_STREAMS.saturating_sub(sample.streams));
+        if !worth || more == 0 {
+            self.settled = true;
+            return None;
+        }
+        *self = Trial { before: Some(rate), ..Trial::default() };
+        Some(more)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TICK: Duration = Duration::from_millis(50);
+
+    /// A lane of so many bytes a second, of which a flow gets at most `cap`.
+    struct Wire {
+        rate: f64,
+        cap: f64,
+        sample: LaneSample,
+    }
+
+    impl Wire {
+        fn new(rate: f64, cap: f64) -> Wire {
+            Wire { rate, cap, sample: LaneSample { streams: FIRST_STREAMS, ..LaneSample::default() } }
+        }
+
+        fn carry(&mut self) {
+            let rate = self.rate.min(self.cap * self.sample.streams as f64);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
+            let bytes = (rate * TICK.as_secs_f64()) as u64;
+            self.sample.bytes += bytes;
+        }
+    }
+
+    fn settle(wires: &mut [Wire], most: usize, ticks: u32) {
+        let mut scaler = Scaler::new(wires.len(), most);
+        for tick in 0..ticks {
+            wires.iter_mut().for_each(Wire::carry);
+            let samples: Vec<_> = wires.iter().map(|wire| wire.sample).collect();
+            for Opening { lane, streams } in scaler.look(TICK * tick, Duration::ZERO, &samples, true) {
+                wires[lane].sample.streams += streams;
+            }
+        }
+    }
+
+    #[test]
+    fn a_capped_flow_gets_company_and_a_full_wire_none() {
+        let mut wires = [Wire::new(125e6, 25e6), Wire::new(125e6, 1e9), Wire::new(125e6, 50e6)];
+        settle(&mut wires, 64, 200);
+        // Of the full wire one trial remains; of the last one the second trial filled it.
+        assert_eq!(wires.map(|wire| wire.sample.streams), [8, 4, 8]);
+    }
+
+    #[test]
+    fn all_lanes_together_stay_below_the_most() {
+        let mut wires = [Wire::new(1e9, 1e6), Wire::new(1e9, 1e6), Wire::new(1e9, 1e6)];
+        settle(&mut wires, 12, 200);
+        assert_eq!(wires.iter().map(|wire| wire.sample.streams).sum::<usize>(), 12);
+    }
+
+    #[test]
+    fn idle_streams_tell_nothing() {
+        let mut scaler = Scaler::new(1, 64);
+        let sample = [LaneSample { streams: 2, bytes: 5, connecting: false }];
+        for tick in 0..100 {
+            assert_eq!(scaler.look(TICK * tick, Duration::ZERO, &sample, tick % 4 > 0), []);
+        }
+    }
+
+    #[test]
+    fn streams_that_are_being_connected_are_waited_for() {
+        let mut scaler = Scaler::new(1, 64);
+        for tick in 0..100u32 {
+            let sample = [LaneSample { streams: 4, bytes: u64::from(tick) << 20, connecting: true }];
+            assert_eq!(scaler.look(TICK * tick, Duration::ZERO, &sample, true), []);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_comes_to_rest(rate in 1e6..1e10, cap in 1e5..1e10, rtt in 0u64..300) {
+            let mut wires = [Wire::new(rate, cap)];
+            settle(&mut wires, 64, 400);
+            let [wire] = wires;
+            prop_assert!(wire.sample.streams <= MOST_STREAMS);
+            let reached = rate.min(cap * wire.sample.streams as f64);
+            let best = rate.min(cap * MOST_STREAMS as f64);
+            prop_assert!(reached * WORTH >= best || rtt > 300, "{reached} of {best}");
+        }
+    }
+}
