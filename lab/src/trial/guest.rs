@@ -32,6 +32,8 @@ pub struct GuestPlan {
     pub vcpus: u32,
     /// How much of its memory holds what it can check.
     pub fill: ByteSize,
+    /// Shares of kinds of pages in that, such as `zero=0,compressible=0`; none: those of the workload.
+    pub mix: Option<String>,
     /// What it does (lab/guest tells the words).
     pub workload: String,
     /// Its disks.
@@ -51,6 +53,7 @@ impl GuestPlan {
             memory: vec![ByteSize::from_bytes((320 << 20) + (64 << 10))],
             vcpus: 1,
             fill: ByteSize::from_mib(128),
+            mix: None,
             workload: "idle".to_owned(),
             disks: Vec::new(),
             image: None,
@@ -70,8 +73,9 @@ impl GuestPlan {
     pub fn spec(&self, image: &GuestImage) -> VmSpec {
         let (ipv4, ipv6) = self.addresses();
         let image = self.image.as_ref().unwrap_or(image);
+        let mix = self.mix.as_ref().map(|mix| format!(" godwit.mix={mix}")).unwrap_or_default();
         let cmdline = format!(
-            "{} godwit.ip={ipv4}/24 godwit.ip6={ipv6}/64 godwit.fill={} godwit.workload={}",
+            "{} godwit.ip={ipv4}/24 godwit.ip6={ipv6}/64 godwit.fill={}{mix} godwit.workload={}",
             image::COMMAND_LINE,
             self.fill.bytes(),
             self.workload
