@@ -1,7 +1,9 @@
 //! `godwit-bench`: the promises' figures, measured on this machine in labs of its own. A scenario a subcommand; each
 //! prints the machine, all settings and a table, and writes everything it measured as JSON.
 
+mod bandwidth;
 mod figures;
+mod iperf;
 mod machine;
 mod schedule;
 mod subject;
@@ -22,11 +24,17 @@ enum Scenario {
   godwit-bench switchover --engine godwit --workload idle --rtt 0ms --godwit-runs 5
   godwit-bench switchover --link 10gbit --rtt 10ms --runs 9")]
     Switchover(switchover::Settings),
+    /// Move a guest full of random content where no link is the limit
+    #[command(after_help = "Examples:
+  godwit-bench bandwidth
+  godwit-bench bandwidth --engine godwit --protection clear --runs 3 --memory 2GiB --fill 1GiB")]
+    Bandwidth(bandwidth::Settings),
 }
 
 fn main() -> ExitCode {
     let outcome = match Scenario::parse() {
         Scenario::Switchover(settings) => switchover::run(&settings),
+        Scenario::Bandwidth(settings) => bandwidth::run(&settings),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -23,6 +23,10 @@ pub(crate) enum Engine {
     #[value(name = "multifd-4")]
     #[serde(rename = "multifd-4")]
     Multifd4,
+    /// QEMU's, eight channels
+    #[value(name = "multifd-8")]
+    #[serde(rename = "multifd-8")]
+    Multifd8,
 }
 
 impl Engine {
@@ -32,6 +36,7 @@ impl Engine {
             Engine::Qemu => "qemu",
             Engine::Multifd2 => "multifd-2",
             Engine::Multifd4 => "multifd-4",
+            Engine::Multifd8 => "multifd-8",
         }
     }
 
@@ -53,6 +58,7 @@ impl Engine {
             Engine::Qemu => channels(None),
             Engine::Multifd2 => channels(Some(2)),
             Engine::Multifd4 => channels(Some(4)),
+            Engine::Multifd8 => channels(Some(8)),
         }
     }
 }
@@ -79,8 +85,13 @@ impl<'a> Subject<'a> {
 
     /// Moves it to the other host. A move that does not complete is a result: the guest runs on at the source. A guest
     /// that does not answer any more is one as well, `None`: it is made anew, and the others go on.
-    pub(crate) fn move_by(&mut self, engine: Engine) -> Result<Option<Watched>> {
-        let request = engine.request(self.guest.to_other_host());
+    /// `change` has the last word on the request.
+    pub(crate) fn move_by(
+        &mut self,
+        engine: Engine,
+        change: impl Fn(MigrationRequest) -> MigrationRequest,
+    ) -> Result<Option<Watched>> {
+        let request = change(engine.request(self.guest.to_other_host()));
         let error = match self.trial.migrate(&mut self.guest, &request) {
             Ok(watched) => {
                 if let Some(error) = &watched.report.error {

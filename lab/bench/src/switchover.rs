@@ -21,7 +21,7 @@ use crate::{schedule, table};
 
 /// QEMU before 9.0 loses writes under TCG when it migrates a guest whose memory is a multiple of 256 KiB
 /// (docs/engines.md): all engines move this much more.
-const ODD_BYTES: u64 = 64 << 10;
+pub(crate) const ODD_BYTES: u64 = 64 << 10;
 
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -63,7 +63,7 @@ pub(crate) struct Settings {
     check: bool,
 }
 
-fn as_text<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn as_text<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&size.to_string())
 }
 
@@ -242,12 +242,12 @@ fn measure_part(
         .map(|engine| if *engine == Engine::Godwit { settings.godwit_runs } else { settings.runs })
         .collect();
     for engine in engines {
-        subject.move_by(*engine).context("warming up")?;
+        subject.move_by(*engine, |request| request).context("warming up")?;
     }
     let mut runs: Vec<Vec<Option<Watched>>> = vec![Vec::new(); engines.len()];
     let turns = schedule::turns(&counts);
     for (number, place) in turns.iter().enumerate() {
-        let run = subject.move_by(engines[*place])?;
+        let run = subject.move_by(engines[*place], |request| request)?;
         if let Some(run) = &run {
             eprintln!(
                 "  {}/{} {} to {}: {:.0} ms, switchover {:.1} ms, blackout {:.1} ms ({})",

@@ -1,0 +1,302 @@
+//! How fast guest memory moves where no link is the limit: an idle guest full of random content, the engines and iperf3 taking
+//! turns, in the clear and by TLS.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use godwit_api::MigrationRequest;
+use godwit_lab::LabOptions;
+use godwit_lab::trial::{GuestPlan, Needs, Trial, Watched, missing};
+use godwit_migration::{EngineKind, Outcome, Report};
+use godwit_qemu::ByteSize;
+use serde::Serialize;
+
+use crate::figures::Spread;
+use crate::machine::Machine;
+use crate::subject::{Engine, Subject};
+use crate::switchover::ODD_BYTES;
+use crate::{iperf, schedule};
+
+/// Of QEMU's best, at least.
+const TIMES_QEMU: f64 = 3.0;
+/// Of what iperf3 moves with as many streams, at least.
+const SHARE_OF_IPERF: f64 = 0.7;
+/// Of what moves in the clear, at least, by TLS.
+const TLS_SHARE: f64 = 0.8;
+/// How long iperf3 sends, after a second that is not counted.
+const IPERF_SECONDS: u32 = 2;
+
+/// Options of the scenario.
+#[derive(Debug, Clone, Args, Serialize)]
+pub(crate) struct Settings {
+    /// Moves by each engine, after one that is not counted
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Who moves it
+    #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "qemu", "multifd-2", "multifd-4", "multifd-8"])]
+    engines: Vec<Engine>,
+    /// Whether what Godwit sends is sealed, each in a lab of its own (what QEMU sends never is here)
+    #[arg(long, value_delimiter = ',', default_values = ["clear", "tls"])]
+    protection: Vec<Protection>,
+    /// Godwit's streams of each lane [default: as many as are found to pay]
+    #[arg(long, value_name = "N")]
+    streams: Option<u32>,
+    /// The guest's memory (64 KiB more, without which QEMU before 9.0 loses writes under TCG)
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    #[serde(serialize_with = "crate::switchover::as_text")]
+    memory: ByteSize,
+    /// How much of it holds random content
+    #[arg(long, value_name = "SIZE", default_value = "3GiB")]
+    #[serde(serialize_with = "crate::switchover::as_text")]
+    fill: ByteSize,
+    /// Where the JSON file goes
+    #[arg(long, value_name = "DIR", default_value = "out/bench")]
+    out: PathBuf,
+    /// Fail where a goal is missed
+    #[arg(long)]
+    check: bool,
+}
+
+/// How Godwit's streams are protected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Protection {
+    /// Not at all
+    Clear,
+    /// TLS 1.3
+    Tls,
+}
+
+/// One engine, or iperf3.
+#[derive(Debug, Serialize)]
+struct Figures {
+    name: String,
+    failed: usize,
+    migration_ms: Option<Spread>,
+    /// The guest's content over the whole time of the migration, MB/s.
+    guest_mb_per_s: Option<Spread>,
+    /// What round 0 sent over its time, MB/s; iperf3's own figure.
+    wire_mb_per_s: Option<Spread>,
+    /// Data streams of the last move.
+    streams: Option<u32>,
+    runs: Vec<Watched>,
+}
+
+#[derive(Debug, Serialize)]
+struct Part {
+    protection: Protection,
+    figures: Vec<Figures>,
+}
+
+/// What is promised.
+#[derive(Debug, Serialize)]
+struct Goal {
+    what: String,
+    at_least: f64,
+    found: Option<f64>,
+    met: bool,
+}
+
+#[derive(Serialize)]
+struct Outcomes<'a> {
+    scenario: &'static str,
+    unix_s: u64,
+    machine: &'a Machine,
+    settings: &'a Settings,
+    parts: &'a [Part],
+    goals: &'a [Goal],
+}
+
+/// Measures, prints, writes. False where a goal was missed and that was to be checked.
+pub(crate) fn run(settings: &Settings) -> Result<bool> {
+    if let Some(reason) = missing(&Needs::lab()) {
+        bail!("nothing can be measured here: {reason}");
+    }
+    let machine = Machine::look("qemu-system-x86_64".as_ref());
+    print!("{machine}");
+    let mut parts = Vec::new();
+    for protection in &settings.protection {
+        parts.push(measure(settings, *protection)?);
+    }
+    let goals = goals(&parts);
+    for goal in &goals {
+        let found = goal.found.map_or_else(|| "-".to_owned(), |found| format!("{found:.2}"));
+        let verdict = if goal.met { "pass" } else { "FAIL" };
+        println!("  {verdict}  {} at least {}: {found}", goal.what, goal.at_least);
+    }
+    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    fs::create_dir_all(&settings.out)?;
+    let path = settings.out.join(format!("bandwidth-{unix_s}.json"));
+    let outcomes =
+        Outcomes { scenario: "bandwidth", unix_s, machine: &machine, settings, parts: &parts, goals: &goals };
+    fs::write(&path, serde_json::to_string_pretty(&outcomes)?)
+        .with_context(|| format!("writing {}", path.display()))?;
+    println!("\nall figures and reports: {}", path.display());
+    Ok(goals.iter().all(|goal| goal.met) || !settings.check)
+}
+
+/// One lab, one guest, all engines in turns.
+fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
+    let insecure = protection == Protection::Clear;
+    let options = LabOptions { insecure, ..LabOptions::default() };
+    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
+    let plan = GuestPlan {
+        memory: vec![memory],
+        fill: settings.fill,
+        mix: Some("zero=0,compressible=0".to_owned()),
+        ..GuestPlan::new("bench")
+    };
+    let mut subject = Subject::new(&trial, plan)?;
+    println!(
+        "settings  idle guest of {} and 64 KiB, {} of it random, 1 vCPU by {}; link as fast as the machine; {}",
+        settings.memory,
+        settings.fill,
+        trial.vm("a", "bench")?.accel,
+        if insecure { "all in the clear" } else { "Godwit by TLS, QEMU and iperf3 in the clear" },
+    );
+    // What is sealed and what is not differ in Godwit alone.
+    let engines: Vec<Engine> =
+        (settings.engines.iter().copied()).filter(|engine| insecure || *engine == Engine::Godwit).collect();
+    let with_streams = |request: MigrationRequest| match request.engine {
+        EngineKind::Godwit => MigrationRequest { streams: settings.streams, ..request },
+        EngineKind::Qemu => request,
+    };
+    let mut runs: Vec<Vec<Option<Watched>>> = vec![Vec::new(); engines.len()];
+    let mut wire = Vec::new();
+    for engine in &engines {
+        subject.move_by(*engine, with_streams).context("warming up")?;
+    }
+    for place in schedule::turns(&vec![settings.runs; engines.len()]) {
+        let run = subject.move_by(engines[place], with_streams)?;
+        if let Some(run) = &run {
+            eprintln!("  {}: {:.0} ms", engines[place].name(), run.report.migration_time_ms);
+            if engines[place] == Engine::Godwit {
+                wire.push(iperf_with(&trial, streams_of(&run.report))?);
+            }
+        }
+        runs[place].push(run);
+    }
+    subject.guest.verify().context("at the end")?;
+    trial.finish()?;
+    let mut figures: Vec<Figures> = (engines.iter().zip(runs))
+        .map(|(engine, runs)| figures_of(engine.name(), settings.fill.bytes(), runs))
+        .collect();
+    figures.push(Figures {
+        name: "iperf3".to_owned(),
+        failed: 0,
+        migration_ms: None,
+        guest_mb_per_s: None,
+        wire_mb_per_s: Spread::of(wire),
+        streams: figures.first().and_then(|ours| ours.streams),
+        runs: Vec::new(),
+    });
+    let part = Part { protection, figures };
+    print!("{}", render(&part));
+    Ok(part)
+}
+
+fn streams_of(report: &Report) -> u32 {
+    report.lanes.iter().map(|lane| lane.streams).sum::<u32>().max(1)
+}
+
+/// MB/s of iperf3 between the two hosts.
+fn iperf_with(trial: &Trial, streams: u32) -> Result<f64> {
+    let info = trial.ask(trial.agent("b").host())?;
+    let address = *info.migration_addresses.first().context("host b has no migration address")?;
+    Ok(iperf::bytes_per_s(trial, "a", "b", address, streams, IPERF_SECONDS)? / 1e6)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
+fn figures_of(name: &str, fill_bytes: u64, moves: Vec<Option<Watched>>) -> Figures {
+    let failed =
+        |run: &Option<Watched>| run.as_ref().is_none_or(|run| run.report.outcome != Outcome::Completed);
+    let failed = moves.iter().filter(|run| failed(run)).count();
+    let runs: Vec<Watched> = moves.into_iter().flatten().collect();
+    let completed =
+        || runs.iter().map(|run| &run.report).filter(|report| report.outcome == Outcome::Completed);
+    // Bytes a millisecond are kB/s.
+    let guest = |report: &Report| fill_bytes as f64 / report.migration_time_ms / 1e3;
+    let round_0 = |report: &Report| {
+        let first = report.rounds.first().filter(|round| round.duration_ms > 0.0)?;
+        Some(first.bytes as f64 / first.duration_ms / 1e3)
+    };
+    Figures {
+        name: name.to_owned(),
+        failed,
+        migration_ms: Spread::of(completed().map(|report| report.migration_time_ms)),
+        guest_mb_per_s: Spread::of(completed().map(guest)),
+        wire_mb_per_s: Spread::of(completed().filter_map(round_0)),
+        streams: completed().last().filter(|report| !report.lanes.is_empty()).map(streams_of),
+        runs,
+    }
+}
+
+fn render(part: &Part) -> String {
+    let text = |spread: Option<Spread>| {
+        spread.map_or_else(
+            || "-".to_owned(),
+            |Spread { median, min, max, .. }| format!("{median:.0} ({min:.0}-{max:.0})"),
+        )
+    };
+    let mut lines = vec![format!(
+        "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20}",
+        "engine", "failed", "streams", "migration ms", "guest MB/s", "round 0 MB/s"
+    )];
+    for row in &part.figures {
+        lines.push(format!(
+            "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20}",
+            row.name,
+            row.failed,
+            row.streams.map_or_else(|| "-".to_owned(), |streams| streams.to_string()),
+            text(row.migration_ms),
+            text(row.guest_mb_per_s),
+            text(row.wire_mb_per_s),
+        ));
+    }
+    let title = match part.protection {
+        Protection::Clear => "in the clear",
+        Protection::Tls => "by TLS",
+    };
+    format!("\n{title}: medians (least to most)\n{}\n", lines.join("\n"))
+}
+
+fn goals(parts: &[Part]) -> Vec<Goal> {
+    let part = |protection| parts.iter().find(|part| part.protection == protection);
+    let of = |part: Option<&Part>, name: &str| {
+        part.and_then(|part| part.figures.iter().find(|row| row.name == name && row.failed == 0))
+            .map(|row| (row.guest_mb_per_s, row.wire_mb_per_s))
+    };
+    let median = |spread: Option<Spread>| spread.map(|spread| spread.median);
+    let (clear, tls) = (part(Protection::Clear), part(Protection::Tls));
+    let ours = of(clear, "godwit");
+    let qemu = clear.and_then(|clear| {
+        let peers = clear.figures.iter().filter(|row| row.name != "godwit");
+        peers.filter_map(|row| median(row.guest_mb_per_s)).max_by(f64::total_cmp)
+    });
+    let ratio = |one: Option<f64>, other: Option<f64>| Some(one? / other?);
+    let ours_guest = ours.and_then(|(guest, _)| median(guest));
+    let ours_wire = ours.and_then(|(_, wire)| median(wire));
+    let iperf = of(clear, "iperf3").and_then(|(_, wire)| median(wire));
+    let tls_guest = of(tls, "godwit").and_then(|(guest, _)| median(guest));
+    [
+        ("guest bytes a second, times QEMU's best,", TIMES_QEMU, ratio(ours_guest, qemu)),
+        (
+            "round 0's bytes a second, of iperf3's with as many streams,",
+            SHARE_OF_IPERF,
+            ratio(ours_wire, iperf),
+        ),
+        ("guest bytes a second by TLS, of those in the clear,", TLS_SHARE, ratio(tls_guest, ours_guest)),
+    ]
+    .into_iter()
+    .map(|(what, at_least, found)| Goal {
+        what: what.to_owned(),
+        at_least,
+        found,
+        met: found.is_some_and(|found| found >= at_least),
+    })
+    .collect()
+}
