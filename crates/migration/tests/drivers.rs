@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -204,6 +205,26 @@ fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
+/// A way to an address that carries a hello and then nothing more; the answers it carries all. The sockets are kept open.
+fn stalling_lane<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    to: SocketAddr,
+    keep: &mut Vec<TcpStream>,
+) -> Lane {
+    let (listener, lane) = path(loopback());
+    let far = TcpStream::connect(to).unwrap();
+    keep.push(far.try_clone().unwrap());
+    scope.spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let mut hello = [0; 38];
+        (&near).read_exact(&mut hello).unwrap();
+        (&far).write_all(&hello).unwrap();
+        // Until the destination closes it.
+        let _ = std::io::copy(&mut &far, &mut &near);
+    });
+    lane
+}
+
 #[derive(Clone, Copy, Default)]
 struct Twist {
     load_fails: bool,
@@ -215,6 +236,8 @@ struct Twist {
     streams: usize,
     /// Data streams whose connection is cut when they have carried a little.
     cut: usize,
+    /// The first data stream carries its hello and then nothing more.
+    stalls: bool,
 }
 
 struct Moved {
@@ -246,6 +269,7 @@ fn migrate(twist: Twist) -> Moved {
     let hypervisor_there = FakeDestination { state: Vec::new(), load_fails, log };
     let (_keep, cancel) = mpsc::channel();
     let cut: Arc<Mutex<Vec<Stream>>> = Arc::default();
+    let stalled = Mutex::new(twist.stalls.then_some(Vec::new()));
     let (result, ending) = std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
             let job = DestinationJob {
@@ -262,6 +286,11 @@ fn migrate(twist: Twist) -> Moved {
         let job = SourceJob {
             control,
             connect: &|_| {
+                let mut stalled = stalled.lock().unwrap();
+                let lane = match stalled.as_mut().filter(|sockets| sockets.is_empty()) {
+                    Some(sockets) => stalling_lane(scope, lane.to, sockets),
+                    None => lane,
+                };
                 let stream = connect(lane, LIMIT)
                     .map_err(|error| Failure::new(FailureCode::LaneLost, error.to_string()))?;
                 let mut cut = cut.lock().unwrap();
@@ -395,6 +424,15 @@ fn the_streams_that_are_left_do_the_work_of_those_that_break() {
     let moved = migrate(Twist { streams: 4, cut: 3, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
     assert!(moved.same_memory);
+}
+
+#[test]
+fn a_stream_that_stands_still_gives_its_work_back() {
+    let moved = migrate(Twist { streams: 2, stalls: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert!(moved.same_memory);
+    let [lane] = &moved.result.lanes[..] else { panic!("{:?}", moved.result.lanes) };
+    assert_eq!((lane.streams, lane.broken.len()), (2, 1), "{lane:?}");
 }
 
 #[test]
