@@ -379,7 +379,7 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) streams: Option<u32>,
     /// QEMU's engine: channels in parallel
-    #[arg(long, value_name = "N", help_heading = "With --engine qemu")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255), help_heading = "With --engine qemu")]
     pub(crate) multifd_channels: Option<u32>,
     /// Compression of its channels
     #[arg(long, value_enum, requires = "multifd_channels", help_heading = "With --engine qemu")]

@@ -14,6 +14,10 @@ pub(crate) fn render(report: &Report, output: Output) -> String {
             text.push_str(&format!("  mend:   {}\n", error.mend));
         }
     }
+    if report.phases.is_empty() && report.wire_bytes == 0 && report.error.is_some() {
+        // Refused before anything moved: there are no figures.
+        return text;
+    }
     text.push('\n');
     text.push_str(&fields(&figures(report)));
     if !report.rounds.is_empty() {
