@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,7 +27,7 @@ struct AgentConfig<'a> {
     state_dir: PathBuf,
     run_dir: PathBuf,
     ram_dir: PathBuf,
-    migration_addresses: Vec<String>,
+    migration_addresses: Vec<IpAddr>,
     qemu: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     qemu_user: Option<&'a str>,
@@ -127,30 +128,34 @@ pub(crate) fn write_configs(
         let directory = paths.host(&host.name);
         let text = toml::to_string(&AgentConfig {
             name: &host.name,
-            listen: vec![
-                format!("{}:{AGENT_PORT}", host.migration_ipv4()),
-                format!("[{}]:{AGENT_PORT}", host.migration_ipv6()),
-            ],
+            listen: listen(host, options).iter().map(SocketAddr::to_string).collect(),
             socket: socket(paths, &host.name),
             state_dir: directory.join("state"),
             run_dir: run_dir(paths, &host.name),
             ram_dir: directory.join("ram"),
-            migration_addresses: vec![host.migration_ipv4().to_string(), host.migration_ipv6().to_string()],
+            migration_addresses: host.migration_addresses(&options.lanes(), options.family),
             qemu: tools.qemu.clone(),
             qemu_user: options.qemu_user.as_deref(),
             tracker: tools.tracker.clone(),
             insecure: options.insecure,
-            tls: if options.insecure { None } else { Some(certificate(paths, host)?) },
+            tls: if options.insecure { None } else { Some(certificate(paths, host, options)?) },
             networks: BTreeMap::from([(LAN_NETWORK, Network { bridge: LAN_BRIDGE })]),
-            peers: peers_of(host, topology, options.insecure),
+            peers: peers_of(host, topology, options),
         })?;
         write_whole(&config(paths, &host.name), &text)?;
     }
     Ok(())
 }
 
+/// Where a host's agent listens for others: on the first migration network.
+fn listen(host: &Host, options: &LabOptions) -> Vec<SocketAddr> {
+    let first = options.lanes().into_iter().take(1);
+    let addresses = first.flat_map(|lane| host.lane_addresses(lane, options.family));
+    addresses.map(|address| SocketAddr::new(address, AGENT_PORT)).collect()
+}
+
 /// A certificate of the lab's own authority, made where it is missing.
-fn certificate(paths: &LabPaths, host: &Host) -> Result<Tls> {
+fn certificate(paths: &LabPaths, host: &Host, options: &LabOptions) -> Result<Tls> {
     let dir = paths.pki();
     let authority = match Authority::open(&dir) {
         Err(PkiError::NoAuthority { .. }) => Authority::create(&dir, "godwit lab", CERTIFICATE_DAYS),
@@ -159,19 +164,21 @@ fn certificate(paths: &LabPaths, host: &Host) -> Result<Tls> {
     let authority = authority.context("the lab's authority")?;
     let (certificate, key) = (dir.join(format!("{}.pem", host.name)), dir.join(format!("{}.key", host.name)));
     if !certificate.exists() {
-        let addresses = vec![host.migration_ipv4().into(), host.migration_ipv6().into()];
+        let addresses = host.migration_addresses(&options.lanes(), options.family);
         let grant = Grant { name: host.name.clone(), role: Role::Host, addresses, days: CERTIFICATE_DAYS };
         authority.issue(&grant).context("a lab host's certificate")?;
     }
     Ok(Tls { authority: authority.certificate(), certificate, key })
 }
 
-fn peers_of<'a>(host: &Host, topology: &'a Topology, insecure: bool) -> BTreeMap<&'a str, String> {
-    let scheme = if insecure { "http" } else { "https" };
+fn peers_of<'a>(host: &Host, topology: &'a Topology, options: &LabOptions) -> BTreeMap<&'a str, String> {
+    let scheme = if options.insecure { "http" } else { "https" };
     let others = topology.hosts.iter().filter(|other| other.name != host.name);
-    others
-        .map(|other| (other.name.as_str(), format!("{scheme}://{}:{AGENT_PORT}", other.migration_ipv4())))
-        .collect()
+    let url = |other: &'a Host| {
+        let at = listen(other, options).into_iter().next()?;
+        Some((other.name.as_str(), format!("{scheme}://{at}")))
+    };
+    others.filter_map(url).collect()
 }
 
 /// Makes each host's directories.
@@ -230,6 +237,7 @@ fn ask(socket: &Path) -> std::io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Family;
 
     #[test]
     fn configurations_name_all_other_hosts() {
@@ -249,6 +257,29 @@ mod tests {
         assert_eq!(value["peers"]["a"].as_str(), Some("https://10.77.0.11:7700"));
         assert!(value["tls"]["certificate"].as_str().is_some_and(|path| Path::new(path).exists()));
         assert!(!value.contains_key("qemu_user") && !value.contains_key("insecure"));
+    }
+
+    #[test]
+    fn each_lane_has_addresses_and_the_first_is_for_agents() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = LabPaths::new(directory.path());
+        let topology = Topology::new("godwit", 2);
+        let tools = AgentTools { qemu: "/usr/bin/qemu".into(), tracker: "/usr/lib/t.so".into() };
+        let options = LabOptions {
+            lanes: vec!["1gbit".parse().unwrap(), "250mbit".parse().unwrap()],
+            family: Family::Ipv6,
+            insecure: true,
+            ..LabOptions::default()
+        };
+        make_directories(&topology, &paths).unwrap();
+        write_configs(&topology, &options, &paths, &tools).unwrap();
+        let value: toml::Table = std::fs::read_to_string(config(&paths, "a")).unwrap().parse().unwrap();
+        let texts = |key: &str| -> Vec<&str> {
+            value[key].as_array().unwrap().iter().filter_map(toml::Value::as_str).collect()
+        };
+        assert_eq!(texts("listen"), ["[fd77::11]:7700"]);
+        assert_eq!(texts("migration_addresses"), ["fd77::11", "fd77:0:0:1::11"]);
+        assert_eq!(value["peers"]["b"].as_str(), Some("http://[fd77::12]:7700"));
     }
 
     #[test]

@@ -1,11 +1,15 @@
-//! The lab's two networks: the guest LAN, and the migration network with its shaped links.
+//! The lab's networks: the guest LAN, and the migration networks (lanes) with their shaped links.
 //!
 //! # How links are shaped
 //! Sending is shaped on the host's own NIC by HTB, receiving on the switch's port towards the host: by HTB where
 //! the kernel switches, by the emulator where it does. So two hosts that send to a third share its link, and a
 //! sender is held back by its own kernel as on a real NIC. Rates count Ethernet frames, so TCP carries 95.6 %.
 //!
-//! Delay and loss sit on the switch's ports: netem where the kernel has it, else the emulator.
+//! Delay and loss sit on the switch's ports: netem where the kernel has it, else the emulator. A cap on each TCP flow
+//! is the emulator's alone: it stands for a network that limits flows somewhere between the hosts, as clouds do, where
+//! the sender's kernel does not know of it.
+//!
+//! Each lane is a network of its own: a NIC on each host, a bridge or a switch of the emulator, a subnet.
 //!
 //! # What is set for TCP
 //! `net.ipv4.tcp_rmem` and `tcp_wmem`, their maxima only, so that the windows fit the link (see
@@ -17,21 +21,20 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::emulator::frame::Mac;
 use crate::emulator::switch::LinkModel;
-use crate::emulator::{EmulatorConfig, PortConfig};
+use crate::emulator::{EmulatorConfig, LaneConfig, PortConfig};
 use crate::namespace::{set_sysctls, sysctl};
 use crate::options::LabOptions;
 use crate::tools::Batch;
-use crate::topology::{
-    CLIENT_IPV4, CLIENT_IPV6, Host, LAN_BRIDGE, LAN_NIC, LabPaths, MIGRATION_BRIDGE, MIGRATION_NIC, Topology,
-};
+use crate::topology::{CLIENT_IPV4, CLIENT_IPV6, Host, LAN_BRIDGE, LAN_NIC, LabPaths, Lane, Topology};
 use crate::units::{BitRate, Loss};
 
 const MTU: u16 = 1500;
 /// What an unshaped link is taken for where buffers are sized.
 const UNSHAPED_BITS_PER_SECOND: u64 = 10_000_000_000;
 
-/// Who switches the migration network.
+/// Who switches the migration networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkEngine {
@@ -70,8 +73,10 @@ pub(crate) fn make_namespaces(topology: &Topology, options: &LabOptions) -> Resu
         set_sysctls(&namespace, &bridge, true)?;
         Batch::ip_in(&namespace).line("link set lo up").run()?;
     }
+    // The same for all sockets of a host: as the fastest lane needs it.
+    let wanted_bytes = options.lanes().iter().map(|lane| tcp_buffer_bytes(&lane.model)).max();
     for host in &topology.hosts {
-        raise_tcp_buffers(&host.namespace, tcp_buffer_bytes(&options.link_model()))?;
+        raise_tcp_buffers(&host.namespace, wanted_bytes.unwrap_or(0))?;
     }
     Ok(())
 }
@@ -85,12 +90,13 @@ pub(crate) fn remove_namespaces(names: &[String]) -> Result<()> {
     batch.run()
 }
 
-/// Who is to switch: the kernel alone where nothing is delayed or lost, else netem if this kernel has it.
+/// Who is to switch: the kernel alone where nothing is delayed or lost, else netem if this kernel has it; the emulator
+/// where flows have a cap.
 ///
 /// netem is tried on the link namespace's loopback: that also loads its module, and tells more surely than a
 /// list of modules.
 pub(crate) fn choose_engine(topology: &Topology, options: &LabOptions) -> LinkEngine {
-    if options.force_emulator {
+    if options.force_emulator || options.flow_cap.is_some() {
         return LinkEngine::Emulator;
     }
     if options.rtt.duration().is_zero() && options.loss.is_none() {
@@ -128,73 +134,90 @@ pub(crate) fn make_guest_lan(topology: &Topology) -> Result<()> {
     batch.line(format!("link set {LAN_BRIDGE} up")).run()
 }
 
-/// The migration network where the kernel switches it. With the emulator the NICs are its TAP devices, and
+/// The migration networks where the kernel switches them. With the emulator the NICs are its TAP devices, and
 /// [`configure_migration_nics`] alone is left to do.
-pub(crate) fn make_migration_bridge(
+pub(crate) fn make_migration_bridges(
     topology: &Topology,
     options: &LabOptions,
     engine: LinkEngine,
 ) -> Result<()> {
-    let link = &topology.link_namespace;
+    for lane in options.lanes() {
+        make_migration_bridge(topology, lane, engine)?;
+    }
+    Ok(())
+}
+
+fn make_migration_bridge(topology: &Topology, lane: Lane, engine: LinkEngine) -> Result<()> {
+    let (link, nic, bridge) = (&topology.link_namespace, lane.nic(), lane.bridge());
     let mut pairs = Batch::ip();
     for host in &topology.hosts {
-        let (inner, outer) = (&host.namespace, host.migration_port());
-        pairs
-            .line(format!("link add {MIGRATION_NIC} netns {inner} type veth peer name {outer} netns {link}"));
+        let (inner, outer) = (&host.namespace, host.migration_port(lane));
+        pairs.line(format!("link add {nic} netns {inner} type veth peer name {outer} netns {link}"));
     }
     pairs.run()?;
     let mut batch = Batch::ip_in(link);
-    add_bridge(&mut batch, MIGRATION_BRIDGE);
-    batch.line(format!("link set {MIGRATION_BRIDGE} addrgenmode none"));
+    add_bridge(&mut batch, &bridge);
+    batch.line(format!("link set {bridge} addrgenmode none"));
     for host in &topology.hosts {
-        add_port(&mut batch, &host.migration_port(), MIGRATION_BRIDGE);
+        add_port(&mut batch, &host.migration_port(lane), &bridge);
     }
-    batch.line(format!("link set {MIGRATION_BRIDGE} up")).run()?;
+    batch.line(format!("link set {bridge} up")).run()?;
     let mut shaping = Batch::tc_in(link);
     for host in &topology.hosts {
-        shape_switch_port(&mut shaping, &host.migration_port(), &options.link_model(), engine);
+        shape_switch_port(&mut shaping, &host.migration_port(lane), &lane.model, engine);
     }
     shaping.run()
 }
 
-/// Address, rate and state of each host's migration NIC.
+/// Addresses, rate and state of each host's migration NICs.
 pub(crate) fn configure_migration_nics(
     topology: &Topology,
     options: &LabOptions,
     engine: LinkEngine,
 ) -> Result<()> {
+    let lanes = options.lanes();
     for host in &topology.hosts {
         let mut batch = Batch::ip_in(&host.namespace);
-        batch.line(format!("link set {MIGRATION_NIC} address {}", mac_text(host)));
-        if engine == LinkEngine::Netem && !options.loss.is_none() {
-            // netem loses what it is given: give it packets, not trains.
-            batch.line(format!("link set {MIGRATION_NIC} gso_max_segs 1"));
+        let mut shaping = Batch::tc_in(&host.namespace);
+        for lane in &lanes {
+            let nic = lane.nic();
+            batch.line(format!("link set {nic} address {}", mac_text(host.migration_mac(*lane))));
+            if engine == LinkEngine::Netem && !options.loss.is_none() {
+                // netem loses what it is given: give it packets, not trains.
+                batch.line(format!("link set {nic} gso_max_segs 1"));
+            }
+            for address in host.lane_addresses(*lane, options.family) {
+                let prefix_bits = if address.is_ipv4() { 24 } else { 64 };
+                batch.line(format!("addr replace {address}/{prefix_bits} dev {nic}"));
+            }
+            batch.line(format!("link set {nic} up"));
+            if let Some(rate) = lane.model.rate {
+                add_rate(&mut shaping, &nic, rate);
+            }
         }
-        batch.line(format!("addr replace {}/24 dev {MIGRATION_NIC}", host.migration_ipv4()));
-        batch.line(format!("addr replace {}/64 dev {MIGRATION_NIC}", host.migration_ipv6()));
-        batch.line(format!("link set {MIGRATION_NIC} up")).run()?;
-        if let Some(rate) = options.link {
-            let mut shaping = Batch::tc_in(&host.namespace);
-            add_rate(&mut shaping, MIGRATION_NIC, rate);
-            shaping.run()?;
-        }
+        batch.run()?;
+        shaping.run()?;
     }
     Ok(())
 }
 
 /// What the emulator is told for this lab.
 pub(crate) fn emulator_config(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> EmulatorConfig {
-    let port = |host: &Host| PortConfig {
+    let port = |host: &Host, lane: Lane| PortConfig {
         namespace: host.namespace.clone(),
-        device: MIGRATION_NIC.to_owned(),
-        mac: host.migration_mac(),
+        device: lane.nic(),
+        mac: host.migration_mac(lane),
         mtu: MTU,
     };
+    let lane = |lane: Lane| LaneConfig {
+        ports: topology.hosts.iter().map(|host| port(host, lane)).collect(),
+        rate: lane.model.rate,
+    };
     EmulatorConfig {
-        ports: topology.hosts.iter().map(port).collect(),
-        rate: options.link,
+        lanes: options.lanes().into_iter().map(lane).collect(),
         rtt: options.rtt,
         loss: options.loss,
+        flow_cap: options.flow_cap,
         socket: paths.emulator_socket(),
     }
 }
@@ -278,8 +301,8 @@ fn loss_percent(loss: Loss) -> String {
     loss.to_string().trim_end_matches('%').to_owned()
 }
 
-fn mac_text(host: &Host) -> String {
-    host.migration_mac().map(|byte| format!("{byte:02x}")).join(":")
+fn mac_text(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 #[cfg(test)]
@@ -291,6 +314,7 @@ mod tests {
             rate: rate.map(|rate| rate.parse().unwrap()),
             rtt: rtt.parse().unwrap(),
             loss: Loss::default(),
+            flow_cap: None,
         }
     }
 

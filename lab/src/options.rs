@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::emulator::switch::LinkModel;
-use crate::topology::{DEFAULT_PREFIX, DEFAULT_STATE_DIR, MAX_HOSTS, check_prefix};
-use crate::units::{BitRate, Loss, Rtt};
+use crate::topology::{DEFAULT_PREFIX, DEFAULT_STATE_DIR, Lane, MAX_HOSTS, MAX_LANES, check_prefix};
+use crate::units::{BitRate, Family, Loss, Rtt};
 
 /// A lab as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,9 +16,18 @@ pub struct LabOptions {
     pub hosts: u32,
     /// Rate of each host's link on the migration network, both directions; `None` is as fast as the machine.
     pub link: Option<BitRate>,
-    /// Round-trip time between two hosts on the migration network.
+    /// Several migration networks, each with a NIC on each host, by the rates of their links; none: the one of `link`.
+    #[serde(default)]
+    pub lanes: Vec<BitRate>,
+    /// Which addresses hosts have on the migration networks.
+    #[serde(default)]
+    pub family: Family,
+    /// The most that each TCP connection gets in each direction, on every migration network.
+    #[serde(default)]
+    pub flow_cap: Option<BitRate>,
+    /// Round-trip time between two hosts on the migration networks.
     pub rtt: Rtt,
-    /// Loss of each direction on the migration network.
+    /// Loss of each direction on the migration networks.
     pub loss: Loss,
     /// The project's own emulator also where the kernel could do it.
     pub force_emulator: bool,
@@ -47,6 +56,9 @@ impl Default for LabOptions {
         LabOptions {
             hosts: 2,
             link: None,
+            lanes: Vec::new(),
+            family: Family::default(),
+            flow_cap: None,
             rtt: Rtt::default(),
             loss: Loss::default(),
             force_emulator: false,
@@ -63,15 +75,30 @@ impl Default for LabOptions {
 }
 
 impl LabOptions {
-    /// How the migration network's links behave.
-    #[must_use]
-    pub fn link_model(&self) -> LinkModel {
-        LinkModel { rate: self.link, rtt: self.rtt, loss: self.loss }
+    /// The migration networks, and how their links behave.
+    pub(crate) fn lanes(&self) -> Vec<Lane> {
+        let lane = |(index, rate): (u8, Option<BitRate>)| {
+            let model = LinkModel { rate, rtt: self.rtt, loss: self.loss, flow_cap: self.flow_cap };
+            Lane { index, model }
+        };
+        (0..).zip(self.rates()).map(lane).collect()
+    }
+
+    /// The rates of the migration networks' links.
+    fn rates(&self) -> Vec<Option<BitRate>> {
+        if self.lanes.is_empty() { vec![self.link] } else { self.lanes.iter().copied().map(Some).collect() }
     }
 
     /// Whether both ask for the same lab.
     pub(crate) fn is_same_lab(&self, other: &LabOptions) -> bool {
-        LabOptions { replace: false, ..self.clone() } == LabOptions { replace: false, ..other.clone() }
+        // One lane may be asked for either way.
+        let rest = |options: &LabOptions| LabOptions {
+            replace: false,
+            link: None,
+            lanes: Vec::new(),
+            ..options.clone()
+        };
+        self.rates() == other.rates() && rest(self) == rest(other)
     }
 
     /// Refuses what can't be built.
@@ -79,6 +106,12 @@ impl LabOptions {
         check_prefix(&self.prefix)?;
         if !(1..=MAX_HOSTS).contains(&self.hosts) {
             bail!("a lab has 1 to {MAX_HOSTS} hosts, not {}; choose --hosts in that range", self.hosts);
+        }
+        if self.lanes.len() > MAX_LANES {
+            bail!("a lab has up to {MAX_LANES} lanes, not {}; name fewer with --lane", self.lanes.len());
+        }
+        if self.link.is_some() && !self.lanes.is_empty() {
+            bail!("--link is the rate of a single lane; give each lane its own with --lane");
         }
         if !self.state_dir.is_absolute() || self.state_dir.components().count() < 3 {
             bail!(
@@ -92,8 +125,21 @@ impl LabOptions {
 
 impl std::fmt::Display for LabOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let link = self.link.map_or_else(|| "unshaped".to_owned(), |rate| rate.to_string());
-        write!(f, "{} hosts, link {link}, round trip {}, loss {}", self.hosts, self.rtt, self.loss)?;
+        write!(f, "{} hosts, ", self.hosts)?;
+        if self.lanes.len() > 1 {
+            let rates: Vec<String> = self.lanes.iter().map(BitRate::to_string).collect();
+            write!(f, "lanes {}", rates.join(" and "))?;
+        } else {
+            let rate = self.rates().first().copied().flatten();
+            write!(f, "link {}", rate.map_or_else(|| "unshaped".to_owned(), |rate| rate.to_string()))?;
+        }
+        if let Some(cap) = self.flow_cap {
+            write!(f, ", {cap} a flow")?;
+        }
+        if self.family != Family::Both {
+            write!(f, ", {} alone", self.family)?;
+        }
+        write!(f, ", round trip {}, loss {}", self.rtt, self.loss)?;
         if self.force_emulator {
             f.write_str(", emulator")?;
         }
@@ -108,12 +154,31 @@ impl std::fmt::Display for LabOptions {
 mod tests {
     use super::*;
 
+    fn rate(text: &str) -> BitRate {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn lanes_have_their_own_rates() {
+        let one = LabOptions { link: Some(rate("1gbit")), ..LabOptions::default() };
+        let same = LabOptions { lanes: vec![rate("1gbit")], ..LabOptions::default() };
+        let two = LabOptions { lanes: vec![rate("1gbit"), rate("250mbit")], ..LabOptions::default() };
+        assert!(one.is_same_lab(&same) && !one.is_same_lab(&two));
+        assert_eq!(one.to_string(), same.to_string());
+        assert_eq!(two.to_string(), "2 hosts, lanes 1gbit and 250mbit, round trip 0ms, loss 0%");
+        let lanes = two.lanes();
+        assert_eq!((lanes.len(), lanes[1].index, lanes[1].model.rate), (2, 1, Some(rate("250mbit"))));
+        assert_eq!(LabOptions::default().lanes()[0].model.rate, None);
+    }
+
     #[test]
     fn what_can_not_be_built_is_refused() {
         assert!(LabOptions::default().check().is_ok());
         for options in [
             LabOptions { hosts: 0, ..LabOptions::default() },
             LabOptions { hosts: 17, ..LabOptions::default() },
+            LabOptions { lanes: vec![rate("1gbit"); 17], ..LabOptions::default() },
+            LabOptions { link: Some(rate("1gbit")), lanes: vec![rate("1gbit")], ..LabOptions::default() },
             LabOptions { prefix: "a b".to_owned(), ..LabOptions::default() },
             LabOptions { state_dir: PathBuf::from("/run"), ..LabOptions::default() },
             LabOptions { state_dir: PathBuf::from("lab"), ..LabOptions::default() },

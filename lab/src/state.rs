@@ -35,7 +35,7 @@ pub(crate) struct LabProcess {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct LabState {
     pub(crate) options: LabOptions,
-    /// Known once the migration network is made.
+    /// Known once the migration networks are made.
     pub(crate) engine: Option<LinkEngine>,
     pub(crate) processes: Vec<LabProcess>,
     /// Whether `up` came to its end.

@@ -1,6 +1,7 @@
 //! What a lab looks like from outside.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -13,7 +14,7 @@ use crate::links::LinkEngine;
 use crate::options::LabOptions;
 use crate::process::ProcessId;
 use crate::state::{LabState, Role};
-use crate::topology::{CLIENT_IPV4, CLIENT_IPV6, LabPaths, Topology};
+use crate::topology::{CLIENT_IPV4, CLIENT_IPV6, Host, LabPaths, Topology};
 
 /// A lab, or that there is none.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -22,7 +23,7 @@ pub struct LabStatus {
     pub up: bool,
     /// As it was asked for; `None` where there is no lab.
     pub options: Option<LabOptions>,
-    /// Who switches the migration network.
+    /// Who switches the migration networks.
     pub engine: Option<LinkEngine>,
     /// Its hosts.
     pub hosts: Vec<HostStatus>,
@@ -43,7 +44,7 @@ pub struct HostStatus {
     pub name: String,
     /// Its network namespace.
     pub namespace: String,
-    /// Its addresses on the migration network.
+    /// Its addresses on the migration networks, in the order of the lanes.
     pub migration_addresses: Vec<String>,
     /// Where its agent answers, as the CLI writes it.
     pub api: String,
@@ -101,10 +102,13 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
         problems
             .push(format!("{what} (process {}) has ended; `godwit lab up` starts it again", process.id.pid));
     }
-    let host = |host: &crate::topology::Host| HostStatus {
+    let (lanes, family) = (state.options.lanes(), state.options.family);
+    let addresses =
+        |host: &Host| host.migration_addresses(&lanes, family).iter().map(IpAddr::to_string).collect();
+    let host = |host: &Host| HostStatus {
         name: host.name.clone(),
         namespace: host.namespace.clone(),
-        migration_addresses: vec![host.migration_ipv4().to_string(), host.migration_ipv6().to_string()],
+        migration_addresses: addresses(host),
         api: format!("unix:{}", agents::socket(&paths, &host.name).display()),
         agent: running(&Role::Agent(host.name.clone())),
     };
@@ -158,10 +162,10 @@ impl fmt::Display for LabStatus {
             )?;
         }
         for link in &self.links {
-            let LinkCounters { namespace, frames, wire_bytes, dropped, lost, .. } = link;
+            let LinkCounters { namespace, device, frames, wire_bytes, dropped, lost, .. } = link;
             writeln!(
                 f,
-                "  link to {namespace}  {frames} frames, {wire_bytes} bytes, {dropped} dropped, {lost} lost"
+                "  link to {device} of {namespace}  {frames} frames, {wire_bytes} bytes, {dropped} dropped, {lost} lost"
             )?;
         }
         for problem in &self.problems {

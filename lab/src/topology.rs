@@ -1,11 +1,13 @@
 //! Names and addresses of a lab: pure, the one place that knows them.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
 use crate::emulator::frame::Mac;
+use crate::emulator::switch::LinkModel;
+use crate::units::Family;
 
 /// The lab's name unless told otherwise: leads the names of its namespaces.
 pub const DEFAULT_PREFIX: &str = "godwit";
@@ -13,7 +15,9 @@ pub const DEFAULT_PREFIX: &str = "godwit";
 pub const DEFAULT_STATE_DIR: &str = "/run/godwit-lab";
 /// Most hosts of a lab: their addresses end in 11 to 26.
 pub const MAX_HOSTS: u32 = 16;
-/// Port on which agents listen on the migration network.
+/// Most lanes of a lab: each is a migration network of its own.
+pub const MAX_LANES: usize = 16;
+/// Port on which agents listen on the first migration network.
 pub const AGENT_PORT: u16 = 7700;
 /// The bridge of the guest LAN on each host.
 pub const LAN_BRIDGE: &str = "br-lan";
@@ -23,10 +27,6 @@ pub const LAN_NETWORK: &str = "lan";
 pub const CLIENT_IPV4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
 /// The client's addresses on the guest LAN.
 pub const CLIENT_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, 1);
-/// A host's NIC on the migration network.
-pub(crate) const MIGRATION_NIC: &str = "mig0";
-/// The migration network's bridge, where the kernel switches it.
-pub(crate) const MIGRATION_BRIDGE: &str = "br-mig";
 /// A host's port of the guest LAN's bridge.
 pub(crate) const LAN_NIC: &str = "lan0";
 
@@ -39,12 +39,32 @@ pub(crate) struct Host {
     index: u16,
 }
 
+/// A lane: a migration network, to which each host has a NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lane {
+    /// From 0; stands in its names and addresses.
+    pub(crate) index: u8,
+    pub(crate) model: LinkModel,
+}
+
+impl Lane {
+    /// Each host's NIC on it.
+    pub(crate) fn nic(&self) -> String {
+        format!("mig{}", self.index)
+    }
+
+    /// Its bridge, where the kernel switches it.
+    pub(crate) fn bridge(&self) -> String {
+        format!("br-mig{}", self.index)
+    }
+}
+
 /// A whole lab.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Topology {
     pub(crate) hosts: Vec<Host>,
     pub(crate) client_namespace: String,
-    /// Where the migration network is switched.
+    /// Where the migration networks are switched.
     pub(crate) link_namespace: String,
 }
 
@@ -94,25 +114,32 @@ impl Host {
         11 + self.index
     }
 
-    pub(crate) fn migration_ipv4(&self) -> Ipv4Addr {
+    /// Its addresses on a lane, IPv4 first: `10.77.LANE.11`, and in the same digits `fd77:0:0:LANE::11`.
+    pub(crate) fn lane_addresses(&self, lane: Lane, family: Family) -> Vec<IpAddr> {
         let [_, number] = self.number().to_be_bytes();
-        Ipv4Addr::new(10, 77, 0, number)
+        let ipv4 = Ipv4Addr::new(10, 77, lane.index, number);
+        let digits = u16::from(number / 10 * 16 + number % 10);
+        let ipv6 = Ipv6Addr::new(0xfd77, 0, 0, u16::from(lane.index), 0, 0, 0, digits);
+        match family {
+            Family::Ipv4 => vec![ipv4.into()],
+            Family::Ipv6 => vec![ipv6.into()],
+            Family::Both => vec![ipv4.into(), ipv6.into()],
+        }
     }
 
-    /// Ends in the same digits as the IPv4 address: `fd77::11`.
-    pub(crate) fn migration_ipv6(&self) -> Ipv6Addr {
-        let number = self.number();
-        Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, (number / 10) * 16 + number % 10)
+    /// Its addresses on all lanes, in their order.
+    pub(crate) fn migration_addresses(&self, lanes: &[Lane], family: Family) -> Vec<IpAddr> {
+        lanes.iter().flat_map(|lane| self.lane_addresses(*lane, family)).collect()
     }
 
-    pub(crate) fn migration_mac(&self) -> Mac {
+    pub(crate) fn migration_mac(&self, lane: Lane) -> Mac {
         let [high, low] = self.number().to_be_bytes();
-        [0x02, 0x77, 0, 0, high, low]
+        [0x02, 0x77, 0, lane.index, high, low]
     }
 
-    /// Its port on the switch of the migration network.
-    pub(crate) fn migration_port(&self) -> String {
-        format!("mig-{}", self.name)
+    /// Its port on the switch of a lane.
+    pub(crate) fn migration_port(&self, lane: Lane) -> String {
+        format!("mig{}-{}", lane.index, self.name)
     }
 
     /// Its port on the client's bridge.
@@ -208,17 +235,30 @@ impl LabPaths {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::units::{Loss, Rtt};
+
+    /// So many lanes that are not shaped.
+    pub(crate) fn lanes(count: u8) -> Vec<Lane> {
+        let model = LinkModel { rate: None, rtt: Rtt::default(), loss: Loss::default(), flow_cap: None };
+        (0..count).map(|index| Lane { index, model }).collect()
+    }
 
     #[test]
     fn hosts_are_named_and_addressed() {
         let lab = Topology::new("godwit", 16);
         let last = &lab.hosts[15];
+        let lanes = lanes(2);
+        let addresses = |host: &Host, family| {
+            let addresses = host.migration_addresses(&lanes, family);
+            addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>()
+        };
         assert_eq!(lab.hosts[0].namespace, "godwit-a");
-        assert_eq!(lab.hosts[1].migration_ipv4().to_string(), "10.77.0.12");
-        assert_eq!(lab.hosts[1].migration_ipv6().to_string(), "fd77::12");
-        assert_eq!((last.name.as_str(), last.migration_ipv6().to_string().as_str()), ("p", "fd77::26"));
+        assert_eq!(addresses(&lab.hosts[1], Family::Ipv4), ["10.77.0.12", "10.77.1.12"]);
+        assert_eq!(addresses(&lab.hosts[1], Family::Both)[1..], ["fd77::12", "10.77.1.12", "fd77:0:0:1::12"]);
+        assert_eq!(addresses(last, Family::Ipv6), ["fd77::26", "fd77:0:0:1::26"]);
+        assert_eq!((last.name.as_str(), last.migration_port(lanes[1])), ("p", "mig1-p".to_owned()));
         assert_eq!(lab.namespaces().len(), 18);
     }
 

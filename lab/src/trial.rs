@@ -8,6 +8,7 @@
 
 mod agents;
 mod guest;
+mod lanes;
 mod moving;
 mod needs;
 mod traces;

@@ -1,4 +1,4 @@
-//! Units that people type: link rates, round-trip times and loss, each with its arithmetic.
+//! What people type: link rates, round-trip times and loss, each with its arithmetic; address families.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What is wrong with a rate, a time or a loss that somebody typed.
+/// What is wrong with a rate, a time, a loss or an address family that somebody typed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
     /// Not a rate.
@@ -18,6 +18,9 @@ pub enum UnitError {
     /// Not a loss.
     #[error("`{0}` is no packet loss: write a percentage from 0% to below 100%, such as 0.1%")]
     Loss(String),
+    /// Not an address family.
+    #[error("`{0}` is no address family: write ipv4, ipv6 or both")]
+    Family(String),
 }
 
 /// A link's rate in bits of Ethernet frames per second, as the kernel's own shapers count it: TCP over
@@ -237,6 +240,42 @@ impl fmt::Display for Loss {
     }
 }
 
+/// Which addresses there are on the migration networks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// IPv4 alone.
+    Ipv4,
+    /// IPv6 alone.
+    Ipv6,
+    /// One of each.
+    #[default]
+    Both,
+}
+
+impl FromStr for Family {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Family, UnitError> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "ipv4" => Ok(Family::Ipv4),
+            "ipv6" => Ok(Family::Ipv6),
+            "both" => Ok(Family::Both),
+            _ => Err(UnitError::Family(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::Ipv4 => "ipv4",
+            Family::Ipv6 => "ipv6",
+            Family::Both => "both",
+        })
+    }
+}
+
 /// `number` (digits, at most one point) times `unit`, exact; digits below one unit are refused.
 fn parse_scaled(number: &str, unit: u64) -> Option<u64> {
     let number = number.trim();
@@ -293,6 +332,14 @@ mod tests {
         for text in ["100%", "1", "%", "x", "-1%"] {
             assert!(text.parse::<Loss>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn families_are_read_and_written() {
+        for family in [Family::Ipv4, Family::Ipv6, Family::Both] {
+            assert_eq!(family.to_string().parse(), Ok(family));
+        }
+        assert!("ipv5".parse::<Family>().is_err());
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Builder<'_> {
         self.state.save(&self.paths)?;
         links::make_namespaces(&self.topology, self.options)?;
         links::make_guest_lan(&self.topology)?;
-        self.make_migration_network()?;
+        self.make_migration_networks()?;
         agents::make_directories(&self.topology, &self.paths)?;
         self.start_client()?;
         if let Some(tools) = &self.tools {
@@ -144,13 +144,13 @@ impl Builder<'_> {
         self.state.process(role).is_some_and(process::ProcessId::is_alive)
     }
 
-    fn make_migration_network(&mut self) -> Result<()> {
+    fn make_migration_networks(&mut self) -> Result<()> {
         let engine = links::choose_engine(&self.topology, self.options);
         self.state.engine = Some(engine);
         match engine {
             LinkEngine::Emulator => self.start_emulator()?,
             LinkEngine::Kernel | LinkEngine::Netem => {
-                links::make_migration_bridge(&self.topology, self.options, engine)?;
+                links::make_migration_bridges(&self.topology, self.options, engine)?;
             }
         }
         links::configure_migration_nics(&self.topology, self.options, engine)

@@ -4,16 +4,17 @@
 //! This test is also the binary whose processes the lab runs: called as `… lab daemon KIND --config FILE` it is
 //! the emulator or the client prober. So it needs no other crate's binary, and has its own `main`.
 
-use std::net::{IpAddr, UdpSocket};
+use std::io::Write;
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use godwit_lab::client::Client;
 use godwit_lab::clock::monotonic_ns;
 use godwit_lab::{
-    LabName, LabOptions, LabPaths, LinkEngine, daemon, down, in_namespace, namespace, status, up,
+    Family, LabName, LabOptions, LabPaths, LinkEngine, daemon, down, in_namespace, namespace, status, up,
 };
 
 fn main() -> ExitCode {
@@ -38,10 +39,12 @@ fn main() -> ExitCode {
 
 type Test = (&'static str, fn(&LabName) -> Result<()>);
 
-const TESTS: [Test; 6] = [
+const TESTS: [Test; 8] = [
     ("kernel_lab_comes_up_and_leaves_nothing", kernel_lab_comes_up_and_leaves_nothing),
     ("emulated_link_delays_and_delivers", emulated_link_delays_and_delivers),
     ("lossy_link_loses_packets", lossy_link_loses_packets),
+    ("lanes_are_networks_of_their_own", lanes_are_networks_of_their_own),
+    ("capped_flows_deliver", capped_flows_deliver),
     ("up_is_idempotent_and_repairs", up_is_idempotent_and_repairs),
     ("down_works_without_its_state", down_works_without_its_state),
     ("what_can_not_come_up_leaves_nothing", what_can_not_come_up_leaves_nothing),
@@ -189,6 +192,47 @@ fn lossy_link_loses_packets(name: &LabName) -> Result<()> {
     let gaps = migration_gaps(name, "10.77.0.12")?;
     // 20 % each way: 36 % of the round trips.
     ensure!(gaps.received > 0 && gaps.lost * 10 > gaps.sent && gaps.lost * 10 < gaps.sent * 7, "{gaps:?}");
+    Ok(())
+}
+
+fn lanes_are_networks_of_their_own(name: &LabName) -> Result<()> {
+    let lanes = vec!["1gbit".parse()?, "250mbit".parse()?];
+    for force_emulator in [false, true] {
+        let wanted = LabOptions { lanes: lanes.clone(), force_emulator, replace: true, ..options(name) };
+        let lab = up(&wanted, &this_binary()?)?;
+        let expected = ["10.77.0.12", "fd77::12", "10.77.1.12", "fd77:0:0:1::12"];
+        ensure!(lab.up && lab.hosts[1].migration_addresses == expected, "{lab}");
+        for address in expected {
+            let gaps = migration_gaps(name, address)?;
+            ensure!(gaps.received > 0, "{address}: {gaps:?}");
+        }
+        if force_emulator {
+            let devices: Vec<String> = status(name)?.links.into_iter().map(|link| link.device).collect();
+            ensure!(devices == ["mig0", "mig0", "mig1", "mig1"], "{devices:?}");
+        }
+    }
+    let ipv6 = LabOptions { lanes, family: Family::Ipv6, replace: true, ..options(name) };
+    let lab = up(&ipv6, &this_binary()?)?;
+    ensure!(lab.hosts[0].migration_addresses == ["fd77::11", "fd77:0:0:1::11"], "{lab}");
+    let again = up(&LabOptions { replace: false, ..ipv6 }, &this_binary()?)?;
+    ensure!(again.up, "{again}");
+    Ok(())
+}
+
+fn capped_flows_deliver(name: &LabName) -> Result<()> {
+    let cap = Some("200mbit".parse()?);
+    let wanted = LabOptions { link: Some("1gbit".parse()?), flow_cap: cap, ..options(name) };
+    let lab = up(&wanted, &this_binary()?)?;
+    ensure!(lab.engine == Some(LinkEngine::Emulator), "{lab}");
+    let listener = in_namespace(&format!("{}-b", name.prefix), || TcpListener::bind(("10.77.0.12", 7)))??;
+    let receiving = std::thread::spawn(move || -> std::io::Result<u64> {
+        std::io::copy(&mut listener.accept()?.0, &mut std::io::sink())
+    });
+    let mut sender = in_namespace(&format!("{}-a", name.prefix), || TcpStream::connect(("10.77.0.12", 7)))??;
+    sender.write_all(&vec![1; 4 << 20])?;
+    drop(sender);
+    let received = receiving.join().map_err(|_| anyhow!("the receiver panicked"))??;
+    ensure!(received == 4 << 20, "{received} bytes came");
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use godwit_lab::{BitRate, Loss, Rtt};
+use godwit_lab::{BitRate, Family, Loss, Rtt};
 use godwit_migration::EngineKind;
 use godwit_qemu::ByteSize;
 
@@ -427,7 +427,8 @@ pub(crate) enum LabCommand {
     /// Bring the lab up
     #[command(after_help = "Examples:
   godwit lab up
-  godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%")]
+  godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%
+  godwit lab up --lane 1gbit --lane 250mbit --family ipv4")]
     Up(LabUpArgs),
     /// Take the lab down; nothing of it is left
     Down(LabPlace),
@@ -489,6 +490,15 @@ pub(crate) struct LabUpArgs {
     /// Rate of each host's link on the migration network [default: as fast as the machine]
     #[arg(long, value_name = "RATE")]
     pub(crate) link: Option<BitRate>,
+    /// Several migration networks, each with a NIC on each host: the rate of each one's links
+    #[arg(long = "lane", value_name = "RATE", value_delimiter = ',', conflicts_with = "link")]
+    pub(crate) lanes: Vec<BitRate>,
+    /// Addresses on the migration networks: ipv4, ipv6 or both
+    #[arg(long, value_name = "FAMILY", default_value = "both")]
+    pub(crate) family: Family,
+    /// The most that each TCP connection gets on a migration network [default: all of the link]
+    #[arg(long, value_name = "RATE")]
+    pub(crate) flow_cap: Option<BitRate>,
     /// Round-trip time between two hosts
     #[arg(long, value_name = "TIME", default_value = "0ms")]
     pub(crate) rtt: Rtt,
@@ -567,6 +577,7 @@ mod tests {
             "godwit migrate web --to b --switchover-budget 500us --detach",
             "godwit migration cancel m1",
             "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
+            "godwit lab up --lane 1gbit,250mbit --family ipv6 --flow-cap 200mbit",
             "godwit lab down --state-dir /run/l",
             "godwit lab guest web workload dirty:rate=5000,ws=256M",
             "godwit lab daemon client --config /c",
@@ -589,6 +600,8 @@ mod tests {
             "godwit migrate web --to b --switchover-budget 20",
             "godwit migrate web --to b --compression zstd",
             "godwit watch web",
+            "godwit lab up --link 1gbit --lane 1gbit",
+            "godwit lab up --family ipv5",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -58,6 +58,9 @@ fn wanted(options: LabUpArgs) -> LabOptions {
     LabOptions {
         hosts: options.hosts,
         link: options.link,
+        lanes: options.lanes,
+        family: options.family,
+        flow_cap: options.flow_cap,
         rtt: options.rtt,
         loss: options.loss,
         force_emulator: options.emulator,

@@ -1,4 +1,4 @@
-//! What the emulator reads of a frame: who it is for, and how many bytes it takes on the wire.
+//! What the emulator reads of a frame: who it is for, which TCP flow it is of, and how many bytes it takes on the wire.
 //!
 //! Frames come from TAP devices with offloads on, so each is led by a `virtio_net_hdr` and may be a train of
 //! up to 64 KiB that the kernel would cut into packets of the MTU on a real NIC. Knows no I/O.
@@ -16,9 +16,23 @@ const GSO_UDP_L4: u8 = 5;
 /// Set beside a TCP type where the packets carry ECN's CWR.
 const GSO_ECN: u8 = 0x80;
 const ETHERNET_HEADER_BYTES: usize = 14;
+const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+const PROTOCOL_TCP: u8 = 6;
+/// The offset in IPv4's fragment field: but for the first, a fragment has no ports.
+const FRAGMENT_OFFSET: u16 = 0x1fff;
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
+
+/// One direction of a TCP connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Source and destination address; those of IPv4 fill the first 8 bytes.
+    addresses: [u8; 32],
+    /// Source and destination port.
+    ports: [u8; 4],
+}
 
 /// What the switch needs to know of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +41,8 @@ pub struct FrameHeader {
     pub destination: Mac,
     /// Who sent it.
     pub source: Mac,
+    /// The TCP flow that it is of; `None` for everything else.
+    pub flow: Option<Flow>,
     /// Bytes on the wire, all packets of a train counted with their headers.
     pub wire_bytes: u64,
 }
@@ -43,7 +59,30 @@ pub fn parse(bytes: &[u8], vnet_header: bool) -> Option<FrameHeader> {
     if frame.len() < ETHERNET_HEADER_BYTES {
         return None;
     }
-    Some(FrameHeader { destination, source, wire_bytes: wire_bytes(vnet, frame) })
+    Some(FrameHeader { destination, source, flow: flow(frame), wire_bytes: wire_bytes(vnet, frame) })
+}
+
+/// The TCP flow of an Ethernet frame. IPv6 with extension headers, which hosts put before no TCP, is of none.
+fn flow(frame: &[u8]) -> Option<Flow> {
+    let packet = frame.get(ETHERNET_HEADER_BYTES..)?;
+    let mut addresses = [0; 32];
+    let transport = match frame.get(12..14)?.try_into().ok()? {
+        ETHERTYPE_IPV4 => {
+            let fragment = u16::from_be_bytes(packet.get(6..8)?.try_into().ok()?) & FRAGMENT_OFFSET;
+            if *packet.get(9)? != PROTOCOL_TCP || fragment != 0 {
+                return None;
+            }
+            addresses[..8].copy_from_slice(packet.get(12..20)?);
+            usize::from(packet.first()? & 0xf) * 4
+        }
+        ETHERTYPE_IPV6 if *packet.get(6)? == PROTOCOL_TCP => {
+            addresses.copy_from_slice(packet.get(8..40)?);
+            40
+        }
+        _ => return None,
+    };
+    let ports = packet.get(transport..transport + 4)?.try_into().ok()?;
+    Some(Flow { addresses, ports })
 }
 
 /// Whether the address is of a group: broadcast or multicast.
@@ -98,6 +137,13 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    impl Flow {
+        /// Some flow, another for each number.
+        pub(crate) fn numbered(number: u8) -> Flow {
+            Flow { addresses: [0; 32], ports: [0, number, 0, 7] }
+        }
+    }
+
     /// A frame of `payload` bytes of TCP over IPv4 with timestamps, as a train of `segment` bytes a packet.
     pub(crate) fn tcp_train(payload: usize, segment: u16) -> Vec<u8> {
         let mut bytes = vec![0; VNET_HEADER_BYTES + 66 + payload];
@@ -119,6 +165,40 @@ pub(crate) mod tests {
     fn a_short_last_packet_counts_its_headers_too() {
         let header = parse(&tcp_train(1448 * 2 + 1, 1448), true).unwrap();
         assert_eq!(header.wire_bytes, 1514 * 2 + 67);
+    }
+
+    /// A packet of TCP over IPv4 or IPv6 between fixed addresses, from port `from` to port 7.
+    fn tcp_packet(ipv6: bool, from: u16) -> Vec<u8> {
+        let mut bytes = vec![0; if ipv6 { 14 + 40 + 20 } else { 14 + 20 + 20 }];
+        let transport = if ipv6 { 54 } else { 34 };
+        bytes[12..14].copy_from_slice(&if ipv6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 });
+        bytes[14] = if ipv6 { 0x60 } else { 0x45 };
+        bytes[if ipv6 { 20 } else { 23 }] = PROTOCOL_TCP;
+        bytes[transport - 1] = 1;
+        bytes[transport..transport + 2].copy_from_slice(&from.to_be_bytes());
+        bytes[transport + 3] = 7;
+        bytes
+    }
+
+    #[test]
+    fn flows_are_told_apart() {
+        let flow = |bytes: &[u8]| parse(bytes, false).unwrap().flow;
+        for ipv6 in [false, true] {
+            let one = flow(&tcp_packet(ipv6, 1000)).unwrap();
+            assert_eq!(one, flow(&tcp_packet(ipv6, 1000)).unwrap());
+            assert_ne!(one, flow(&tcp_packet(ipv6, 1001)).unwrap());
+            assert_ne!(Some(one), flow(&tcp_packet(!ipv6, 1000)));
+            let mut elsewhere = tcp_packet(ipv6, 1000);
+            elsewhere[if ipv6 { 53 } else { 33 }] = 2;
+            assert_ne!(Some(one), flow(&elsewhere));
+        }
+        let mut udp = tcp_packet(false, 1000);
+        udp[23] = 17;
+        assert_eq!(flow(&udp), None);
+        let mut fragment = tcp_packet(false, 1000);
+        fragment[21] = 1;
+        assert_eq!(flow(&fragment), None);
+        assert_eq!(flow(&[0; 60]), None);
     }
 
     #[test]

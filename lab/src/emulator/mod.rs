@@ -1,7 +1,7 @@
-//! The link emulator: a switch in user space that gives the lab's migration network delay, rate and loss on a
-//! kernel without netem.
+//! The link emulator: a switch in user space for each of the lab's migration networks that gives it delay, rate and loss
+//! on a kernel without netem, and each TCP flow no more than a cap.
 //!
-//! Each host's migration NIC is a TAP device in that host's namespace; this process holds the other end of all
+//! Each host's migration NICs are TAP devices in that host's namespace; this process holds the other end of all
 //! of them. Frames pass as trains of up to 64 KiB (TSO, USO) with their `virtio_net_hdr`, so one system call
 //! moves what 45 packets would otherwise need. Where packets shall be lost, offloads are off: a loss must hit
 //! one packet, not a train.
@@ -45,16 +45,25 @@ const DEVICE_QUEUE_PACKETS: u32 = 8000;
 /// What the emulator's process is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmulatorConfig {
-    /// One port per host.
-    pub ports: Vec<PortConfig>,
-    /// Rate at which each port sends to its host.
-    pub rate: Option<BitRate>,
+    /// The migration networks, each with a switch of its own.
+    pub lanes: Vec<LaneConfig>,
     /// Round-trip time between two hosts.
     pub rtt: Rtt,
     /// Loss of each direction.
     pub loss: Loss,
+    /// The most that each TCP flow gets.
+    pub flow_cap: Option<BitRate>,
     /// Unix socket on which the counters are told.
     pub socket: PathBuf,
+}
+
+/// A migration network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneConfig {
+    /// One port per host.
+    pub ports: Vec<PortConfig>,
+    /// Rate at which each port sends to its host.
+    pub rate: Option<BitRate>,
 }
 
 /// A host's end of its link.
@@ -70,11 +79,13 @@ pub struct PortConfig {
     pub mtu: u16,
 }
 
-/// Counters of the link towards one host.
+/// Counters of the link towards one NIC of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkCounters {
     /// The host's network namespace.
     pub namespace: String,
+    /// The NIC.
+    pub device: String,
     /// Frames (or trains) delivered.
     pub frames: u64,
     /// Bytes delivered, as on the wire.
@@ -93,22 +104,12 @@ pub struct LinkCounters {
 /// A device can't be made (no /dev/net/tun, no rights, name taken), or reading fails.
 pub fn run(config: &EmulatorConfig, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let offload = config.loss.is_none();
-    let devices = config.ports.iter().map(|port| open_port(port, offload)).collect::<Result<Vec<_>>>()?;
+    let lane = |lane| LaneSwitch::new(lane, config, offload);
+    let lanes = config.lanes.iter().map(lane).collect::<Result<Vec<_>>>()?;
     let listener = listen(&config.socket)?;
     clock::be_punctual(TimeKeeper::Emulator);
-    let model = LinkModel { rate: config.rate, rtt: config.rtt, loss: config.loss };
-    let switch = Switch::new(devices.len(), model, clock::monotonic_ns());
-    let refused = vec![0; devices.len()];
-    let mut emulator = Emulator {
-        config,
-        devices,
-        listener,
-        offload,
-        switch,
-        refused,
-        spare: Vec::new(),
-        scratch: vec![0; BUFFER_BYTES],
-    };
+    let mut emulator =
+        Emulator { lanes, listener, offload, spare: Vec::new(), scratch: vec![0; BUFFER_BYTES] };
     ready()?;
     emulator.switch_frames()
 }
@@ -169,25 +170,58 @@ struct Buffer {
     length: usize,
 }
 
-struct Emulator<'a> {
-    config: &'a EmulatorConfig,
+/// The switch of a migration network with its devices, in the order of its ports.
+struct LaneSwitch<'a> {
+    config: &'a LaneConfig,
     devices: Vec<SyncDevice>,
-    listener: UnixListener,
-    offload: bool,
     switch: Switch<Buffer>,
     refused: Vec<u64>,
+}
+
+impl<'a> LaneSwitch<'a> {
+    fn new(config: &'a LaneConfig, all: &EmulatorConfig, offload: bool) -> Result<LaneSwitch<'a>> {
+        let devices = config.ports.iter().map(|port| open_port(port, offload)).collect::<Result<Vec<_>>>()?;
+        let model = LinkModel { rate: config.rate, rtt: all.rtt, loss: all.loss, flow_cap: all.flow_cap };
+        let switch = Switch::new(devices.len(), model, clock::monotonic_ns());
+        Ok(LaneSwitch { config, refused: vec![0; devices.len()], devices, switch })
+    }
+
+    fn counters(&self) -> impl Iterator<Item = LinkCounters> {
+        let counted = self.switch.counters().into_iter();
+        self.config.ports.iter().zip(counted).zip(&self.refused).map(|((port, counters), refused)| {
+            LinkCounters {
+                namespace: port.namespace.clone(),
+                device: port.device.clone(),
+                frames: counters.frames,
+                wire_bytes: counters.wire_bytes,
+                dropped: counters.dropped,
+                lost: counters.lost,
+                refused: *refused,
+            }
+        })
+    }
+}
+
+struct Emulator<'a> {
+    lanes: Vec<LaneSwitch<'a>>,
+    listener: UnixListener,
+    offload: bool,
     spare: Vec<Vec<u8>>,
     scratch: Vec<u8>,
 }
 
 impl Emulator<'_> {
     fn switch_frames(&mut self) -> Result<()> {
+        // Every port, by its lane and its place there: in the order in which `wait` asks for them.
+        let lanes = self.lanes.iter().enumerate();
+        let places: Vec<(usize, usize)> =
+            lanes.flat_map(|(lane, of)| (0..of.devices.len()).map(move |port| (lane, port))).collect();
         loop {
             self.send_due();
             let readable = self.wait()?;
             let (counters_asked, ports) = readable.split_first().context("nothing polled")?;
-            for (index, _) in ports.iter().enumerate().filter(|(_, readable)| **readable) {
-                if !self.read_port(index)? {
+            for ((lane, port), _) in places.iter().zip(ports).filter(|(_, readable)| **readable) {
+                if !self.read_port(*lane, *port)? {
                     return Ok(());
                 }
                 self.send_due();
@@ -200,11 +234,12 @@ impl Emulator<'_> {
 
     /// Waits for frames or for the next one that is due; tells which of listener and devices are readable.
     fn wait(&self) -> Result<Vec<bool>> {
-        let timeout =
-            self.switch.next_due_ns().map(|due| clock::timespec(due.saturating_sub(clock::monotonic_ns())));
+        let next_due_ns = self.lanes.iter().filter_map(|lane| lane.switch.next_due_ns()).min();
+        let timeout = next_due_ns.map(|due| clock::timespec(due.saturating_sub(clock::monotonic_ns())));
         let listener = std::iter::once(PollFd::new(&self.listener, PollFlags::IN));
+        let devices = self.lanes.iter().flat_map(|lane| &lane.devices);
         let mut fds: Vec<PollFd<'_>> = listener
-            .chain(self.devices.iter().map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)))
+            .chain(devices.map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)))
             .collect();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect()),
@@ -213,15 +248,15 @@ impl Emulator<'_> {
     }
 
     /// Reads a batch from one device; false when the device is gone.
-    fn read_port(&mut self, index: usize) -> Result<bool> {
+    fn read_port(&mut self, lane: usize, port: usize) -> Result<bool> {
         for _ in 0..READ_BATCH {
-            let length = match self.devices[index].recv(&mut self.scratch) {
+            let length = match self.lanes[lane].devices[port].recv(&mut self.scratch) {
                 Ok(length) => length,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if device_is_gone(&error) => return Ok(false),
                 Err(error) => {
-                    let port = &self.config.ports[index];
+                    let port = &self.lanes[lane].config.ports[port];
                     return Err(error)
                         .with_context(|| format!("can't read {} of {}", port.device, port.namespace));
                 }
@@ -231,7 +266,7 @@ impl Emulator<'_> {
                 continue;
             };
             let buffer = self.take_frame(length);
-            self.switch.accept(now_ns, index, &header, buffer);
+            self.lanes[lane].switch.accept(now_ns, port, &header, buffer);
         }
         Ok(true)
     }
@@ -246,32 +281,24 @@ impl Emulator<'_> {
     }
 
     fn send_due(&mut self) {
-        while let Some((port, frame)) = self.switch.take_due(clock::monotonic_ns()) {
-            // A host that is down refuses its frames, as a cable to a host that is off would lose them.
-            if self.devices[port].send(&frame.bytes[..frame.length]).is_err() {
-                self.refused[port] += 1;
-            }
-            if let Ok(buffer) = Rc::try_unwrap(frame)
-                && buffer.bytes.len() == BUFFER_BYTES
-                && self.spare.len() < MAX_SPARE_BUFFERS
-            {
-                self.spare.push(buffer.bytes);
+        for lane in &mut self.lanes {
+            while let Some((port, frame)) = lane.switch.take_due(clock::monotonic_ns()) {
+                // A host that is down refuses its frames, as a cable to a host that is off would lose them.
+                if lane.devices[port].send(&frame.bytes[..frame.length]).is_err() {
+                    lane.refused[port] += 1;
+                }
+                if let Ok(buffer) = Rc::try_unwrap(frame)
+                    && buffer.bytes.len() == BUFFER_BYTES
+                    && self.spare.len() < MAX_SPARE_BUFFERS
+                {
+                    self.spare.push(buffer.bytes);
+                }
             }
         }
     }
 
     fn tell_counters(&self) {
-        let counted = self.switch.counters();
-        let links: Vec<LinkCounters> = (self.config.ports.iter().zip(counted).zip(&self.refused))
-            .map(|((port, counters), refused)| LinkCounters {
-                namespace: port.namespace.clone(),
-                frames: counters.frames,
-                wire_bytes: counters.wire_bytes,
-                dropped: counters.dropped,
-                lost: counters.lost,
-                refused: *refused,
-            })
-            .collect();
+        let links: Vec<LinkCounters> = self.lanes.iter().flat_map(LaneSwitch::counters).collect();
         let Ok((mut stream, _)) = self.listener.accept() else {
             return;
         };

@@ -2,27 +2,28 @@
 //!
 //! # The model
 //! Each host hangs on one port. A frame that a host sends
-//! 1. may be lost (each frame for itself),
-//! 2. spends the one-way delay on the way,
-//! 3. then waits in the queue of its output port and is sent from there at the port's rate.
+//! 1. waits, where flows have a cap, until those of its TCP flow before it have left at the rate of the cap,
+//! 2. may be lost (each frame for itself),
+//! 3. spends the one-way delay on the way,
+//! 4. then waits in the queue of its output port and is sent from there at the port's rate.
 //!
 //! A host's own sending rate is not shaped here but by its NIC's queueing discipline (HTB), as on a real host:
 //! there the kernel holds a socket back (TCP small queues) before it drops, which a switch can't do. Such a
 //! discipline lets a train of packets go at once and then waits, so a train's first bit arrives after the delay
 //! alone and its last one after delay and serialisation, as on a wire.
 //!
-//! # The queue
-//! Drop-tail, bounded in time: a frame that would wait for its first bit longer than the queue's limit is
+//! # The queues
+//! A flow's and a port's are alike. Drop-tail, bounded in time: a frame that would wait for its first bit longer than the queue's limit is
 //! dropped. The limit is one round-trip time and 50 ms at the port's rate: a bandwidth-delay product, which a
 //! loss-based congestion control needs to keep the link full after it halves its window, and on top what an
 //! ordinary switch has for bursts. Bytes on the way (the delay) occupy no queue. A port without a rate has no
 //! queue, and what is on the way is bounded in bytes instead.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::emulator::frame::{FrameHeader, Mac, is_group};
+use crate::emulator::frame::{Flow, FrameHeader, Mac, is_group};
 use crate::units::{BitRate, Loss, Rtt};
 
 /// What a queue holds above one bandwidth-delay product.
@@ -31,6 +32,8 @@ pub const QUEUE_ABOVE_RTT: Duration = Duration::from_millis(50);
 const MAX_BYTES_TO_PORT: u64 = 256 << 20;
 /// Addresses learnt; a lab has a few per host. Past it frames are flooded.
 const MAX_ADDRESSES: usize = 4096;
+/// Flows known at a time; a lab has some hundreds. Past it frames of further flows wait for nothing.
+const MAX_FLOWS: usize = 4096;
 
 /// How the links behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +44,12 @@ pub struct LinkModel {
     pub rtt: Rtt,
     /// Loss of each direction.
     pub loss: Loss,
+    /// The most that each TCP flow gets; `None` is all of the link.
+    pub flow_cap: Option<BitRate>,
 }
 
 impl LinkModel {
-    /// The longest that a frame may wait in the queue of an output port.
+    /// The longest that a frame may wait in the queue of its flow, and again in that of its output port.
     #[must_use]
     pub fn queue_limit(&self) -> Duration {
         self.rtt.duration() + QUEUE_ABOVE_RTT
@@ -79,11 +84,23 @@ struct Port<F> {
     counters: PortCounters,
 }
 
+/// A frame in the queue of its flow.
+struct Held<F> {
+    from: usize,
+    header: FrameHeader,
+    frame: F,
+}
+
 /// The switch. `F` is whatever carries a frame; a flooded one is shared by its ports.
 pub struct Switch<F> {
     model: LinkModel,
     ports: Vec<Port<F>>,
     addresses: HashMap<Mac, usize>,
+    /// Until when each flow is busy with what it has sent.
+    flows: HashMap<Flow, u64>,
+    /// What waits in the queues of the flows, by when it leaves there (nanoseconds) and its number.
+    held: BTreeMap<(u64, u64), Held<F>>,
+    held_so_far: u64,
     random: Random,
 }
 
@@ -101,17 +118,66 @@ impl<F> Switch<F> {
             model,
             ports: (0..ports).map(|_| port()).collect(),
             addresses: HashMap::new(),
+            flows: HashMap::new(),
+            held: BTreeMap::new(),
+            held_so_far: 0,
             random: Random(seed),
         }
     }
 
     /// Takes a frame that came in at port `from` at `now_ns`. Times must not run backwards.
     pub fn accept(&mut self, now_ns: u64, from: usize, header: &FrameHeader, frame: F) {
+        self.release(now_ns);
         self.learn(header.source, from);
+        match (self.model.flow_cap, header.flow) {
+            (Some(cap), Some(flow)) if self.has_room_for(now_ns, flow) => {
+                self.hold(now_ns, cap, flow, Held { from, header: *header, frame });
+            }
+            _ => self.forward(now_ns, from, header, frame),
+        }
+    }
+
+    /// Whether the flow is known or can be; those that have nothing to wait for are forgotten for it.
+    fn has_room_for(&mut self, now_ns: u64, flow: Flow) -> bool {
+        if self.flows.len() >= MAX_FLOWS && !self.flows.contains_key(&flow) {
+            self.flows.retain(|_, busy_until_ns| *busy_until_ns > now_ns);
+        }
+        self.flows.len() < MAX_FLOWS || self.flows.contains_key(&flow)
+    }
+
+    /// Puts a frame into the queue of its flow.
+    fn hold(&mut self, now_ns: u64, cap: BitRate, flow: Flow, held: Held<F>) {
+        let busy_until_ns = self.flows.entry(flow).or_insert(now_ns);
+        let start_ns = now_ns.max(*busy_until_ns);
+        if start_ns - now_ns > nanoseconds(self.model.queue_limit()) {
+            if let Some(to) = self.port_of(held.header.destination) {
+                self.ports[to].counters.dropped += 1;
+            }
+            return;
+        }
+        *busy_until_ns = start_ns + cap.serialisation_ns(held.header.wire_bytes);
+        self.held.insert((*busy_until_ns, self.held_so_far), held);
+        self.held_so_far += 1;
+    }
+
+    /// Forwards what has left the queues of the flows until now: before anything newer, so ports see times in order.
+    fn release(&mut self, now_ns: u64) {
+        while let Some(first) = self.held.first_entry()
+            && first.key().0 <= now_ns
+        {
+            let ((released_ns, _), Held { from, header, frame }) = first.remove_entry();
+            self.forward(released_ns, from, &header, frame);
+        }
+    }
+
+    /// Where a frame to `destination` leaves; `None`: on all ports.
+    fn port_of(&self, destination: Mac) -> Option<usize> {
+        self.addresses.get(&destination).copied().filter(|_| !is_group(destination))
+    }
+
+    fn forward(&mut self, now_ns: u64, from: usize, header: &FrameHeader, frame: F) {
         let frame = Rc::new(frame);
-        let known =
-            self.addresses.get(&header.destination).copied().filter(|_| !is_group(header.destination));
-        match known {
+        match self.port_of(header.destination) {
             Some(to) if to == from => {}
             Some(to) => self.enqueue(now_ns, to, header.wire_bytes, frame),
             None => {
@@ -122,14 +188,17 @@ impl<F> Switch<F> {
         }
     }
 
-    /// When the next frame is due, if one is on the way.
+    /// When the next frame is due to leave or to go on inside, if one is on the way.
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
-        self.ports.iter().filter_map(|port| port.in_flight.front()).map(|first| first.due_ns).min()
+        let leaving = self.ports.iter().filter_map(|port| port.in_flight.front()).map(|first| first.due_ns);
+        let held = self.held.first_key_value().map(|((released_ns, _), _)| *released_ns);
+        leaving.chain(held).min()
     }
 
     /// The next frame that is due at `now_ns`, with the port it leaves from. Frames of a port come in order.
     pub fn take_due(&mut self, now_ns: u64) -> Option<(usize, Rc<F>)> {
+        self.release(now_ns);
         let is_due = |port: &Port<F>| port.in_flight.front().is_some_and(|first| first.due_ns <= now_ns);
         let index = self.ports.iter().position(is_due)?;
         let port = &mut self.ports[index];
@@ -211,11 +280,17 @@ mod tests {
             rate: rate.map(|rate| rate.parse().unwrap()),
             rtt: rtt.parse().unwrap(),
             loss: loss.parse().unwrap(),
+            flow_cap: None,
         }
     }
 
     fn header(source: Mac, destination: Mac, wire_bytes: u64) -> FrameHeader {
-        FrameHeader { destination, source, wire_bytes }
+        FrameHeader { destination, source, flow: None, wire_bytes }
+    }
+
+    /// The header of a frame from A to B of the TCP flow of that number.
+    fn of_flow(number: u8, wire_bytes: u64) -> FrameHeader {
+        FrameHeader { flow: Some(Flow::numbered(number)), ..header(A, B, wire_bytes) }
     }
 
     /// Two hosts whose addresses are known to the switch.
@@ -300,6 +375,42 @@ mod tests {
     }
 
     #[test]
+    fn a_flow_waits_for_itself_alone() {
+        let cap = Some("1mbit".parse().unwrap());
+        let mut switch = two_hosts(LinkModel { flow_cap: cap, ..model(None, "10ms", "0") });
+        for (frame, flow) in [(0, 1), (1, 1), (2, 2)] {
+            switch.accept(0, 0, &of_flow(flow, 1000), frame);
+        }
+        switch.accept(0, 0, &header(A, B, 1000), 3);
+        // What is of no flow waits for nothing; 1000 bytes of a flow take 8 ms, then all spend 5 ms on the way.
+        assert_eq!(drain(&mut switch), [(5 * MS, 1, 3), (13 * MS, 1, 0), (13 * MS, 1, 2), (21 * MS, 1, 1)]);
+    }
+
+    #[test]
+    fn capped_flows_share_the_rate_of_the_port() {
+        let cap = Some("1mbit".parse().unwrap());
+        let mut switch = two_hosts(LinkModel { flow_cap: cap, ..model(Some("2mbit"), "0", "0") });
+        for flow in 0..4 {
+            switch.accept(0, 0, &of_flow(flow, 1000), u64::from(flow));
+        }
+        let times: Vec<u64> = drain(&mut switch).iter().map(|(due, ..)| *due).collect();
+        assert_eq!(times, [12 * MS, 16 * MS, 20 * MS, 24 * MS]);
+    }
+
+    #[test]
+    fn a_flows_full_queue_drops_and_recovers() {
+        let cap = Some("1mbit".parse().unwrap());
+        let mut switch = two_hosts(LinkModel { flow_cap: cap, ..model(None, "10ms", "0") });
+        for frame in 0..20 {
+            switch.accept(0, 0, &of_flow(1, 1000), frame);
+        }
+        assert_eq!(drain(&mut switch).len(), 8);
+        assert_eq!(switch.counters()[1], PortCounters { frames: 8, wire_bytes: 8000, dropped: 12, lost: 0 });
+        switch.accept(100 * MS, 0, &of_flow(1, 1000), 99);
+        assert_eq!(drain(&mut switch), [(113 * MS, 1, 99)]);
+    }
+
+    #[test]
     fn the_share_of_lost_frames_is_as_asked() {
         let mut switch = two_hosts(model(None, "0", "1%"));
         for frame in 0..100_000 {
@@ -322,7 +433,7 @@ mod tests {
         ) {
             let rate = BitRate::new(mbit * 1_000_000).unwrap();
             let rtt = Rtt::from(Duration::from_micros(rtt_us));
-            let link = LinkModel { rate: Some(rate), rtt, loss: Loss::default() };
+            let link = LinkModel { rate: Some(rate), rtt, loss: Loss::default(), flow_cap: None };
             let mut switch = two_hosts(link);
             let (mut now, mut sent) = (0, Vec::new());
             for (index, (pause, bytes)) in frames.iter().enumerate() {
@@ -347,6 +458,49 @@ mod tests {
                     prop_assert!(due >= last_due + serialisation);
                 }
                 last = Some((due, index));
+            }
+        }
+
+        /// Whatever comes in: each flow's order is kept, none gets more than its cap, no frame waits for longer than two
+        /// full queues, and every frame is accounted for.
+        #[test]
+        fn flows_keep_to_their_cap(
+            frames in prop::collection::vec((0_u64..2 * MS, 0_u8..4, 60_u64..68_000), 1..400),
+            mbit in 1_u64..10_000,
+            cap_mbit in 1_u64..1_000,
+            rtt_us in 0_u64..50_000,
+        ) {
+            let [rate, cap] = [mbit, cap_mbit].map(|mbit| BitRate::new(mbit * 1_000_000).unwrap());
+            let rtt = Rtt::from(Duration::from_micros(rtt_us));
+            let link = LinkModel { rate: Some(rate), rtt, loss: Loss::default(), flow_cap: Some(cap) };
+            let mut switch = two_hosts(link);
+            let (mut now, mut sent, mut out) = (0, Vec::new(), Vec::new());
+            for (index, (pause, flow, bytes)) in frames.iter().enumerate() {
+                now += pause;
+                // Part of it leaves while more comes in.
+                while let Some(due) = switch.next_due_ns().filter(|due| *due <= now) {
+                    out.extend(switch.take_due(due).map(|(_, frame)| (due, *frame)));
+                }
+                switch.accept(now, 0, &of_flow(*flow, *bytes), index as u64);
+                sent.push((now, *flow, *bytes));
+            }
+            out.extend(drain(&mut switch).into_iter().map(|(due, _, frame)| (due, frame)));
+            let counters = switch.counters()[1];
+            prop_assert_eq!(counters.frames, out.len() as u64);
+            prop_assert_eq!(counters.frames + counters.dropped, frames.len() as u64);
+            let one_way = nanoseconds(rtt.one_way());
+            let longest = one_way + 2 * nanoseconds(link.queue_limit())
+                + rate.serialisation_ns(68_000) + cap.serialisation_ns(68_000);
+            // Of each flow: the last frame, and the earliest that its next bit can have left its queue.
+            let mut flows: HashMap<u8, (u64, u64)> = HashMap::new();
+            for (due, index) in out {
+                let (at, flow, bytes) = sent[usize::try_from(index).unwrap()];
+                let (last, earliest) = flows.get(&flow).copied().map_or((None, at), |(last, left)| (Some(last), left.max(at)));
+                let left = earliest + cap.serialisation_ns(bytes);
+                prop_assert!(last.is_none_or(|last| index > last));
+                prop_assert!(due >= left + one_way + rate.serialisation_ns(bytes));
+                prop_assert!(due <= at + longest);
+                flows.insert(flow, (index, left));
             }
         }
     }

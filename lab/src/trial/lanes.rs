@@ -1,0 +1,57 @@
+//! The lanes of a trial's lab, from outside: their addresses, and what their NICs have carried.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+
+use crate::namespace::in_namespace;
+use crate::trial::Trial;
+
+impl Trial {
+    /// A host's addresses on the lanes, one each: IPv4 where there is one.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn lane_addresses(&self, host: &str) -> Result<Vec<IpAddr>> {
+        let hosts = self.topology().hosts;
+        let host = hosts.iter().find(|found| found.name == host).context("no such host")?;
+        let lanes = self.options.lanes().into_iter();
+        Ok(lanes
+            .filter_map(|lane| host.lane_addresses(lane, self.options.family).into_iter().next())
+            .collect())
+    }
+
+    /// Bytes that each lane's NIC of a host has sent since the lab came up.
+    ///
+    /// # Errors
+    /// The host can't be looked at, or lacks a NIC.
+    pub fn lane_sent_bytes(&self, host: &str) -> Result<Vec<u64>> {
+        let read = || std::fs::read_to_string("/proc/thread-self/net/dev");
+        let table = in_namespace(&self.namespace(host), read)??;
+        let sent =
+            |nic: &str| sent_bytes(&table, nic).with_context(|| format!("host {host} has no NIC {nic}"));
+        self.options.lanes().iter().map(|lane| sent(&lane.nic())).collect()
+    }
+}
+
+/// Of /proc/net/dev: a NIC, a colon, eight counters of what it received, eight of what it sent, bytes first.
+fn sent_bytes(table: &str, nic: &str) -> Option<u64> {
+    let counters = table.lines().find_map(|line| line.trim().strip_prefix(nic)?.strip_prefix(':'))?;
+    counters.split_ascii_whitespace().nth(8)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_nic_has_sent() {
+        let table = "Inter-|   Receive                        |  Transmit\n \
+                     face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets\n \
+                     mig10: 1 2 3 4 5 6 7 8 90 10 11 12 13 14 15 16\n  \
+                     mig1:  1 2 3 4 5 6 7 8  9 10 11 12 13 14 15 16\n";
+        assert_eq!(sent_bytes(table, "mig1"), Some(9));
+        assert_eq!(sent_bytes(table, "mig10"), Some(90));
+        assert_eq!(sent_bytes(table, "mig0"), None);
+    }
+}
