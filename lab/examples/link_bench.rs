@@ -4,20 +4,19 @@
 //! trip while the link is loaded and while it is idle, and what the emulator dropped. Needs root and iperf3.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use godwit_lab::client::Gaps;
+use godwit_lab::iperf::Iperf;
 use godwit_lab::watch::{WatchOptions, watch};
 use godwit_lab::{LabName, LabOptions, LabStatus, daemon, down, in_namespace, status, up};
-use serde_json::Value;
 
 /// TCP over IPv4 with timestamps: 1448 bytes of data in a frame of 1514.
 const GOODPUT_SHARE: f64 = 1448.0 / 1514.0;
-const SECONDS: &str = "6";
+const DURATION: Duration = Duration::from_secs(6);
 /// Left out at the start: TCP's slow start is not what is measured.
-const OMIT_SECONDS: &str = "3";
+const OMITTED: Duration = Duration::from_secs(3);
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -59,6 +58,9 @@ fn measure_all(name: &LabName, force_emulator: bool) -> Result<()> {
         };
         let lab = up(&options, &std::env::current_exe()?)?;
         for control in ["cubic", "bbr"] {
+            if !has_control(control)? {
+                continue;
+            }
             measure(name, &options, &lab, control)?;
         }
     }
@@ -92,11 +94,10 @@ fn measure_between(name: &LabName, options: &LabOptions, lab: &LabStatus, contro
     let dropped = |lab: &LabStatus| lab.links.iter().map(|link| link.dropped).sum::<u64>();
     let before = dropped(&status(name)?);
     let idle = round_trips(a, address, Duration::from_secs(1))?;
-    let there = iperf(b, a, address, control, &[])?;
-    let Some(there) = there else { return Ok(()) };
-    let back = iperf(b, a, address, control, &["-R"])?.context("one direction only")?;
+    let there = iperf(a, b, address, control)?;
+    let back = iperf(b, a, &lab.hosts[0].migration_addresses[0], control)?;
     let loaded = std::thread::scope(|scope| -> Result<Gaps> {
-        let load = scope.spawn(|| iperf(b, a, address, control, &[]));
+        let load = scope.spawn(|| iperf(a, b, address, control));
         let loaded = round_trips(a, address, Duration::from_secs(8))?;
         drop(load.join());
         Ok(loaded)
@@ -136,40 +137,22 @@ fn round_trips(namespace: &str, address: &str, duration: Duration) -> Result<Gap
     watch(&options, &|| false, &mut |_| {})
 }
 
-/// TCP's goodput in bit/s, as its receiver counts it; `None` where this kernel lacks the congestion control.
-fn iperf(server: &str, client: &str, address: &str, control: &str, more: &[&str]) -> Result<Option<f64>> {
-    let mut listening = start(server, &["-s", "-1"])?;
-    // iperf3 tries once only: wait until its server listens.
-    let listens =
-        || in_namespace(server, || std::fs::read_to_string("/proc/thread-self/net/tcp6").unwrap_or_default());
-    // Port 5201 (0x1451) of any address, state 0A: listening.
-    let is_listening =
-        |table: &str| table.lines().any(|line| line.contains(&format!("{:032}:1451 {:032}:0000 0A", 0, 0)));
-    while !is_listening(&listens()?) {
-        std::thread::yield_now();
-    }
-    let asking: Vec<&str> = ["-c", address, "-t", SECONDS, "-O", OMIT_SECONDS, "-J", "-C", control]
-        .iter()
-        .chain(more)
-        .copied()
-        .collect();
-    let output = start(client, &asking)?.wait_with_output()?;
-    let report: Value = serde_json::from_slice(&output.stdout).context("iperf3 gave no report")?;
-    if let Some(error) = report["error"].as_str() {
-        listening.kill()?;
-        listening.wait()?;
-        ensure!(error.contains("congestion"), "iperf3: {error}");
-        return Ok(None);
-    }
-    listening.wait()?;
-    let received = report["end"]["sum_received"]["bits_per_second"].as_f64();
-    ensure!(received.is_some(), "iperf3 reported nothing: {report}");
-    Ok(received)
+/// TCP's goodput in bit/s with one stream.
+fn iperf(from: &str, to: &str, address: &str, control: &str) -> Result<f64> {
+    let iperf = Iperf {
+        from,
+        to,
+        addresses: &[address.parse()?],
+        streams: 1,
+        duration: DURATION,
+        omitted: OMITTED,
+        congestion: Some(control),
+    };
+    iperf.goodput()
 }
 
-fn start(namespace: &str, arguments: &[&str]) -> Result<Child> {
-    let mut command = Command::new("iperf3");
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    in_namespace(namespace, || command.spawn())?
-        .context("can't start iperf3; install it with: apt-get install iperf3")
+/// Whether this kernel has a congestion control.
+fn has_control(control: &str) -> Result<bool> {
+    let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;
+    Ok(known.split_whitespace().any(|name| name == control))
 }

@@ -19,6 +19,7 @@ pub mod daemon;
 mod down;
 pub mod emulator;
 pub mod image;
+pub mod iperf;
 pub mod links;
 pub mod namespace;
 mod options;
