@@ -19,6 +19,7 @@ mod qemu_engine;
 mod restart;
 mod soak;
 mod there_and_back;
+mod two_lanes;
 mod unprivileged;
 
 use anyhow::{Result, ensure};
