@@ -2,6 +2,7 @@
 
 CARGO ?= cargo
 SOAK_MOVES ?= 200
+SCENARIOS ?= switchover bandwidth lanes
 # Where rustup puts cargo, also for a root shell that was never told.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
@@ -24,8 +25,8 @@ demo: build ## Bring a lab up, boot a guest, move it there and back under load, 
 test: build ## All tests: unit and property tests, then the end-to-end tests one at a time
 	scripts/test.sh
 
-bench: build ## Print this engine against QEMU's own migration, on the same guest and link (BENCH=OPTIONS)
-	target/release/godwit-bench switchover $(BENCH)
+bench: build ## Print the promises' figures, all or those of one scenario (SCENARIOS=switchover BENCH=OPTIONS)
+	set -e; for scenario in $(SCENARIOS); do target/release/godwit-bench $$scenario $(BENCH); done
 
 soak: build ## 200 moves in a row of a guest that dirties and verifies its memory (SOAK_MOVES=N)
 	GODWIT_SOAK_MOVES=$(SOAK_MOVES) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture soak

@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
+use godwit_lab::iperf::Iperf;
 use godwit_lab::trial::{GuestPlan, Needs, Trial, Watched, missing};
 use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_qemu::ByteSize;
@@ -18,7 +19,7 @@ use crate::figures::Spread;
 use crate::machine::Machine;
 use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
-use crate::{iperf, schedule};
+use crate::schedule;
 
 /// Of QEMU's best, at least.
 const TIMES_QEMU: f64 = 3.0;
@@ -27,7 +28,7 @@ const SHARE_OF_IPERF: f64 = 0.7;
 /// Of what moves in the clear, at least, by TLS.
 const TLS_SHARE: f64 = 0.8;
 /// How long iperf3 sends, after a second that is not counted.
-const IPERF_SECONDS: u32 = 2;
+const IPERF_TIME: Duration = Duration::from_secs(2);
 
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -207,7 +208,17 @@ fn streams_of(report: &Report) -> u32 {
 fn iperf_with(trial: &Trial, streams: u32) -> Result<f64> {
     let info = trial.ask(trial.agent("b").host())?;
     let address = *info.migration_addresses.first().context("host b has no migration address")?;
-    Ok(iperf::bytes_per_s(trial, "a", "b", address, streams, IPERF_SECONDS)? / 1e6)
+    let (from, to) = (trial.namespace("a"), trial.namespace("b"));
+    let iperf = Iperf {
+        from: &from,
+        to: &to,
+        addresses: &[address],
+        streams,
+        duration: IPERF_TIME,
+        omitted: Duration::from_secs(1),
+        congestion: None,
+    };
+    Ok(iperf.goodput()? / 8e6)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]

@@ -3,7 +3,7 @@
 
 mod bandwidth;
 mod figures;
-mod iperf;
+mod lanes;
 mod machine;
 mod schedule;
 mod subject;
@@ -29,12 +29,18 @@ enum Scenario {
   godwit-bench bandwidth
   godwit-bench bandwidth --engine godwit --protection clear --runs 3 --memory 2GiB --fill 1GiB")]
     Bandwidth(bandwidth::Settings),
+    /// Move an idle guest over shaped links, several lanes and streams, by turns with iperf3
+    #[command(after_help = "Examples:
+  godwit-bench lanes
+  godwit-bench lanes --case one-gbit-4-streams,four-lanes --runs 3")]
+    Lanes(lanes::Settings),
 }
 
 fn main() -> ExitCode {
     let outcome = match Scenario::parse() {
         Scenario::Switchover(settings) => switchover::run(&settings),
         Scenario::Bandwidth(settings) => bandwidth::run(&settings),
+        Scenario::Lanes(settings) => lanes::run(&settings),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

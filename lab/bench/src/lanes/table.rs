@@ -1,0 +1,85 @@
+//! What people read: a row a case, then what was promised.
+
+use std::fmt::Write;
+
+use crate::figures::Spread;
+use crate::lanes::CaseFigures;
+use crate::lanes::cases::{Goal, percent};
+
+const HEADER: [&str; 7] = ["case", "runs", "wire Gb/s", "iperf3 Gb/s", "on paper", "share", "migration ms"];
+
+/// The table of all cases.
+pub(crate) fn render(figures: &[CaseFigures], goals: &[Goal]) -> String {
+    let mut text = "\nwire rate of round 0 and what the links carry: medians (least to most)\n".to_owned();
+    row(&mut text, &HEADER.map(str::to_owned));
+    for case in figures {
+        row(
+            &mut text,
+            &[
+                case.case.name.to_owned(),
+                runs(case),
+                gbit(case.wire_bits_per_s),
+                gbit(case.carried_bits_per_s),
+                format!("{:.3}", case.case.links.on_paper() / 1e9),
+                case.share().map_or_else(dash, percent),
+                case.migration_ms.map_or_else(dash, |Spread { median, min, max, .. }| {
+                    format!("{median:.0} ({min:.0}-{max:.0})")
+                }),
+            ],
+        );
+    }
+    for Goal { case, what, found, met } in goals {
+        // Writing to a string can't fail.
+        let _ = writeln!(text, "  {}  {case}: {what}: {found}", if *met { "pass" } else { "FAIL" });
+    }
+    text
+}
+
+fn row(text: &mut String, [case, rest @ ..]: &[String; 7]) {
+    let _ = write!(text, "  {case:<20}");
+    for (cell, width) in rest.iter().zip([5, 21, 21, 9, 8, 21]) {
+        let _ = write!(text, " {cell:>width$}");
+    }
+    text.push('\n');
+}
+
+fn runs(case: &CaseFigures) -> String {
+    let all = case.runs.len();
+    if case.failed == 0 { all.to_string() } else { format!("{}/{all}", all - case.failed) }
+}
+
+fn gbit(spread: Option<Spread>) -> String {
+    spread.map_or_else(dash, |Spread { median, min, max, .. }| {
+        format!("{:.3} ({:.3}-{:.3})", median / 1e9, min / 1e9, max / 1e9)
+    })
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::cases;
+
+    #[test]
+    fn rows_are_aligned_and_goals_told() {
+        let figures: Vec<CaseFigures> = (cases::all().into_iter())
+            .map(|case| CaseFigures {
+                case,
+                failed: 0,
+                wire_bits_per_s: Spread::of([0.9e9, 0.92e9]),
+                carried_bits_per_s: Spread::of([0.95e9]),
+                migration_ms: None,
+                runs: Vec::new(),
+            })
+            .collect();
+        let goals = [cases::goal(&figures[0], figures.first())];
+        let text = render(&figures, &goals);
+        let lines: Vec<&str> = text.lines().skip(2).take(1 + figures.len()).collect();
+        assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
+        assert!(lines[1].contains("0.910 (0.900-0.920)") && lines[1].contains("95.7 %"), "{text}");
+        assert!(text.contains("FAIL  one-gbit: at least 97 % of what the links carry: 95.7 %"), "{text}");
+    }
+}
