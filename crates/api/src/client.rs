@@ -28,7 +28,7 @@ use tokio_rustls::TlsConnector;
 use crate::sse::EventParser;
 use crate::{
     ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationEvent, MigrationRequest,
-    MigrationStatus, StartVm, StopVm, VmInfo,
+    MigrationStatus, ProbeEvents, ProbeRequest, StartVm, StopVm, VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.
@@ -270,6 +270,18 @@ impl Client {
         })
     }
 
+    /// Probes the lanes from this client's host to another; ends with the last event, or with its reader.
+    pub async fn probe(&self, request: &ProbeRequest) -> Result<ProbeEvents, ClientError> {
+        let body = serde_json::to_vec(request).map_err(|error| self.protocol(error))?;
+        let response = self.send(Method::POST, "/v1/probes", body.into()).await?;
+        Ok(ProbeEvents {
+            endpoint: self.endpoint.clone(),
+            body: response.into_body(),
+            parser: EventParser::default(),
+            ready: VecDeque::new(),
+        })
+    }
+
     /// `GET path`, the answer as JSON.
     pub async fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
@@ -439,7 +451,10 @@ impl MigrationEvents {
     }
 }
 
-async fn next_bytes(endpoint: &Endpoint, body: &mut Incoming) -> Result<Option<Bytes>, ClientError> {
+pub(crate) async fn next_bytes(
+    endpoint: &Endpoint,
+    body: &mut Incoming,
+) -> Result<Option<Bytes>, ClientError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| ClientError::Unreachable {
             endpoint: endpoint.clone(),

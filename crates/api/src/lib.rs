@@ -6,12 +6,17 @@
 mod client;
 mod error;
 mod incoming;
+mod probe;
 mod sse;
 mod types;
 
 pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream, MigrationEvents};
 pub use error::{ApiError, ErrorCode};
 pub use incoming::{IncomingAccepted, IncomingRequest, IncomingRun, IncomingState, IncomingStatus};
+pub use probe::{
+    DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,
+    IncomingProbeStatus, PROBE_SECONDS, ProbeEvent, ProbeEvents, ProbeRequest,
+};
 pub use sse::{Event, EventParser};
 pub use types::{
     CreateVm, HostInfo, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent, MigrationRequest,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS};
 use godwit_lab::{BitRate, Family, Loss, Rtt};
 use godwit_migration::EngineKind;
 use godwit_qemu::ByteSize;
@@ -38,6 +39,7 @@ impl Cli {
                 hosts
             }
             Command::Migrate(options) => &options.hosts,
+            Command::Probe(options) => &options.hosts,
             Command::Lab { command: LabCommand::Guest { hosts, .. } } => hosts,
             Command::Lab { .. } | Command::Pki { .. } | Command::Watch(_) | Command::Completions { .. } => {
                 return self.hosts.clone();
@@ -80,6 +82,15 @@ pub(crate) enum Command {
 
 Ctrl-C cancels and waits until the guest runs on at the source; a second Ctrl-C leaves it to itself.")]
     Migrate(MigrateArgs),
+    /// Measure the lanes between two hosts: what a migration would find there
+    #[command(after_help = "Examples:
+  godwit probe b
+  godwit probe b --from a --size 64GiB
+  godwit probe b --seconds 5 --json >probe.json
+
+Lane by lane: connection set-up, round trip, the packets that pass, throughput with 1, 2, 4 and 8 streams, and what limits
+it; then how long a VM of that size will take. It sends as much as goes for some seconds. Ctrl-C ends it.")]
+    Probe(ProbeArgs),
     /// Migrations that run or ran
     Migration {
         #[command(flatten)]
@@ -401,6 +412,23 @@ pub(crate) struct MigrateArgs {
     pub(crate) detach: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    #[command(flatten)]
+    hosts: HostsFile,
+    /// The destination
+    pub(crate) to: String,
+    /// The source [default: the only other host, or the one whose agent runs on this machine]
+    #[arg(long, value_name = "HOST")]
+    pub(crate) from: Option<String>,
+    /// Memory of the VM that is to be moved
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize::from_bytes(DEFAULT_PROBE_GUEST_BYTES))]
+    pub(crate) size: ByteSize,
+    /// How long each throughput is measured, 0.1 to 30
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_PROBE_SECONDS)]
+    pub(crate) seconds: f64,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
     /// List migrations of all hosts
@@ -575,6 +603,8 @@ mod tests {
             "godwit vm logs web -f --qemu",
             "godwit migrate web --to b --engine qemu --multifd-channels 4 --compression zstd --auto-converge --postcopy",
             "godwit migrate web --to b --switchover-budget 500us --detach",
+            "godwit probe b",
+            "godwit probe b --from a --size 64GiB --seconds 2.5 --json",
             "godwit migration cancel m1",
             "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
             "godwit lab up --lane 1gbit,250mbit --family ipv6 --flow-cap 200mbit",
@@ -602,6 +632,9 @@ mod tests {
             "godwit watch web",
             "godwit lab up --link 1gbit --lane 1gbit",
             "godwit lab up --family ipv5",
+            "godwit probe",
+            "godwit probe b --size 16GB",
+            "godwit probe b --seconds 1s",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
@@ -614,6 +647,7 @@ mod tests {
             "godwit vm --hosts /h list",
             "godwit vm list --hosts /h",
             "godwit migrate web --to b --hosts /h",
+            "godwit probe b --hosts /h",
             "godwit lab guest web status --hosts /h",
         ] {
             assert_eq!(parse(line).unwrap().hosts_file(), Some("/h".into()), "{line}");

@@ -32,11 +32,11 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   3    no such VM, host, migration or file
   4    conflict: it exists already, is in the wrong state, or something else is under way
   5    refused by a check before anything was changed (preflight, memory, certificate)
-  6    an agent can't be reached
+  6    an agent, or a lane that is probed, can't be reached
   7    the migration failed; the guest runs on at the source
   8    the migration was cancelled; the guest runs on at the source
   9    in doubt: it is not known on which host the guest may run
-  130  interrupted; what was begun goes on";
+  130  interrupted; what was begun goes on, but a probe ends";
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {

@@ -144,6 +144,29 @@ impl Hosts {
         }
     }
 
+    /// The host to leave for `to`: the one named, else the only other one there is, else the one of this machine.
+    pub(crate) fn other(&self, to: &str, named: Option<&str>) -> Result<(&str, &Client), Failure> {
+        if named.is_some() {
+            return self.one(named);
+        }
+        let others: Vec<(&str, &Client)> = self
+            .clients
+            .iter()
+            .filter(|(name, _)| *name != to)
+            .map(|(name, client)| (name.as_str(), client))
+            .collect();
+        let is_here = |client: &Client| matches!(client.endpoint(), Endpoint::Unix(_));
+        let here: Vec<(&str, &Client)> =
+            others.iter().copied().filter(|(_, client)| is_here(client)).collect();
+        match (&others[..], &here[..]) {
+            ([one], _) | (_, [one]) => Ok(*one),
+            _ => Err(Failure::usage(
+                format!("several hosts could be left for {to} and none is named"),
+                format!("add --from: {}", self.names()),
+            )),
+        }
+    }
+
     /// An error where no such host is known.
     pub(crate) fn check(&self, name: &str) -> Result<(), Failure> {
         // Without a hosts file the agent alone knows its peers.
@@ -268,6 +291,26 @@ mod tests {
         let unknown = hosts.chosen(Some("c")).unwrap_err();
         assert_eq!(unknown.exit, Exit::NotFound);
         assert!(unknown.mend.contains("a, b"));
+    }
+
+    #[test]
+    fn the_host_to_leave_is_found_where_it_is_clear() {
+        let two = "[hosts.a]\napi = \"unix:/run/a.sock\"\n[hosts.b]\napi = \"http://10.0.0.2:7700\"\n";
+        let three = format!("{two}[hosts.c]\napi = \"http://10.0.0.3:7700\"\n");
+        let both_here = format!("{three}[hosts.d]\napi = \"unix:/run/d.sock\"\n");
+        let other = |text: &str, to, named| {
+            parse(text)
+                .unwrap()
+                .other(to, named)
+                .map(|(name, _)| name.to_owned())
+                .map_err(|failure| failure.exit)
+        };
+        assert_eq!(other(two, "a", None), Ok("b".to_owned()));
+        assert_eq!(other(&three, "b", None), Ok("a".to_owned()));
+        assert_eq!(other(&three, "b", Some("c")), Ok("c".to_owned()));
+        assert_eq!(other(&three, "a", None), Err(Exit::Usage));
+        assert_eq!(other(&both_here, "b", None), Err(Exit::Usage));
+        assert_eq!(other(two, "b", Some("z")), Err(Exit::NotFound));
     }
 
     #[test]

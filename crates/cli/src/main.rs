@@ -9,6 +9,7 @@ mod lab;
 mod migrate;
 mod output;
 mod pki;
+mod probe;
 mod report;
 mod units;
 mod vm;
@@ -76,6 +77,7 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Host { command, .. } => host::ask(command, &hosts, only, output).await,
         Command::Vm { command, .. } => vm::run(command, &hosts, only, output).await,
         Command::Migrate(options) => migrate::run(options, &hosts, only, output).await,
+        Command::Probe(options) => probe::run(options, &hosts, only, output).await,
         Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
         Command::Lab { .. } | Command::Pki { .. } | Command::Watch(_) | Command::Completions { .. } => {
             Ok(Exit::Ok)

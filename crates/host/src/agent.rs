@@ -20,6 +20,7 @@ use godwit_ram::RamDir;
 use crate::config::Config;
 use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
+use crate::probe::Probes;
 use crate::protection::Protection;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
@@ -34,6 +35,7 @@ pub struct Agent {
     slots: Mutex<BTreeMap<String, Slot>>,
     migrations: Migrations,
     incoming: IncomingMigrations,
+    probes: Probes,
     /// None: this host is insecure, or speaks to nobody.
     protection: Option<Protection>,
     /// QEMU binaries asked already, with the time of their last change: an upgraded one is asked again.
@@ -78,6 +80,11 @@ impl Agent {
     #[must_use]
     pub fn incoming(&self) -> &IncomingMigrations {
         &self.incoming
+    }
+
+    /// The probe that this host takes part in, if any.
+    pub(crate) fn probes(&self) -> &Probes {
+        &self.probes
     }
 
     /// What this host shows to others and expects of them; none where it is insecure.

@@ -14,6 +14,7 @@ mod memory;
 pub mod migration;
 mod migrations;
 mod network;
+mod probe;
 mod protection;
 mod server;
 mod store;

@@ -142,6 +142,12 @@ impl Migrations {
         self.lock().iter().rev().map(|entry| entry.status()).collect()
     }
 
+    /// The VM that is leaving, if one is.
+    #[must_use]
+    pub fn under_way(&self) -> Option<String> {
+        self.lock().iter().find(|entry| entry.report.borrow().is_none()).map(|entry| entry.vm.clone())
+    }
+
     /// One of them.
     pub fn status(&self, id: &str) -> Result<MigrationStatus, ApiError> {
         self.find(id).map(|entry| entry.status())

@@ -1,6 +1,7 @@
 //! Taps for NICs: made here, joined to their network's bridge, and handed to QEMU as an open file. A tap lives as
 //! long as a process holds that file, so the end of QEMU is its end too; nothing has to be removed.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use futures::TryStreamExt;
@@ -107,6 +108,27 @@ pub(crate) async fn attach_tap(
 /// Whether an interface of that name exists in the agent's network namespace.
 pub(crate) async fn link_exists(name: &str) -> Result<bool, NetworkError> {
     Ok(link_index(&netlink()?, name).await?.is_some())
+}
+
+/// The MTU of the interface that has an address; none where no interface of this host has it.
+pub(crate) async fn mtu_of(address: IpAddr) -> Result<Option<u32>, NetworkError> {
+    let failed = |what: &str, error: rtnetlink::Error| NetworkError::Netlink {
+        what: format!("looking for the {what} of {address}"),
+        why: error.to_string(),
+    };
+    let netlink = netlink()?;
+    let mut addresses = netlink.address().get().set_address_filter(address).execute();
+    let Some(found) = addresses.try_next().await.map_err(|error| failed("interface", error))? else {
+        return Ok(None);
+    };
+    let mut links = netlink.link().get().match_index(found.header.index).execute();
+    let link = links.try_next().await.map_err(|error| failed("MTU", error))?;
+    Ok(link.and_then(|link| {
+        link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        })
+    }))
 }
 
 fn open_tap(name: &str) -> std::io::Result<OwnedFd> {

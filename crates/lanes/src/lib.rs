@@ -8,10 +8,12 @@
 #[cfg(test)]
 mod lane_tests;
 mod link;
+mod probe;
 mod receiver;
 mod sender;
 mod socket;
 
+pub use probe::connect_sized;
 pub use receiver::{Incoming, StreamReceiver};
 pub use sender::StreamSender;
 pub use socket::{Lane, Stream, accept, connect, listen, pair};

@@ -1,6 +1,7 @@
 //! Sockets of lanes: connecting, listening, options.
 
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -72,6 +73,10 @@ impl Stream {
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.sent_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn socket(&self) -> &TcpStream {
+        self.link.socket()
     }
 
     /// The sending half.
@@ -151,17 +156,32 @@ pub fn pair(ours: &[IpAddr], theirs: &[SocketAddr]) -> Vec<Lane> {
 /// # Errors
 /// [`LaneError::Connect`].
 pub fn connect(lane: Lane, limit: Duration) -> Result<Stream, LaneError> {
+    connect_with(lane, limit, |_| Ok(()))
+}
+
+/// The same; `prepare` sets options that must stand before the connection does.
+pub(crate) fn connect_with(
+    lane: Lane,
+    limit: Duration,
+    prepare: impl FnOnce(&OwnedFd) -> std::io::Result<()>,
+) -> Result<Stream, LaneError> {
     let to = lane.to;
-    let stream = connect_from(lane, limit).map_err(|source| LaneError::Connect { to, source })?;
+    let stream = connect_from(lane, limit, prepare).map_err(|source| LaneError::Connect { to, source })?;
     Stream::new(stream)
 }
 
-fn connect_from(lane: Lane, limit: Duration) -> std::io::Result<TcpStream> {
-    let Some(from) = lane.from else { return TcpStream::connect_timeout(&lane.to, limit) };
+fn connect_from(
+    lane: Lane,
+    limit: Duration,
+    prepare: impl FnOnce(&OwnedFd) -> std::io::Result<()>,
+) -> std::io::Result<TcpStream> {
     let family = if lane.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+    prepare(&socket)?;
+    if let Some(from) = lane.from {
+        rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+    }
     match rustix::net::connect(&socket, &lane.to) {
         Ok(()) => {}
         Err(Errno::INPROGRESS) => {

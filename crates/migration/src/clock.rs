@@ -48,6 +48,13 @@ impl PeerClock {
         let offset = self.best()?.offset_ns;
         u64::try_from(i128::from(peer_ns) - offset).ok()
     }
+
+    /// A time of our clock on the peer's.
+    #[must_use]
+    pub fn to_peer_ns(&self, local_ns: u64) -> Option<u64> {
+        let offset = self.best()?.offset_ns;
+        u64::try_from(i128::from(local_ns) + offset).ok()
+    }
 }
 
 #[cfg(test)]
@@ -63,6 +70,7 @@ mod tests {
         clock.pong(200_000, 1_220_000, 240_000);
         assert_eq!(clock.round_trip(), Some(Duration::from_nanos(40_000)));
         assert_eq!(clock.to_local_ns(1_500_000), Some(500_000));
+        assert_eq!(clock.to_peer_ns(500_000), Some(1_500_000));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The algorithm of a migration, without I/O: phases, rounds, convergence and hand-over as state machines, and the
-//! drivers that carry out what they decide. Knows no QEMU: the hypervisor is a trait.
+//! drivers that carry out what they decide. Knows no QEMU: the hypervisor is a trait. And, before any of it, the probe of
+//! the lanes between two hosts.
 
 pub mod board;
 mod clock;
@@ -9,6 +10,7 @@ mod failure;
 mod ledger;
 mod phase;
 mod policy;
+pub mod probe;
 mod report;
 mod scaler;
 pub mod source;

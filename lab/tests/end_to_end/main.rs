@@ -15,6 +15,7 @@ mod lane_cut;
 mod memory_blocks;
 mod paused;
 mod peer_version;
+mod probe;
 mod qemu_engine;
 mod restart;
 mod soak;

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::failure::{host_failed, ram_failed};
 use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
+use crate::probe::Probes;
 use crate::protection::Protection;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Places, Vm};
@@ -41,6 +42,7 @@ impl Agent {
             slots: Mutex::default(),
             migrations: Migrations::default(),
             incoming: IncomingMigrations::default(),
+            probes: Probes::default(),
             protection,
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),

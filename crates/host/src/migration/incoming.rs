@@ -134,12 +134,9 @@ impl IncomingMigrations {
     }
 
     fn add(&self, vm: &str, engine: EngineKind) -> Result<(Arc<Entry>, mpsc::Receiver<()>), ApiError> {
-        let mut id = [0; 16];
-        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| host_failed("no random numbers", &error))?;
         let (cancel, cancelled) = mpsc::channel();
         let entry = Arc::new(Entry {
-            id: MigrationId(id),
+            id: fresh_id()?,
             vm: vm.to_owned(),
             engine,
             begun: Instant::now(),
@@ -161,6 +158,12 @@ impl IncomingMigrations {
             let mend = "the agent may have restarted since: see `godwit vm list` for where the VM runs";
             ApiError::new(ErrorCode::NotFound, format!("no migration {id} arrives at this host"), mend)
         })
+    }
+
+    /// The VM that is arriving, if one is.
+    #[must_use]
+    pub fn under_way(&self) -> Option<String> {
+        self.lock().iter().find(|entry| !entry.is_over()).map(|entry| entry.vm.clone())
     }
 
     /// Where one is.
@@ -192,6 +195,14 @@ impl IncomingMigrations {
         let _ = self.find(id)?.cancel.send(());
         Ok(())
     }
+}
+
+/// An id that nobody can guess.
+pub(crate) fn fresh_id() -> Result<MigrationId, ApiError> {
+    let mut id = [0; 16];
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| host_failed("no random numbers", &error))?;
+    Ok(MigrationId(id))
 }
 
 /// Makes a shadow VM for a source and waits for its lane, in a thread of its own.
@@ -271,7 +282,7 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
 
 /// Listens on every address that this host has at the moment: one that is gone (a NIC that was down has lost its IPv6
 /// address) keeps no migration off the others.
-fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
+pub(crate) fn listen(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
     let mut listeners = Vec::new();
     let mut problem = None;
     for &address in &agent.config().migration_addresses {
@@ -327,13 +338,13 @@ struct Doors {
     from: String,
 }
 
-/// Lets the streams of one migration in.
-struct Guard {
-    id: MigrationId,
-    from: String,
+/// Lets the streams of one migration, or of one probe, in.
+pub(crate) struct Guard {
+    pub(crate) id: MigrationId,
+    pub(crate) from: String,
     /// None: this host is insecure.
-    identity: Option<Identity>,
-    listeners: Vec<TcpListener>,
+    pub(crate) identity: Option<Identity>,
+    pub(crate) listeners: Vec<TcpListener>,
 }
 
 /// A shadow VM that waits for its lanes and its pages.
@@ -384,7 +395,7 @@ impl Arrival {
 
 impl Guard {
     /// Waits a moment for a stream of this migration.
-    fn let_in(&self) -> Option<WelcomedStream> {
+    pub(crate) fn let_in(&self) -> Option<WelcomedStream> {
         // A connection that was reset at once is no reason to miss the source's.
         let stream = accept(&self.listeners, ACCEPT_INTERVAL)
             .inspect_err(|error| tracing::warn!(%error, "a stream was not accepted"))

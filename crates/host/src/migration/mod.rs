@@ -24,6 +24,7 @@ use godwit_pki::Peer;
 use http::StatusCode;
 
 pub use incoming::IncomingMigrations;
+pub(crate) use incoming::{Guard, fresh_id, listen};
 
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;

@@ -38,6 +38,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/migrations/{id}", get(show_migration).delete(cancel_migration))
         .route("/v1/migrations/{id}/events", get(follow_migration))
         .merge(crate::migration::routes())
+        .merge(crate::probe::routes())
         .fallback(async || {
             let mend = "see docs/api.md; another version of the agent may know it";
             Refusal(ApiError::new(ErrorCode::NotFound, "the agent knows no such request", mend))
@@ -188,7 +189,7 @@ async fn send_events(mut watch: MigrationWatch, events: mpsc::Sender<Result<Even
     }
 }
 
-fn json_event(name: &str, data: &impl serde::Serialize) -> Event {
+pub(crate) fn json_event(name: &str, data: &impl serde::Serialize) -> Event {
     Event::default()
         .event(name)
         .json_data(data)

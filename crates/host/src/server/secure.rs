@@ -111,9 +111,11 @@ pub(super) async fn guard(
     next.run(request).await
 }
 
-/// A host hands guests over and asks what became of them; everything else is an operator's.
+/// A host hands guests over and asks what became of them, and probes the lanes for that; everything else is an operator's.
 fn may(role: Role, method: &Method, path: &str) -> bool {
-    let hands_over = path == "/v1/incoming" || path.starts_with("/v1/incoming/");
+    let below =
+        |place: &str| path.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let hands_over = below("/v1/incoming") || below("/v1/incoming-probes");
     let looks = method == Method::GET && (path == "/v1/host" || path.starts_with("/v1/vms/"));
     let reads_a_guest = path.ends_with("/console") || path.ends_with("/log");
     role == Role::Operator || hands_over || (looks && !reads_a_guest)
@@ -127,10 +129,12 @@ mod tests {
     fn a_host_may_hand_over_and_look_and_nothing_else() {
         let host = |method: &Method, path: &str| may(Role::Host, method, path);
         assert!(host(&Method::POST, "/v1/incoming") && host(&Method::DELETE, "/v1/incoming/7"));
+        assert!(host(&Method::POST, "/v1/incoming-probes") && host(&Method::GET, "/v1/incoming-probes/7"));
         assert!(host(&Method::GET, "/v1/host") && host(&Method::GET, "/v1/vms/web"));
         for path in ["/v1/vms/web/console", "/v1/vms/web/log", "/v1/vms", "/v1/migrations", "/v1/incomings"] {
             assert!(!host(&Method::GET, path), "{path}");
         }
+        assert!(!host(&Method::POST, "/v1/probes"));
         assert!(!host(&Method::POST, "/v1/vms/web/start") && !host(&Method::DELETE, "/v1/vms/web"));
         assert!(may(Role::Operator, &Method::DELETE, "/v1/vms/web"));
     }

@@ -53,9 +53,9 @@ pub fn say_hello(
 pub struct WelcomedStream {
     /// Its number; 0 is the control stream.
     pub number: u16,
-    pub(super) stream: Stream,
-    pub(super) sender: StreamSender,
-    pub(super) receiver: StreamReceiver,
+    pub(crate) stream: Stream,
+    pub(crate) sender: StreamSender,
+    pub(crate) receiver: StreamReceiver,
 }
 
 /// The destination's side: reads the hello, within `limit`, checks version and migration, answers. A stranger is told why it is refused,

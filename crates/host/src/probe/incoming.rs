@@ -1,0 +1,56 @@
+//! The destination of a probe: listens for its streams on the addresses of migrations, for as long as it takes.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::{ApiError, ErrorCode, IncomingProbeAccepted};
+use godwit_migration::probe::ProbeSession;
+use tokio::sync::watch;
+
+use super::{Expected, lock};
+use crate::agent::Agent;
+use crate::failure::host_failed;
+use crate::migration::{Guard, fresh_id, listen};
+
+/// The longest that any probe may take.
+pub(super) const LONGEST: Duration = Duration::from_secs(600);
+
+/// Lets the streams of a probe in, those that `from` sends, on a thread of its own.
+pub(super) fn expect(
+    agent: &Arc<Agent>,
+    from: String,
+    limit: Duration,
+) -> Result<IncomingProbeAccepted, ApiError> {
+    let host = &agent.config().name;
+    if agent.config().migration_addresses.is_empty() {
+        let message = format!("host {host} has no address for migrations");
+        return Err(ApiError::new(
+            ErrorCode::Preflight,
+            message,
+            "set migration_addresses in its configuration",
+        ));
+    }
+    let turn = agent.probes().take_turn(agent, format!("host {from} probes host {host}"))?;
+    let (id, listeners) = (fresh_id()?, listen(agent)?);
+    let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
+    let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+    let session = Arc::new(ProbeSession::new(limit.min(LONGEST)));
+    let (serves, over) = watch::channel(());
+    let expected = Expected { id: id.to_string(), session: Arc::clone(&session), over };
+    *lock(&agent.probes().incoming) = Some(expected);
+    let guard = Guard { id, from: from.clone(), identity: agent.identity(), listeners };
+    let serving = Arc::clone(agent);
+    let spawned = std::thread::Builder::new().name("probe-in".to_owned()).spawn(move || {
+        session.serve(&|| guard.let_in());
+        tracing::info!(from, "a probe of this host is over");
+        *lock(&serving.probes().incoming) = None;
+        drop(turn);
+        drop(serves);
+    });
+    if let Err(error) = spawned {
+        *lock(&agent.probes().incoming) = None;
+        return Err(host_failed("no thread can be started", &error));
+    }
+    Ok(IncomingProbeAccepted { id: id.to_string(), addresses })
+}

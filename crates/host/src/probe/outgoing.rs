@@ -1,0 +1,250 @@
+//! The source of a probe: asks the destination, measures on a thread of its own, tells the client, and ends with it.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::response::sse::Event;
+use godwit_api::{
+    ApiError, Client, ClientError, DEFAULT_STREAMS, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest,
+    IncomingProbeStatus, PROBE_SECONDS, ProbeRequest,
+};
+use godwit_lanes::{Lane, Stream};
+use godwit_migration::probe::{
+    Cancel, CpuReading, Findings, ProbeJob, ProbePlan, ProbeProgress, ProbeReport, STREAM_COUNTS, probe,
+};
+use godwit_migration::{Failure, FailureCode, millis};
+use godwit_pki::Identity;
+use godwit_wire::MigrationId;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+
+use super::Turn;
+use super::incoming::LONGEST;
+use crate::agent::Agent;
+use crate::failure::host_failed;
+use crate::network;
+use crate::server::routes::json_event;
+
+/// What a lane may take beside its throughputs: a lost packet size is looked for the longest.
+const LANE_LIMIT: Duration = Duration::from_secs(45);
+/// What a throughput may take beside the time that counts.
+const RUN_LIMIT: Duration = Duration::from_secs(10);
+
+type Events = mpsc::Sender<Result<Event, Infallible>>;
+
+/// A probe that its destination has agreed to.
+struct Outgoing {
+    agent: Arc<Agent>,
+    request: ProbeRequest,
+    peer: Client,
+    accepted: IncomingProbeAccepted,
+    id: MigrationId,
+    begun: Instant,
+    /// Held as long as the probe lasts.
+    turn: Turn,
+}
+
+/// Begins a probe; its events come until it is over, and it is over when nobody takes them any more.
+pub(super) async fn begin(
+    agent: Arc<Agent>,
+    request: ProbeRequest,
+) -> Result<mpsc::Receiver<Result<Event, Infallible>>, ApiError> {
+    let (events, stream) = mpsc::channel(64);
+    let (agreed, begun) = oneshot::channel();
+    // In a task of its own: a client that hangs up must not leave a probe at the destination.
+    tokio::spawn(async move {
+        match ask(agent, request).await {
+            Ok(outgoing) => {
+                let _ = agreed.send(Ok(()));
+                outgoing.run(events).await;
+            }
+            Err(error) => drop(agreed.send(Err(error))),
+        }
+    });
+    begun.await.map_err(|error| host_failed("the probe's task ended", &error))??;
+    Ok(stream)
+}
+
+/// Checks the request, and asks the destination to let the streams in.
+async fn ask(agent: Arc<Agent>, request: ProbeRequest) -> Result<Outgoing, ApiError> {
+    let (host, to) = (agent.config().name.clone(), request.to.clone());
+    let invalid = |message, mend: &str| Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+    if to == host {
+        return invalid(format!("host {host} does not probe itself"), "name another host");
+    }
+    if !PROBE_SECONDS.contains(&request.seconds) {
+        let (least, most) = (PROBE_SECONDS.start(), PROBE_SECONDS.end());
+        let mend = format!("give {least} to {most}");
+        return invalid(format!("{} seconds for each throughput are not possible", request.seconds), &mend);
+    }
+    if request.guest_bytes == 0 {
+        return invalid("a VM without memory does not move".to_owned(), "give its memory, such as 16GiB");
+    }
+    let peer = agent.peer(&to)?;
+    let turn = agent.probes().take_turn(&agent, format!("host {host} probes host {to}"))?;
+    let begun = Instant::now();
+    let wanted = IncomingProbeRequest { from: host, limit_ms: longest_ms(request.seconds) };
+    let accepted: IncomingProbeAccepted =
+        peer.post("/v1/incoming-probes", &wanted).await.map_err(|error| refused(&to, error))?;
+    let Ok(id) = accepted.id.parse() else {
+        let mend = "both agents must run releases that know each other";
+        return Err(ApiError::new(ErrorCode::PeerVersion, format!("host {to} names a probe by no id"), mend));
+    };
+    Ok(Outgoing { agent, request, peer, accepted, id, begun, turn })
+}
+
+/// How long the destination is to wait at most: for as many lanes as hosts have.
+fn longest_ms(seconds: f64) -> u64 {
+    const LANES: u32 = 8;
+    let run = Duration::from_secs_f64(seconds) + RUN_LIMIT;
+    let runs = u32::try_from(STREAM_COUNTS.len()).unwrap_or(u32::MAX);
+    let limit = ((LANE_LIMIT + run * runs) * LANES).min(LONGEST);
+    u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Why the destination does not take part.
+fn refused(host: &str, error: ClientError) -> ApiError {
+    match error {
+        // An older release: its API does not know the request, and so neither whom it is for.
+        ClientError::Refused(error) if matches!(error.code, ErrorCode::NotFound | ErrorCode::Forbidden) => {
+            let message = format!("host {host} runs a release that knows no probes ({})", error.message);
+            ApiError::new(ErrorCode::PeerVersion, message, format!("upgrade Godwit on host {host}"))
+        }
+        ClientError::Refused(error) => {
+            ApiError::new(error.code, format!("host {host}: {}", error.message), error.mend)
+        }
+        ClientError::Unreachable { .. } => ApiError::new(
+            ErrorCode::PeerUnreachable,
+            format!("host {host}: {error}"),
+            "start the agent there, and check [peers] in this agent's configuration",
+        ),
+        ClientError::Protocol { .. } => ApiError::new(
+            ErrorCode::PeerVersion,
+            format!("host {host}: {error}"),
+            "both agents must run releases that know each other",
+        ),
+    }
+}
+
+impl Outgoing {
+    async fn run(self, events: Events) {
+        let (to, from) = (self.request.to.clone(), self.agent.config().name.clone());
+        tracing::info!(to, probe = self.accepted.id, "a probe begins");
+        let (peer, path) = (self.peer.clone(), format!("/v1/incoming-probes/{}", self.accepted.id));
+        let cancel = Arc::new(Cancel::default());
+        let mut measured = self.on_a_thread(Arc::clone(&cancel), events.clone());
+        let outcome = tokio::select! {
+            outcome = &mut measured => Some(outcome),
+            () = events.closed() => None,
+        };
+        cancel.ask();
+        // Over in any case; where the destination has ended it by itself there is nothing left to end.
+        if let Err(error) = peer.delete(&path).await {
+            tracing::debug!(%error, "the destination has no such probe any more");
+        }
+        match outcome {
+            Some(Ok(Ok(report))) => {
+                tracing::info!(from, to, limit = ?report.limit, "a probe is over");
+                let _ = events.send(Ok(json_event("report", &report))).await;
+            }
+            Some(Ok(Err(error))) => {
+                tracing::warn!(to, %error, "a probe failed");
+                let _ = events.send(Ok(json_event("failed", &error))).await;
+            }
+            Some(Err(error)) => {
+                let error = host_failed("the probe's thread ended without a result", &error);
+                let _ = events.send(Ok(json_event("failed", &error))).await;
+            }
+            None => tracing::info!(to, "a probe was left by its client"),
+        }
+    }
+
+    /// The measuring blocks on sockets: it has a thread of its own, which ends soon after `cancel` says so.
+    fn on_a_thread(
+        self,
+        cancel: Arc<Cancel>,
+        events: Events,
+    ) -> oneshot::Receiver<Result<ProbeReport, ApiError>> {
+        let (done, measured) = oneshot::channel();
+        let runtime = Handle::current();
+        let body = move || drop(done.send(self.measure(&cancel, &events, &runtime)));
+        // Where none can be started `done` is gone, and that is told.
+        if let Err(error) = std::thread::Builder::new().name("probe-out".to_owned()).spawn(body) {
+            tracing::error!(%error, "no thread can be started");
+        }
+        measured
+    }
+
+    fn measure(self, cancel: &Cancel, events: &Events, runtime: &Handle) -> Result<ProbeReport, ApiError> {
+        let Outgoing { agent, request, peer, accepted, id, begun, turn } = self;
+        let identity = agent.identity();
+        let secure = identity.as_ref().map(|identity: &Identity| {
+            |stream: Stream| -> Result<Stream, godwit_lanes::LaneError> {
+                stream.secure(identity, &request.to)
+            }
+        });
+        let interface_mtu = |address: IpAddr| runtime.block_on(network::mtu_of(address)).ok().flatten();
+        let readings = |since_ns: u64| runtime.block_on(readings(&peer, &accepted.id, since_ns));
+        let job = ProbeJob {
+            lanes: lanes(&agent, &accepted),
+            id,
+            plan: ProbePlan {
+                time: Duration::from_secs_f64(request.seconds),
+                guest_bytes: request.guest_bytes,
+                usual_streams: DEFAULT_STREAMS,
+            },
+            secure: secure.as_ref().map(|secure| secure as _),
+            interface_mtu: &interface_mtu,
+            readings: &readings,
+            // A client that does not read misses some.
+            progress: &|progress: ProbeProgress| drop(events.try_send(Ok(json_event("progress", &progress)))),
+            cancel,
+        };
+        let found = probe(&job);
+        drop(turn);
+        let Findings { lanes, together, limit, estimate } =
+            found.map_err(|failure| failed(&request.to, &failure))?;
+        Ok(ProbeReport {
+            from: agent.config().name.clone(),
+            to: request.to.clone(),
+            encrypted: identity.is_some(),
+            lanes,
+            together,
+            limit,
+            estimate,
+            probe_time_ms: millis(begun.elapsed()),
+        })
+    }
+}
+
+/// The lanes that a migration would use.
+fn lanes(agent: &Agent, accepted: &IncomingProbeAccepted) -> Vec<Lane> {
+    godwit_lanes::pair(&agent.config().migration_addresses, &accepted.addresses)
+}
+
+async fn readings(peer: &Client, id: &str, since_ns: u64) -> Result<Vec<CpuReading>, Failure> {
+    let status: Result<IncomingProbeStatus, _> =
+        peer.get(&format!("/v1/incoming-probes/{id}?since_ns={since_ns}")).await;
+    match status {
+        Ok(status) => Ok(status.readings),
+        Err(error) if error.code() == Some(ErrorCode::NotFound) => {
+            Err(Failure::new(FailureCode::UnknownMigration, "the destination has ended the probe"))
+        }
+        Err(error) => Err(Failure::new(FailureCode::Internal, error.to_string())),
+    }
+}
+
+/// Why the whole probe came to nothing.
+fn failed(host: &str, failure: &Failure) -> ApiError {
+    let told = |code, mend: &str| ApiError::new(code, format!("host {host}: {}", failure.detail), mend);
+    match failure.code {
+        FailureCode::VersionMismatch => told(ErrorCode::PeerVersion, failure.code.mend()),
+        FailureCode::Cancelled => told(ErrorCode::Cancelled, ""),
+        FailureCode::UnknownMigration => {
+            told(ErrorCode::HostFailed, "its agent restarted, or the probe took too long: probe again")
+        }
+        _ => told(ErrorCode::PeerUnreachable, "see that the agent runs there, and its log"),
+    }
+}

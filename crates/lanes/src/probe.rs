@@ -1,0 +1,106 @@
+//! What a probe asks of a stream's socket beyond what a migration does: how large its packets are, and an end that
+//! leaves nothing behind in queues.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use socket2::SockRef;
+
+use crate::socket::connect_with;
+use crate::{Lane, LaneError, Stream};
+
+/// Connects a stream of a lane whose TCP segments carry at most `segment_bytes`, both ways (TCP_MAXSEG, tcp(7): options such as
+/// timestamps are part of them, the headers of IP and TCP are not).
+///
+/// # Errors
+/// [`LaneError::Connect`].
+pub fn connect_sized(lane: Lane, limit: Duration, segment_bytes: u32) -> Result<Stream, LaneError> {
+    connect_with(lane, limit, |socket| SockRef::from(socket).set_tcp_mss(segment_bytes))
+}
+
+impl Stream {
+    /// This side's address.
+    ///
+    /// # Errors
+    /// [`LaneError::Io`]: the connection is gone.
+    pub fn local(&self) -> Result<SocketAddr, LaneError> {
+        Ok(self.socket().local_addr()?)
+    }
+
+    /// The payload of a full segment as it leaves now, bytes: without TCP's options, and as small as the path and the
+    /// peer have asked for so far.
+    ///
+    /// # Errors
+    /// [`LaneError::Io`] where the kernel does not tell.
+    pub fn segment_bytes(&self) -> Result<u32, LaneError> {
+        Ok(SockRef::from(self.socket()).tcp_mss()?)
+    }
+
+    /// The path's MTU as the kernel knows it: the interface's, or what routers have reported since (IP_MTU, ip(7)).
+    ///
+    /// # Errors
+    /// [`LaneError::Io`] where the kernel does not tell.
+    pub fn path_mtu(&self) -> Result<u32, LaneError> {
+        let mtu = if self.peer().is_ipv4() {
+            sockopt::ip_mtu(self.socket())
+        } else {
+            sockopt::ipv6_mtu(self.socket())
+        };
+        Ok(mtu.map_err(std::io::Error::from)?)
+    }
+
+    /// Sets for how long the peer may be silent, and for how long it may take nothing of what is sent.
+    ///
+    /// # Errors
+    /// [`LaneError::Io`] where the kernel refuses it.
+    pub fn limit_waiting(&self, limit: Duration) -> Result<(), LaneError> {
+        self.limit_silence(limit)?;
+        Ok(self.socket().set_write_timeout(Some(limit))?)
+    }
+
+    /// When the last handle of the stream goes, what has not left yet is thrown away and the peer hears a reset: the next
+    /// measurement finds the wire free.
+    ///
+    /// # Errors
+    /// [`LaneError::Io`] where the kernel refuses it.
+    pub fn forget_unsent(&self) -> Result<(), LaneError> {
+        Ok(sockopt::set_socket_linger(self.socket(), Some(Duration::ZERO)).map_err(std::io::Error::from)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::{accept, listen};
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn a_sized_stream_keeps_to_its_size_at_both_ends() {
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let lane = Lane { from: None, to: listener.local_addr().unwrap() };
+        let near = connect_sized(lane, LIMIT, 1000).unwrap();
+        let far = accept(&[listener], LIMIT).unwrap().unwrap();
+        for end in [&near, &far] {
+            let bytes = end.segment_bytes().unwrap();
+            // Timestamps take 12, where the host uses them.
+            assert!((988..=1000).contains(&bytes), "{bytes}");
+        }
+        assert!(near.path_mtu().unwrap() >= 1280);
+        assert_eq!(near.local().unwrap(), far.peer());
+    }
+
+    #[test]
+    fn what_has_not_left_is_thrown_away() {
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let near = crate::connect(Lane { from: None, to: listener.local_addr().unwrap() }, LIMIT).unwrap();
+        let far = accept(&[listener], LIMIT).unwrap().unwrap();
+        near.forget_unsent().unwrap();
+        near.close();
+        drop(near);
+        assert!(matches!(far.receiver().receive(), Err(LaneError::Io(_) | LaneError::Closed)));
+    }
+}

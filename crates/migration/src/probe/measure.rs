@@ -1,0 +1,280 @@
+//! The source's side of a probe: lane by lane, what a migration would find there.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{Incoming, Lane, LaneError, Stream, StreamReceiver, StreamSender, connect, connect_sized};
+use godwit_wire::{Message, MigrationId, SUPPORTED};
+
+use super::Cancel;
+use super::judge::{STREAM_COUNTS, estimate, limit_of};
+use super::mtu::SAFE_SEGMENT;
+use super::report::{
+    CpuReading, LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeStage, RoundTrips, ThroughputRun,
+};
+use crate::clock::PeerClock;
+use crate::drive::{Hello, lane_failure, say_hello};
+use crate::failure::{Failure, FailureCode};
+use crate::report::{FailureReport, millis, nanos};
+
+/// How long a lane may take to connect.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// How long an idle stream's answer may take.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
+/// Connections that are timed.
+const SET_UPS: usize = 5;
+/// Round trips that are timed, unless they take longer than this in all.
+const ROUND_TRIPS: usize = 50;
+/// See [`ROUND_TRIPS`].
+const ROUND_TRIP_LIMIT: Duration = Duration::from_secs(1);
+
+/// What is asked of a probe.
+#[derive(Clone, Copy, Debug)]
+pub struct ProbePlan {
+    /// How long each throughput is measured.
+    pub time: Duration,
+    /// The memory of the VM that is to be moved, bytes.
+    pub guest_bytes: u64,
+    /// Streams of each lane that a migration uses unless told otherwise.
+    pub usual_streams: u32,
+}
+
+/// Everything that a probe needs. What it asks of others may block.
+pub struct ProbeJob<'a> {
+    /// The lanes to the destination.
+    pub lanes: Vec<Lane>,
+    /// Given out by the destination.
+    pub id: MigrationId,
+    /// What is asked.
+    pub plan: ProbePlan,
+    /// Makes a stream secure; none: streams go in the clear.
+    pub secure: Option<&'a (dyn Fn(Stream) -> Result<Stream, LaneError> + Sync)>,
+    /// The MTU of the interface that has an address of this host, where it is known.
+    pub interface_mtu: &'a (dyn Fn(IpAddr) -> Option<u32> + Sync),
+    /// How busy the destination was since that time of its clock.
+    pub readings: &'a (dyn Fn(u64) -> Result<Vec<CpuReading>, Failure> + Sync),
+    /// Takes progress.
+    pub progress: &'a (dyn Fn(ProbeProgress) + Sync),
+    /// Ends it.
+    pub cancel: &'a Cancel,
+}
+
+/// What was found, and what it means.
+#[derive(Clone, Debug)]
+pub struct Findings {
+    /// Every lane.
+    pub lanes: Vec<LaneProbe>,
+    /// All lanes at once; empty where only one can be used.
+    pub together: Vec<ThroughputRun>,
+    /// What limits a migration.
+    pub limit: Option<Limit>,
+    /// What a migration will take.
+    pub estimate: Option<MoveEstimate>,
+}
+
+/// Probes all lanes, one after another and then together. A lane that fails is told; the others are measured.
+///
+/// # Errors
+/// The probe was ended, here or at the destination, or the destination speaks no version in common.
+pub fn probe(job: &ProbeJob<'_>) -> Result<Findings, Failure> {
+    let prober = Prober { job, begun: Instant::now(), streams: AtomicU16::new(0) };
+    let (mut lanes, mut clock) = (Vec::new(), PeerClock::default());
+    for (place, lane) in job.lanes.iter().enumerate() {
+        let mut found = LaneProbe::of(*lane);
+        match prober.lane(place, *lane, &mut found) {
+            Ok(compared) => clock = compared,
+            Err(failure) if ends_all(&failure) => return Err(failure),
+            Err(failure) => found.failure = Some(lane_report(&failure)),
+        }
+        lanes.push(found);
+    }
+    let usable: Vec<Lane> =
+        job.lanes.iter().zip(&lanes).filter(|(_, found)| found.is_usable()).map(|(lane, _)| *lane).collect();
+    let together = if usable.len() > 1 { prober.together(&usable, &clock)? } else { Vec::new() };
+    let runs = match lanes.iter().find(|found| found.is_usable()) {
+        Some(only) if together.is_empty() => &only.throughput,
+        _ => &together,
+    };
+    let limit = limit_of(runs).or_else(|| lanes.iter().find_map(|found| found.limit));
+    let estimate = estimate(job.plan.guest_bytes, job.plan.usual_streams, runs);
+    Ok(Findings { limit, estimate, together, lanes })
+}
+
+/// Failures that are not a lane's own.
+fn ends_all(failure: &Failure) -> bool {
+    use FailureCode::{Cancelled, Internal, UnknownMigration, VersionMismatch};
+    [Cancelled, Internal, UnknownMigration, VersionMismatch].contains(&failure.code)
+}
+
+fn lane_report(failure: &Failure) -> FailureReport {
+    let mend =
+        "check the network between the two addresses; a migration leaves out a lane that can't be connected";
+    FailureReport { mend: mend.to_owned(), ..failure.to_report() }
+}
+
+impl LaneProbe {
+    fn of(lane: Lane) -> LaneProbe {
+        LaneProbe {
+            from: lane.from,
+            to: lane.to,
+            connect_ms: None,
+            secure_ms: None,
+            round_trip: None,
+            mtu: None,
+            throughput: Vec::new(),
+            limit: None,
+            failure: None,
+        }
+    }
+
+    /// Whether all of it could be measured, and a migration would not stall on it.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.failure.is_none() && self.limit != Some(Limit::Mtu)
+    }
+}
+
+/// A stream, connected and welcome.
+pub(super) struct Opened {
+    pub(super) stream: Stream,
+    pub(super) sender: StreamSender,
+    pub(super) receiver: StreamReceiver,
+    /// What TCP's set-up took.
+    connect: Duration,
+    /// What the handshake of TLS took.
+    secure: Option<Duration>,
+}
+
+pub(super) struct Prober<'a> {
+    pub(super) job: &'a ProbeJob<'a>,
+    pub(super) begun: Instant,
+    /// Streams so far.
+    streams: AtomicU16,
+}
+
+impl Prober<'_> {
+    fn lane(&self, place: usize, lane: Lane, found: &mut LaneProbe) -> Result<PeerClock, Failure> {
+        let tell = |stage, streams| self.tell(Some((place, lane)), stage, streams);
+        tell(ProbeStage::Connect, None);
+        let mut small = self.set_up(lane, found)?;
+        tell(ProbeStage::RoundTrip, None);
+        let clock = self.round_trips(&mut small, found)?;
+        tell(ProbeStage::Mtu, None);
+        let mtu = self.mtu(lane, &small, clock.round_trip().unwrap_or_default())?;
+        drop(small);
+        found.mtu = Some(mtu);
+        if mtu.black_hole {
+            found.limit = Some(Limit::Mtu);
+            return Ok(clock);
+        }
+        for streams in STREAM_COUNTS {
+            tell(ProbeStage::Throughput, Some(streams));
+            found.throughput.push(self.throughput(&[lane], streams, &clock)?);
+        }
+        found.limit = limit_of(&found.throughput);
+        Ok(clock)
+    }
+
+    /// All lanes at once: with the usual number of streams, and with many.
+    fn together(&self, lanes: &[Lane], clock: &PeerClock) -> Result<Vec<ThroughputRun>, Failure> {
+        let most = STREAM_COUNTS.iter().copied().max().unwrap_or(1);
+        let usual = self.job.plan.usual_streams.clamp(1, most);
+        let mut runs = Vec::new();
+        for streams in [usual, most] {
+            self.tell(None, ProbeStage::Together, Some(streams));
+            runs.push(self.throughput(lanes, streams, clock)?);
+        }
+        Ok(runs)
+    }
+
+    fn tell(&self, lane: Option<(usize, Lane)>, stage: ProbeStage, streams: Option<u32>) {
+        let lanes = self.job.lanes.len();
+        (self.job.progress)(ProbeProgress {
+            lane: lane.map(|(_, lane)| lane.to_string()),
+            number: lane.map_or(lanes, |(place, _)| place + 1),
+            lanes,
+            stage,
+            streams,
+            elapsed_ms: millis(self.begun.elapsed()),
+        });
+    }
+
+    /// Opens a stream; its segments are as large as the path lets them be unless `segment_bytes` says otherwise. Nothing of it
+    /// may take longer than `limit`, but the connection.
+    pub(super) fn open(
+        &self,
+        lane: Lane,
+        segment_bytes: Option<u32>,
+        limit: Duration,
+    ) -> Result<Opened, Failure> {
+        self.job.cancel.check()?;
+        let begun = Instant::now();
+        let connected = match segment_bytes {
+            Some(bytes) => connect_sized(lane, CONNECT_LIMIT, bytes),
+            None => connect(lane, CONNECT_LIMIT),
+        };
+        let stream = connected.map_err(|error| lane_failure(&error))?;
+        let connect = begun.elapsed();
+        let limited = stream.limit_waiting(limit).and_then(|()| stream.forget_unsent());
+        limited.map_err(|error| lane_failure(&error))?;
+        let begun = Instant::now();
+        let (stream, secure) = match self.job.secure {
+            Some(secure) => (secure(stream).map_err(|error| lane_failure(&error))?, Some(begun.elapsed())),
+            None => (stream, None),
+        };
+        let (mut sender, mut receiver) = (stream.sender(), stream.receiver());
+        let number = self.streams.fetch_add(1, Ordering::Relaxed);
+        let hello = Hello { migration: self.job.id, stream: number, versions: SUPPORTED };
+        say_hello(&mut sender, &mut receiver, hello)?;
+        Ok(Opened { stream, sender, receiver, connect, secure })
+    }
+
+    /// Times the set-up of a few streams and keeps the last.
+    fn set_up(&self, lane: Lane, found: &mut LaneProbe) -> Result<Opened, Failure> {
+        let mut last = self.open(lane, Some(SAFE_SEGMENT), ANSWER_LIMIT)?;
+        let (mut connects, mut secures) = (vec![last.connect], Vec::from_iter(last.secure));
+        for _ in 1..SET_UPS {
+            last = self.open(lane, Some(SAFE_SEGMENT), ANSWER_LIMIT)?;
+            connects.push(last.connect);
+            secures.extend(last.secure);
+        }
+        found.from = Some(last.stream.local().map_err(|error| lane_failure(&error))?.ip());
+        found.connect_ms = median(&mut connects).map(millis);
+        found.secure_ms = median(&mut secures).map(millis);
+        Ok(last)
+    }
+
+    /// Throws a small message back and forth.
+    fn round_trips(&self, opened: &mut Opened, found: &mut LaneProbe) -> Result<PeerClock, Failure> {
+        let (mut clock, mut times) = (PeerClock::default(), Vec::new());
+        let now_ns = || nanos(self.begun.elapsed());
+        let until = Instant::now() + ROUND_TRIP_LIMIT;
+        while times.is_empty() || (times.len() < ROUND_TRIPS && Instant::now() < until) {
+            self.job.cancel.check()?;
+            let sent_ns = now_ns();
+            opened.sender.send(&Message::Ping { sent_ns }).map_err(|error| lane_failure(&error))?;
+            match opened.receiver.receive().map_err(|error| lane_failure(&error))? {
+                Incoming::Message(Message::Pong { sent_ns: echoed, answered_ns }) if echoed == sent_ns => {
+                    let received_ns = now_ns();
+                    clock.pong(sent_ns, answered_ns, received_ns);
+                    times.push(Duration::from_nanos(received_ns - sent_ns));
+                }
+                _ => {
+                    let detail = "the destination answers a ping with something else";
+                    return Err(Failure::new(FailureCode::ProtocolBroken, detail));
+                }
+            }
+        }
+        let count = u32::try_from(times.len()).unwrap_or(u32::MAX);
+        if let (Some(least), Some(median)) = (times.iter().min().copied(), median(&mut times)) {
+            found.round_trip = Some(RoundTrips { least_ms: millis(least), median_ms: millis(median), count });
+        }
+        Ok(clock)
+    }
+}
+
+fn median(times: &mut [Duration]) -> Option<Duration> {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
+}

@@ -1,0 +1,161 @@
+//! How large packets may be on a lane: full-size segments either arrive, or the sizes that do are looked for.
+
+use std::time::Duration;
+
+use godwit_lanes::{Incoming, Lane};
+use godwit_wire::Message;
+
+use super::measure::{Opened, Prober};
+use super::report::MtuProbe;
+use crate::drive::lane_failure;
+use crate::failure::{Failure, FailureCode};
+
+/// Segments so small pass everywhere: IPv6 asks for an MTU of 1280 at least (RFC 8200, section 5).
+pub(super) const SAFE_SEGMENT: u32 = 1000;
+/// Bytes of the headers of IP and TCP, without options.
+const HEADERS_V4: u32 = 40;
+/// The same with IPv6.
+const HEADERS_V6: u32 = 60;
+/// Larger than any wire's packets: interfaces with a larger MTU (loopback) never reach one.
+const LARGEST_WIRE_MTU: u32 = 9216;
+/// How long a burst of full-size segments may take to be answered, beside round trips: more than TCP's first timeout and its
+/// second.
+const BURST_LIMIT: Duration = Duration::from_millis(900);
+/// Round trips that it may take: slow start, and a router's word on the MTU.
+const BURST_ROUND_TRIPS: u32 = 8;
+/// Several full-size segments, and little enough for a slow wire.
+const BURST_BYTES: u32 = 32 * 1024;
+/// Sizes that are tried at most.
+const MOST_TRIES: u32 = 16;
+/// MTUs that are met: tunnels, PPPoE, Ethernet, jumbo frames of several makers.
+const USUAL: [u32; 15] =
+    [1280, 1380, 1400, 1420, 1440, 1450, 1460, 1472, 1480, 1492, 1500, 4000, 8900, 8951, 9000];
+
+impl Prober<'_> {
+    /// `small` is a stream of the lane with segments of [`SAFE_SEGMENT`].
+    pub(super) fn mtu(&self, lane: Lane, small: &Opened, round_trip: Duration) -> Result<MtuProbe, Failure> {
+        let local = small.stream.local().map_err(|error| lane_failure(&error))?.ip();
+        let interface = (self.job.interface_mtu)(local);
+        let headers = if lane.to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
+        let told = small.stream.segment_bytes().map_err(|error| lane_failure(&error))?;
+        let options = SAFE_SEGMENT.saturating_sub(told);
+        let limit = BURST_LIMIT + round_trip * BURST_ROUND_TRIPS;
+        // A lossy wire may lose one.
+        for _ in 0..2 {
+            if let Some(opened) = self.burst(lane, None, limit)? {
+                let segment = opened.stream.segment_bytes().map_err(|error| lane_failure(&error))?;
+                let path = opened.stream.path_mtu().map_err(|error| lane_failure(&error))?;
+                // The peer's own interface may take less than the path.
+                let passes = path.min(segment.saturating_add(headers + options));
+                let passes = if passes >= LARGEST_WIRE_MTU { path } else { passes };
+                return Ok(MtuProbe { interface, passes: Some(passes), black_hole: false });
+            }
+        }
+        let known_bad = interface.unwrap_or(LARGEST_WIRE_MTU).min(LARGEST_WIRE_MTU);
+        let passes = largest(SAFE_SEGMENT + headers, known_bad, |mtu| {
+            Ok(self.burst(lane, Some(mtu - headers), limit)?.is_some())
+        })?;
+        Ok(MtuProbe { interface, passes: Some(passes), black_hole: true })
+    }
+
+    /// Sends a burst of full-size segments and a ping behind it. None: it is not answered.
+    ///
+    /// # Errors
+    /// The probe is over.
+    fn burst(
+        &self,
+        lane: Lane,
+        segment_bytes: Option<u32>,
+        limit: Duration,
+    ) -> Result<Option<Opened>, Failure> {
+        self.job.cancel.check()?;
+        let answered = self.open(lane, segment_bytes, limit).and_then(|mut opened| {
+            let burst = [Message::Padding { bytes: BURST_BYTES }, Message::Ping { sent_ns: 0 }];
+            burst.iter().try_for_each(|message| opened.sender.send(message)).map_err(|e| lane_failure(&e))?;
+            match opened.receiver.receive().map_err(|error| lane_failure(&error))? {
+                Incoming::Message(Message::Pong { .. }) => Ok(opened),
+                _ => {
+                    Err(Failure::new(FailureCode::ProtocolBroken, "a ping was answered with something else"))
+                }
+            }
+        });
+        match answered {
+            Ok(opened) => Ok(Some(opened)),
+            // Also the handshake of TLS may hold full-size segments.
+            Err(failure) if failure.code == FailureCode::LaneLost => {
+                tracing::debug!(%lane, ?segment_bytes, %failure, "a burst is not answered");
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// The largest size that passes, of those from `passes` on, which is known to, and below `fails`, which is known not to. Usual
+/// sizes are tried first; after [`MOST_TRIES`] the largest that was seen to pass.
+fn largest(
+    mut passes: u32,
+    mut fails: u32,
+    mut try_one: impl FnMut(u32) -> Result<bool, Failure>,
+) -> Result<u32, Failure> {
+    for _ in 0..MOST_TRIES {
+        if fails <= passes + 1 {
+            break;
+        }
+        let between: Vec<u32> = USUAL.into_iter().filter(|size| (passes + 1..fails).contains(size)).collect();
+        // A usual size that passes is most likely the limit itself: the next byte tells.
+        let next = match between.get(between.len() / 2) {
+            Some(&usual) => usual,
+            None if USUAL.contains(&passes) => passes + 1,
+            None => passes + (fails - passes) / 2,
+        };
+        if try_one(next)? {
+            passes = next;
+        } else {
+            fails = next;
+        }
+    }
+    Ok(passes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn find(limit: u32, fails: u32) -> (u32, u32) {
+        let mut tries = 0;
+        let found = largest(1040, fails, |size| {
+            tries += 1;
+            Ok(size <= limit)
+        });
+        (found.unwrap(), tries)
+    }
+
+    #[test]
+    fn usual_limits_are_found_soon() {
+        for limit in USUAL {
+            let (found, tries) = find(limit, 9216);
+            assert_eq!(found, limit);
+            assert!(tries <= 6, "{limit} took {tries} tries");
+        }
+        assert_eq!(find(1040, 1041), (1040, 0));
+        assert_eq!(find(1040, 900), (1040, 0));
+    }
+
+    #[test]
+    fn the_end_of_the_probe_ends_the_search() {
+        let ended = largest(1040, 9000, |_| Err(Failure::new(FailureCode::Cancelled, "ended")));
+        assert_eq!(ended.unwrap_err().code, FailureCode::Cancelled);
+    }
+
+    proptest! {
+        #[test]
+        fn any_limit_is_found(limit in 1040u32..9215) {
+            let (found, tries) = find(limit, 9216);
+            prop_assert!(tries <= MOST_TRIES);
+            prop_assert!(found <= limit && limit - found <= 1, "{} for {}", found, limit);
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Throughput: streams that send as much as goes, and the rate that their answers tell.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{Incoming, Lane, LaneError, StreamReceiver};
+use godwit_wire::{MAX_PADDING, Message};
+
+use super::cpu::{self, CpuMeter};
+use super::measure::{Opened, Prober};
+use super::report::{CpuReading, ThroughputRun};
+use crate::clock::PeerClock;
+use crate::drive::lane_failure;
+use crate::failure::Failure;
+
+/// Windows open and congestion controls find their rate meanwhile; not counted.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// As many round trips more: a window doubles each.
+const WARM_UP_ROUND_TRIPS: u32 = 10;
+/// Bytes of the first frames: on a slow wire several must arrive within a measurement.
+const LEAST_FRAME: u32 = 16 * 1024;
+/// Bytes of the largest frames; more save nothing.
+const MOST_FRAME: u32 = 256 * 1024;
+const _: () = assert!(MOST_FRAME <= MAX_PADDING);
+/// Between two pings of a stream.
+const PING_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a stream may take nothing.
+const STALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// So many bytes of a stream had been taken at that time of the destination's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sample {
+    at_ns: u64,
+    bytes: u64,
+}
+
+impl Prober<'_> {
+    /// Throughput of `lanes` together, with `streams` streams each.
+    pub(super) fn throughput(
+        &self,
+        lanes: &[Lane],
+        streams: u32,
+        clock: &PeerClock,
+    ) -> Result<ThroughputRun, Failure> {
+        let each = usize::try_from(streams).unwrap_or(usize::MAX);
+        let opened = (0..each)
+            .flat_map(|_| lanes)
+            .map(|lane| self.open(*lane, None, STALL_LIMIT))
+            .collect::<Result<Vec<_>, _>>()?;
+        let handles: Vec<_> = opened.iter().map(|opened| opened.stream.clone()).collect();
+        let (meter, stop) = (CpuMeter::new(self.begun), AtomicBool::new(false));
+        let (readings, poured) = std::thread::scope(|scope| {
+            let (meter, stop) = (&meter, &stop);
+            let pouring: Vec<_> =
+                opened.into_iter().map(|opened| scope.spawn(move || pour(opened, meter, stop))).collect();
+            let readings = self.let_it_run(meter, clock);
+            stop.store(true, Ordering::Relaxed);
+            // Who waits for room to send waits no longer.
+            handles.iter().for_each(godwit_lanes::Stream::close);
+            let poured: Vec<_> = pouring.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+            (readings, poured)
+        });
+        // What waits in queues is not to be waited for.
+        drop(handles);
+        let (before, after) = readings?;
+        let to_peer_ns = |reading: &CpuReading| clock.to_peer_ns(reading.at_ns).unwrap_or_default();
+        let (from_ns, to_ns) = (to_peer_ns(&before), to_peer_ns(&after));
+        let mut bytes_per_s = 0.0;
+        for samples in poured {
+            let panicked = |_| Failure::new(crate::FailureCode::Internal, "a stream's thread panicked");
+            let samples = samples.map_err(panicked)?.map_err(|error| lane_failure(&error))?;
+            bytes_per_s += rate(&samples, from_ns, to_ns);
+        }
+        let theirs = (self.job.readings)(from_ns.saturating_sub(crate::nanos(WARM_UP)))?;
+        Ok(ThroughputRun {
+            streams,
+            bytes_per_s,
+            source: cpu::used(&before, &after),
+            destination: cpu::around(&theirs, from_ns, to_ns),
+        })
+    }
+
+    /// Lets the streams run: readings of this host's CPUs at the begin and at the end of what counts.
+    fn let_it_run(&self, meter: &CpuMeter, clock: &PeerClock) -> Result<(CpuReading, CpuReading), Failure> {
+        let round_trips = clock.round_trip().unwrap_or_default() * WARM_UP_ROUND_TRIPS;
+        self.job.cancel.wait(WARM_UP + round_trips.min(WARM_UP * WARM_UP_ROUND_TRIPS))?;
+        let before = meter.read();
+        self.job.cancel.wait(self.job.plan.time)?;
+        Ok((before, meter.read()))
+    }
+}
+
+/// Sends until it is stopped, or until the stream breaks, which is an error only before that.
+fn pour(mut opened: Opened, meter: &CpuMeter, stop: &AtomicBool) -> Result<Vec<Sample>, LaneError> {
+    let mut pouring = Pouring::default();
+    let mut thread = meter.thread();
+    let outcome = loop {
+        if stop.load(Ordering::Relaxed) {
+            break Ok(());
+        }
+        if let Err(error) = pouring.next(&mut opened) {
+            break Err(error);
+        }
+        thread.tell();
+    };
+    match outcome {
+        Err(error) if !stop.load(Ordering::Relaxed) => Err(error),
+        _ => {
+            // What has been answered is still there to be read; the end of it is no error.
+            let _ = pouring.hear(&mut opened.receiver);
+            Ok(pouring.samples)
+        }
+    }
+}
+
+/// One stream's sending.
+#[derive(Debug)]
+struct Pouring {
+    frame: u32,
+    sent_bytes: u64,
+    frames: u32,
+    pinged: Instant,
+    /// What had been sent before each ping that has not been answered.
+    waiting: VecDeque<u64>,
+    samples: Vec<Sample>,
+}
+
+impl Default for Pouring {
+    fn default() -> Pouring {
+        Pouring {
+            frame: LEAST_FRAME,
+            sent_bytes: 0,
+            frames: 0,
+            pinged: Instant::now(),
+            waiting: VecDeque::new(),
+            samples: Vec::new(),
+        }
+    }
+}
+
+impl Pouring {
+    /// Sends a frame, and a ping when it is time for one.
+    fn next(&mut self, opened: &mut Opened) -> Result<(), LaneError> {
+        opened.sender.send(&Message::Padding { bytes: self.frame })?;
+        self.sent_bytes += u64::from(self.frame);
+        self.frames += 1;
+        if self.pinged.elapsed() < PING_INTERVAL {
+            return Ok(());
+        }
+        if self.frames >= 4 {
+            self.frame = (self.frame * 2).min(MOST_FRAME);
+        }
+        (self.frames, self.pinged) = (0, Instant::now());
+        opened.sender.send(&Message::Ping { sent_ns: 0 })?;
+        self.waiting.push_back(self.sent_bytes);
+        self.hear(&mut opened.receiver)
+    }
+
+    /// Takes the answers that there are. They come in the pings' order.
+    fn hear(&mut self, receiver: &mut StreamReceiver) -> Result<(), LaneError> {
+        while !receiver.is_idle() {
+            let Incoming::Message(message) = receiver.receive()? else {
+                return Err(LaneError::Unexpected(godwit_wire::Kind::Pages));
+            };
+            let Message::Pong { answered_ns: at_ns, .. } = message else {
+                return Err(LaneError::Unexpected(message.kind()));
+            };
+            let Some(bytes) = self.waiting.pop_front() else {
+                return Err(LaneError::Unexpected(godwit_wire::Kind::Pong));
+            };
+            self.samples.push(Sample { at_ns, bytes });
+        }
+        Ok(())
+    }
+}
+
+/// Bytes a second that were taken between two times; between two samples the stream is taken to run evenly. Times come from
+/// a peer: samples that run backwards count for nothing.
+#[expect(clippy::cast_precision_loss, reason = "three digits count")]
+fn rate(samples: &[Sample], from_ns: u64, to_ns: u64) -> f64 {
+    let time_ns = to_ns.saturating_sub(from_ns) as f64;
+    let bytes = taken_at(samples, to_ns) - taken_at(samples, from_ns);
+    if time_ns > 0.0 { (bytes / time_ns * 1e9).max(0.0) } else { 0.0 }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "three digits count")]
+fn taken_at(samples: &[Sample], at_ns: u64) -> f64 {
+    let after = samples.partition_point(|sample| sample.at_ns <= at_ns);
+    let before = after.checked_sub(1).and_then(|before| samples.get(before));
+    match (before, samples.get(after)) {
+        (Some(before), Some(after)) => {
+            let part = at_ns.saturating_sub(before.at_ns) as f64
+                / after.at_ns.saturating_sub(before.at_ns).max(1) as f64;
+            before.bytes as f64 + part.clamp(0.0, 1.0) * after.bytes.saturating_sub(before.bytes) as f64
+        }
+        // Before the first and after the last answer nothing is known to move.
+        (Some(last), None) => last.bytes as f64,
+        (None, Some(first)) => first.bytes as f64,
+        (None, None) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn even(every_ns: u64, bytes: u64, count: u64) -> Vec<Sample> {
+        (1..=count).map(|n| Sample { at_ns: n * every_ns, bytes: n * bytes }).collect()
+    }
+
+    #[test]
+    fn the_rate_is_that_of_the_time_asked_for() {
+        // 1000 bytes in 1 ms: 1 MB/s, whatever part of it is looked at.
+        let samples = even(1_000_000, 1000, 100);
+        for (from, to) in [(10, 90), (5, 6), (33, 34)] {
+            let told = rate(&samples, from * 1_000_000 + 300_000, to * 1_000_000 + 300_000);
+            assert!((told - 1e6).abs() < 1.0, "{told}");
+        }
+        // A stream that stalled half-way brought half.
+        let told = rate(&samples[..50], 0, 100_000_000);
+        assert!((told - 0.49e6).abs() < 1.0, "{told}");
+    }
+
+    #[test]
+    fn without_answers_there_is_no_rate() {
+        assert_eq!(rate(&[], 0, 1_000_000_000).to_bits(), 0.0_f64.to_bits());
+        assert_eq!(rate(&even(10, 10, 1), 0, 1_000_000_000).to_bits(), 0.0_f64.to_bits());
+        assert_eq!(rate(&even(10, 10, 9), 50, 50).to_bits(), 0.0_f64.to_bits());
+    }
+
+    proptest! {
+        #[test]
+        fn a_peers_clock_makes_no_nonsense(
+            times in prop::collection::vec(any::<u64>(), 0..20), from in any::<u64>(), to in any::<u64>()
+        ) {
+            let samples: Vec<_> = (0..).zip(times).map(|(n, at_ns)| Sample { at_ns, bytes: n * 1000 }).collect();
+            let told = rate(&samples, from, to);
+            prop_assert!(told.is_finite() && told >= 0.0);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `godwit probe` between two hosts: figures that fit the link, by TLS; packets that vanish are found.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use godwit_lab::LabOptions;
+use godwit_lab::trial::Trial;
+use godwit_migration::probe::{Limit, ProbeReport, STREAM_COUNTS};
+
+/// Exit codes of the `godwit` command (docs/cli.md).
+const USAGE: i32 = 2;
+const NOT_FOUND: i32 = 3;
+const UNREACHABLE: i32 = 6;
+
+fn probe(trial: &Trial) -> Result<ProbeReport> {
+    let said =
+        trial.godwit(&["--json", "probe", "b", "--from", "a", "--seconds", "0.3", "--size", "1GiB"])?;
+    ensure!(said.code == Some(0), "{said:?}");
+    ensure!(said.stderr.contains("round trip") && said.stderr.contains("8 streams"), "{}", said.stderr);
+    Ok(serde_json::from_str(&said.stdout)?)
+}
+
+#[test]
+fn a_probe_tells_what_the_link_carries() -> Result<()> {
+    const LINK_BYTES_PER_S: f64 = 100e6 / 8.0;
+    let options = LabOptions { link: Some("100mbit".parse()?), ..LabOptions::default() };
+    let Some(trial) = Trial::begin_with("probe", options)? else { return Ok(()) };
+    let clean = [trial.traces("a")?, trial.traces("b")?];
+    let report = probe(&trial)?;
+    // IPv4 and IPv6.
+    ensure!(report.encrypted && report.lanes.len() == 2, "{report:#?}");
+    for lane in &report.lanes {
+        ensure!(lane.failure.is_none() && lane.secure_ms.is_some() && lane.round_trip.is_some(), "{lane:#?}");
+        let mtu = lane.mtu.context("no MTU")?;
+        ensure!(mtu.passes == Some(1500) && mtu.interface == Some(1500) && !mtu.black_hole, "{mtu:?}");
+        ensure!(lane.throughput.len() == STREAM_COUNTS.len(), "{lane:#?}");
+    }
+    for run in report.lanes.iter().flat_map(|lane| &lane.throughput).chain(&report.together) {
+        ensure!(run.bytes_per_s > 0.0 && run.bytes_per_s < LINK_BYTES_PER_S, "{run:?}");
+    }
+    let estimate = report.estimate.context("no estimate")?;
+    ensure!(estimate.guest_bytes == 1 << 30 && estimate.migration_time_ms > 0.0, "{estimate:?}");
+    // As people see it, and what is refused.
+    let text = trial.godwit(&["probe", "b", "--from", "a", "--seconds", "0.1"])?;
+    ensure!(text.code == Some(0) && text.stdout.contains("migration time"), "{text:?}");
+    eprintln!("{}", text.stdout);
+    for (arguments, code) in [
+        (&["probe", "z"][..], NOT_FOUND),
+        (&["probe", "b", "--from", "z"], NOT_FOUND),
+        (&["probe", "a", "--from", "a"], USAGE),
+        (&["probe", "b", "--seconds", "99"], USAGE),
+    ] {
+        let said = trial.godwit(arguments)?;
+        ensure!(said.code == Some(code), "{arguments:?}: {said:?}");
+        eprintln!("  told: {}", said.stderr.trim());
+    }
+    trial.expect_traces("a", &clean[0])?;
+    trial.expect_traces("b", &clean[1])?;
+    trial.finish()
+}
+
+#[test]
+fn packets_that_vanish_are_found() -> Result<()> {
+    let Some(trial) = Trial::begin("probe-mtu")? else { return Ok(()) };
+    // The switch between the hosts takes 1500 and says nothing of what it drops. One packet at a time: of a train it would
+    // not know the size.
+    for host in ["a", "b"] {
+        let namespace = trial.namespace(host);
+        let set = ["-n", &namespace, "link", "set", "mig0", "mtu", "9000", "gso_max_segs", "1"];
+        let set = Command::new("ip").args(set).output()?;
+        ensure!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
+    }
+    let report = {
+        let said = trial.godwit(&["--json", "probe", "b", "--from", "a", "--seconds", "0.1"])?;
+        ensure!(said.code == Some(0), "{said:?}");
+        serde_json::from_str::<ProbeReport>(&said.stdout)?
+    };
+    ensure!(report.estimate.is_none() && report.limit == Some(Limit::Mtu), "{report:#?}");
+    for lane in &report.lanes {
+        let mtu = lane.mtu.context("no MTU")?;
+        ensure!(mtu.black_hole && mtu.interface == Some(9000) && mtu.passes == Some(1500), "{lane:#?}");
+    }
+    // And a destination whose agent is gone.
+    trial.end_agent("b", rustix::process::Signal::KILL)?;
+    let said = trial.godwit(&["--json", "probe", "b", "--from", "a"])?;
+    ensure!(said.code == Some(UNREACHABLE) && said.stderr.contains("peer-unreachable"), "{said:?}");
+    trial.finish()
+}
