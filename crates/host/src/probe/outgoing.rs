@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use axum::response::sse::Event;
 use godwit_api::{
-    ApiError, Client, ClientError, DEFAULT_STREAMS, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest,
+    ApiError, Client, ClientError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest,
     IncomingProbeStatus, PROBE_SECONDS, ProbeRequest,
 };
 use godwit_lanes::{Lane, Stream};
 use godwit_migration::probe::{
     Cancel, CpuReading, Findings, ProbeJob, ProbePlan, ProbeProgress, ProbeReport, STREAM_COUNTS, probe,
 };
-use godwit_migration::{Failure, FailureCode, millis};
+use godwit_migration::{FIRST_STREAMS, Failure, FailureCode, millis};
 use godwit_pki::Identity;
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
@@ -193,7 +193,7 @@ impl Outgoing {
             plan: ProbePlan {
                 time: Duration::from_secs_f64(request.seconds),
                 guest_bytes: request.guest_bytes,
-                usual_streams: DEFAULT_STREAMS,
+                usual_streams: u32::try_from(FIRST_STREAMS).unwrap_or(1),
             },
             secure: secure.as_ref().map(|secure| secure as _),
             interface_mtu: &interface_mtu,
