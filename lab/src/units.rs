@@ -1,17 +1,18 @@
-//! What people type: link rates, round-trip times and loss, each with its arithmetic; address families.
+//! Units that people type: link rates, round-trip times and loss, each with its arithmetic. A link's rate is in bits of Ethernet
+//! frames per second, as the kernel's own shapers count it: TCP over IPv4 with timestamps carries 1448 of each 1514 bytes, 95.6 %
+//! of it.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+pub use godwit_lanes::BitRate;
+use godwit_lanes::parse_scaled;
 use serde::{Deserialize, Serialize};
 
-/// What is wrong with a rate, a time, a loss or an address family that somebody typed.
+/// What is wrong with a time, a loss or an address family that somebody typed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    /// Not a rate.
-    #[error("`{0}` is no link rate: write a number and a unit, such as 1gbit, 200mbit or 64kbit")]
-    Rate(String),
     /// Not a time.
     #[error("`{0}` is no round-trip time: write a number and a unit, such as 10ms, 500us or 1s, at most 10s")]
     Time(String),
@@ -21,84 +22,6 @@ pub enum UnitError {
     /// Not an address family.
     #[error("`{0}` is no address family: write ipv4, ipv6 or both")]
     Family(String),
-}
-
-/// A link's rate in bits of Ethernet frames per second, as the kernel's own shapers count it: TCP over
-/// IPv4 with timestamps carries 1448 of each 1514 bytes, 95.6 % of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct BitRate(u64);
-
-impl BitRate {
-    /// A rate of `bits_per_second`; `None` for zero, at which nothing would ever arrive.
-    #[must_use]
-    pub fn new(bits_per_second: u64) -> Option<BitRate> {
-        (bits_per_second > 0).then_some(BitRate(bits_per_second))
-    }
-
-    /// Bits per second.
-    #[must_use]
-    pub fn bits_per_second(self) -> u64 {
-        self.0
-    }
-
-    /// How long `bytes` take on the wire, in nanoseconds, rounded up.
-    #[must_use]
-    pub fn serialisation_ns(self, bytes: u64) -> u64 {
-        let ns = (u128::from(bytes) * 8 * 1_000_000_000).div_ceil(u128::from(self.0));
-        u64::try_from(ns).unwrap_or(u64::MAX)
-    }
-
-    /// How many whole bytes pass in `time`.
-    #[must_use]
-    pub fn bytes_in(self, time: Duration) -> u64 {
-        let bytes = u128::from(self.0) * time.as_nanos() / 8 / 1_000_000_000;
-        u64::try_from(bytes).unwrap_or(u64::MAX)
-    }
-}
-
-const RATE_UNITS: [(&str, u64); 4] =
-    [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];
-
-impl FromStr for BitRate {
-    type Err = UnitError;
-
-    fn from_str(text: &str) -> Result<BitRate, UnitError> {
-        let wrong = || UnitError::Rate(text.to_owned());
-        let lower = text.trim().to_ascii_lowercase();
-        let (number, unit) = RATE_UNITS
-            .iter()
-            .find_map(|(name, unit)| Some((lower.strip_suffix(name)?, *unit)))
-            .ok_or_else(wrong)?;
-        let bits = parse_scaled(number, unit).ok_or_else(wrong)?;
-        // 10 Tbit/s: above it is a typing error, and the arithmetic stays far from its limits.
-        if bits > 10_000_000_000_000 {
-            return Err(wrong());
-        }
-        BitRate::new(bits).ok_or_else(wrong)
-    }
-}
-
-impl TryFrom<String> for BitRate {
-    type Error = UnitError;
-
-    fn try_from(text: String) -> Result<BitRate, UnitError> {
-        text.parse()
-    }
-}
-
-impl From<BitRate> for String {
-    fn from(rate: BitRate) -> String {
-        rate.to_string()
-    }
-}
-
-impl fmt::Display for BitRate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, unit) =
-            RATE_UNITS.iter().find(|(_, unit)| self.0.is_multiple_of(*unit)).copied().unwrap_or(("bit", 1));
-        write!(f, "{}{name}", self.0 / unit)
-    }
 }
 
 /// A round-trip time.
@@ -276,41 +199,10 @@ impl fmt::Display for Family {
     }
 }
 
-/// `number` (digits, at most one point) times `unit`, exact; digits below one unit are refused.
-fn parse_scaled(number: &str, unit: u64) -> Option<u64> {
-    let number = number.trim();
-    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
-    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    if whole.is_empty() && part.is_empty() || !digits(whole) || !digits(part) || part.len() > 9 {
-        return None;
-    }
-    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let part_value: u64 = if part.is_empty() { 0 } else { part.parse().ok()? };
-    let scale = 10_u64.checked_pow(u32::try_from(part.len()).ok()?)?;
-    let part_units = part_value.checked_mul(unit)?;
-    if !part_units.is_multiple_of(scale) {
-        return None;
-    }
-    whole.checked_mul(unit)?.checked_add(part_units / scale)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn rates_are_read_and_written() {
-        for (text, bits) in
-            [("1gbit", 1_000_000_000), ("200mbit", 200_000_000), ("1.5gbit", 1_500_000_000), ("7bit", 7)]
-        {
-            assert_eq!(text.parse::<BitRate>().unwrap().bits_per_second(), bits, "{text}");
-        }
-        assert_eq!("1.5Gbit".parse::<BitRate>().unwrap().to_string(), "1500mbit");
-        for text in ["", "gbit", "1", "-1gbit", "0mbit", "1.gb", "1e9bit", "1.0000000001gbit", "99999gbit"] {
-            assert_eq!(text.parse::<BitRate>(), Err(UnitError::Rate(text.to_owned())));
-        }
-    }
 
     #[test]
     fn times_are_read_and_written() {
@@ -342,40 +234,11 @@ mod tests {
         assert!("ipv5".parse::<Family>().is_err());
     }
 
-    #[test]
-    fn serialisation_time_of_a_full_frame() {
-        let gigabit = "1gbit".parse::<BitRate>().unwrap();
-        assert_eq!(gigabit.serialisation_ns(1514), 12_112);
-        assert_eq!(gigabit.bytes_in(Duration::from_millis(10)), 1_250_000);
-    }
-
     proptest! {
-        #[test]
-        fn written_rates_read_back(bits in 1_u64..=10_000_000_000_000) {
-            let rate = BitRate::new(bits).unwrap();
-            prop_assert_eq!(rate.to_string().parse::<BitRate>().unwrap(), rate);
-        }
-
         #[test]
         fn written_losses_read_back(parts_per_million in 0_u32..1_000_000) {
             let loss = Loss { parts_per_million };
             prop_assert_eq!(loss.to_string().parse::<Loss>().unwrap(), loss);
-        }
-
-        #[test]
-        fn time_and_bytes_agree(bits in 1_000_u64..100_000_000_000, bytes in 1_u64..10_000_000) {
-            let rate = BitRate::new(bits).unwrap();
-            let ns = rate.serialisation_ns(bytes);
-            prop_assert!(rate.bytes_in(Duration::from_nanos(ns)) >= bytes);
-            prop_assert!(rate.bytes_in(Duration::from_nanos(ns - 1)) <= bytes);
-        }
-
-        #[test]
-        fn frames_one_by_one_take_as_long_as_all_at_once(bits in 1_000_u64..100_000_000_000, sizes in prop::collection::vec(60_u64..65_550, 1..50)) {
-            let rate = BitRate::new(bits).unwrap();
-            let single: u64 = sizes.iter().map(|bytes| rate.serialisation_ns(*bytes)).sum();
-            let together = rate.serialisation_ns(sizes.iter().sum());
-            prop_assert!(single >= together && single - together <= sizes.len() as u64);
         }
     }
 }

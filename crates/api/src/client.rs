@@ -27,8 +27,9 @@ use tokio_rustls::TlsConnector;
 
 use crate::sse::EventParser;
 use crate::{
-    ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationEvent, MigrationRequest,
-    MigrationStatus, ProbeEvents, ProbeRequest, StartVm, StopVm, VmInfo,
+    ApiError, CreateVm, ErrorCode, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvent,
+    MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, SetLimit, StartVm, StopVm,
+    VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.
@@ -258,6 +259,26 @@ impl Client {
         self.delete(&format!("/v1/migrations/{}", segment(id))).await
     }
 
+    /// Sets the limit of a migration that runs; it holds from then on.
+    pub async fn limit_migration(&self, id: &str, limit: RateLimit) -> Result<MigrationStatus, ClientError> {
+        self.put(&format!("/v1/migrations/{}/limit", segment(id)), &SetLimit { limit }).await
+    }
+
+    /// The host's limits.
+    pub async fn limits(&self) -> Result<Limits, ClientError> {
+        self.get("/v1/limits").await
+    }
+
+    /// Sets one of the host's limits until the agent ends; returns all of them.
+    pub async fn set_limit(&self, of: LimitOf, limit: RateLimit) -> Result<Limits, ClientError> {
+        let path = match of {
+            LimitOf::Host => "/v1/limits/host".to_owned(),
+            LimitOf::Migration => "/v1/limits/migration".to_owned(),
+            LimitOf::Lane(address) => format!("/v1/limits/lanes/{}", segment(&address.to_string())),
+        };
+        self.put(&path, &SetLimit { limit }).await
+    }
+
     /// Follows a migration to its report; begins with where it is now.
     pub async fn migration_events(&self, id: &str) -> Result<MigrationEvents, ClientError> {
         let path = format!("/v1/migrations/{}/events", segment(id));
@@ -294,8 +315,26 @@ impl Client {
         path: &str,
         request: &R,
     ) -> Result<A, ClientError> {
+        self.ask(Method::POST, path, request).await
+    }
+
+    /// `PUT path` with a JSON body, the answer as JSON.
+    pub async fn put<R: Serialize + Sync, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &R,
+    ) -> Result<A, ClientError> {
+        self.ask(Method::PUT, path, request).await
+    }
+
+    async fn ask<R: Serialize + Sync, A: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        request: &R,
+    ) -> Result<A, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| self.protocol(error))?;
-        let response = self.send(Method::POST, path, body.into()).await?;
+        let response = self.send(method, path, body.into()).await?;
         self.json(response).await
     }
 

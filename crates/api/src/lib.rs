@@ -10,6 +10,8 @@ mod probe;
 mod sse;
 mod types;
 
+pub use godwit_migration::{BitRate, RateLimit};
+
 pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream, MigrationEvents};
 pub use error::{ApiError, ErrorCode};
 pub use incoming::{IncomingAccepted, IncomingRequest, IncomingRun, IncomingState, IncomingStatus};
@@ -19,8 +21,9 @@ pub use probe::{
 };
 pub use sse::{Event, EventParser};
 pub use types::{
-    CreateVm, HostInfo, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent, MigrationRequest,
-    MigrationStatus, NetworkInfo, QemuEngineOptions, StartVm, StopVm, VmInfo, VmState,
+    CreateVm, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent,
+    MigrationRequest, MigrationStatus, NetworkInfo, QemuEngineOptions, SetLimit, StartVm, StopVm, VmInfo,
+    VmState,
 };
 
 /// Where an agent listens for the local command line when nothing else is configured.

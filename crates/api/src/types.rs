@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_migration::{EngineKind, Progress, Report};
+use godwit_migration::{EngineKind, Progress, RateLimit, Report};
 use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
 
@@ -236,6 +236,9 @@ pub struct MigrationRequest {
     /// TCP streams of each lane; none: as many as measurement finds to pay.
     #[serde(default)]
     pub streams: Option<u32>,
+    /// How fast its pages may leave, beside the limits of lanes and host; none: the host's default for migrations.
+    #[serde(default)]
+    pub bandwidth_limit: Option<RateLimit>,
 }
 
 /// The most that a request may ask for.
@@ -254,6 +257,7 @@ impl MigrationRequest {
             switchover_budget_ms: DEFAULT_SWITCHOVER_BUDGET_MS,
             qemu: QemuEngineOptions::default(),
             streams: None,
+            bandwidth_limit: None,
         }
     }
 }
@@ -280,10 +284,44 @@ pub struct MigrationStatus {
     pub engine: EngineKind,
     /// When it began, milliseconds since 1970.
     pub started_unix_ms: u64,
+    /// Its own limit; what holds it, with those of lanes and host, stands in `progress`.
+    #[serde(default)]
+    pub bandwidth_limit: RateLimit,
     /// Where it is.
     pub progress: Progress,
     /// How it ended; none while it runs.
     pub report: Option<Report>,
+}
+
+/// `GET /v1/limits`: how fast the pages of guests may leave the host. A limit is a rate in bits per second of what is handed to
+/// TCP, as text: `2gbit`, `500mbit`, at least `1mbit`; or `none`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// All migrations together.
+    pub host: RateLimit,
+    /// Each migration whose request names none.
+    pub migration: RateLimit,
+    /// Lanes, by this host's address; those that are not named have no limit.
+    pub lanes: BTreeMap<IpAddr, RateLimit>,
+}
+
+/// `PUT /v1/limits/host`, `/v1/limits/migration`, `/v1/limits/lanes/{address}` and `/v1/migrations/{id}/limit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetLimit {
+    /// The limit from now on.
+    pub limit: RateLimit,
+}
+
+/// One of a host's limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitOf {
+    /// All migrations of the host together.
+    Host,
+    /// Each migration that begins from then on and whose request names none.
+    Migration,
+    /// The lanes that leave from this address of the host.
+    Lane(IpAddr),
 }
 
 /// What `GET /v1/migrations/{id}/events` sends: progress, then one report.

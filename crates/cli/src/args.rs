@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS};
+use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, RateLimit};
 use godwit_lab::{BitRate, Family, Loss, Rtt};
 use godwit_migration::EngineKind;
 use godwit_qemu::ByteSize;
@@ -79,6 +79,7 @@ pub(crate) enum Command {
   godwit migrate web --to b --switchover-budget 10ms --json >report.json
   godwit migrate web --to b --engine qemu --multifd-channels 4 --compression zstd
   godwit migrate web --to b --detach
+  godwit migrate web --to b --bandwidth-limit 2gbit
 
 Ctrl-C cancels and waits until the guest runs on at the source; a second Ctrl-C leaves it to itself.")]
     Migrate(MigrateArgs),
@@ -203,6 +204,27 @@ pub(crate) enum HostCommand {
     },
     /// List the hosts and whether they answer
     List,
+    /// Show how fast guests' pages may leave a host, or set that until its agent ends
+    #[command(after_help = "Examples:
+  godwit host limit
+  godwit host limit 5gbit --host a
+  godwit host limit 1gbit --lane 10.77.0.11 --host a
+  godwit host limit 2gbit --each-migration --host a
+  godwit host limit none --host a
+
+All migrations of a host share its limit fairly, and those on a lane the lane's. A limit of [limits] in the agent's
+configuration holds again when the agent has been restarted.")]
+    Limit {
+        /// A rate of at least 1mbit, or none [default: show the limits]
+        #[arg(value_name = "RATE|none")]
+        limit: Option<RateLimit>,
+        /// The limit of the lanes that leave from this address of the host
+        #[arg(long, value_name = "ADDRESS", requires = "limit")]
+        lane: Option<IpAddr>,
+        /// The limit of each migration that begins from then on and names none
+        #[arg(long, requires = "limit", conflicts_with = "lane")]
+        each_migration: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -389,6 +411,9 @@ pub(crate) struct MigrateArgs {
     /// TCP streams of each lane [default: as many as are found to pay]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) streams: Option<u32>,
+    /// How fast guest memory may leave: at least 1mbit, or none [default: the source host's for each migration]
+    #[arg(long, value_name = "RATE|none")]
+    pub(crate) bandwidth_limit: Option<RateLimit>,
     /// QEMU's engine: channels in parallel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255), help_heading = "With --engine qemu")]
     pub(crate) multifd_channels: Option<u32>,
@@ -442,6 +467,20 @@ pub(crate) enum MigrationCommand {
     Follow {
         /// The migration's name
         id: String,
+    },
+    /// Set how fast the guest memory of a running migration may leave
+    #[command(after_help = "Examples:
+  godwit migration limit m69204f1e-0 500mbit
+  godwit migration limit m69204f1e-0 none
+
+The limits of its lanes and its host hold as well. The last pages, sent while the guest stands still, are not held by the
+migration's own.")]
+    Limit {
+        /// The migration's name
+        id: String,
+        /// A rate of at least 1mbit, or none
+        #[arg(value_name = "RATE|none")]
+        limit: RateLimit,
     },
     /// Cancel a migration; the guest runs on at the source
     Cancel {
@@ -605,6 +644,12 @@ mod tests {
             "godwit migrate web --to b --switchover-budget 500us --detach",
             "godwit probe b",
             "godwit probe b --from a --size 64GiB --seconds 2.5 --json",
+            "godwit migrate web --to b --bandwidth-limit 2gbit",
+            "godwit migration limit m1 500mbit",
+            "godwit migration limit m1 none --json",
+            "godwit host limit",
+            "godwit host limit 1gbit --lane fd77::11 --host a",
+            "godwit host limit none --each-migration",
             "godwit migration cancel m1",
             "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
             "godwit lab up --lane 1gbit,250mbit --family ipv6 --flow-cap 200mbit",
@@ -629,6 +674,12 @@ mod tests {
             "godwit migrate web",
             "godwit migrate web --to b --switchover-budget 20",
             "godwit migrate web --to b --compression zstd",
+            "godwit migrate web --to b --bandwidth-limit 0",
+            "godwit migration limit m1",
+            "godwit migration limit m1 500kbit",
+            "godwit host limit fast",
+            "godwit host limit --lane 10.0.0.1",
+            "godwit host limit 1gbit --lane 10.0.0.1 --each-migration",
             "godwit watch web",
             "godwit lab up --link 1gbit --lane 1gbit",
             "godwit lab up --family ipv5",

@@ -185,6 +185,7 @@ mod tests {
             blackout_ms: None,
             wire_bytes: 0,
             guest_bytes: 0,
+            bandwidth_limit: None,
             round_trip_ms: None,
             lanes: Vec::new(),
             rounds: Vec::new(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use futures::future::join_all;
-use godwit_api::{Client, ClientError, HostInfo};
+use godwit_api::{Client, ClientError, HostInfo, LimitOf, Limits, RateLimit};
 use godwit_host::{Config, RunError};
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
@@ -45,6 +45,15 @@ pub(crate) async fn ask(
     match command {
         HostCommand::List => list(hosts, only, output).await,
         HostCommand::Show { name } => show(hosts, name.as_deref().or(only), output).await,
+        HostCommand::Limit { limit: None, .. } => limits(hosts, only, output).await,
+        HostCommand::Limit { limit: Some(limit), lane, each_migration } => {
+            let of = match lane {
+                Some(address) => LimitOf::Lane(address),
+                None if each_migration => LimitOf::Migration,
+                None => LimitOf::Host,
+            };
+            set_limit(hosts, only, (of, limit), output).await
+        }
         // Does not ask: main has run it.
         HostCommand::Run { .. } => Ok(Exit::Ok),
     }
@@ -88,6 +97,49 @@ fn row(line: &HostLine, output: Output) -> Vec<String> {
     let tone = if state == "up" { Tone::Good } else { Tone::Bad };
     let state = output.paint(tone, &format!("{state:<9}"));
     vec![line.name.clone(), state, vms, memory, line.api.clone()]
+}
+
+/// A host with its limits.
+#[derive(Debug, Serialize)]
+struct LimitedHost {
+    host: String,
+    #[serde(flatten)]
+    limits: Limits,
+}
+
+async fn limits(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
+    let (answers, silent) = hosts.ask_all(only, output, Client::limits).await?;
+    let all: Vec<LimitedHost> =
+        answers.into_iter().map(|(host, limits)| LimitedHost { host: host.to_owned(), limits }).collect();
+    output.result(&all, || limit_table(&all))?;
+    Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
+}
+
+async fn set_limit(
+    hosts: &Hosts,
+    only: Option<&str>,
+    (of, limit): (LimitOf, RateLimit),
+    output: Output,
+) -> Result<Exit, Failure> {
+    let (host, client) = hosts.one(only)?;
+    let limits = client.set_limit(of, limit).await?;
+    let limited = LimitedHost { host: host.to_owned(), limits };
+    output.result(&limited, || limit_table(std::slice::from_ref(&limited)))?;
+    Ok(Exit::Ok)
+}
+
+fn limit_table(all: &[LimitedHost]) -> String {
+    let rows = all.iter().flat_map(|LimitedHost { host, limits }| {
+        let row = |what: String, limit: RateLimit| vec![host.clone(), what, limit.to_string()];
+        let lanes =
+            limits.lanes.iter().map(move |(address, limit)| row(format!("lanes from {address}"), *limit));
+        let others = [
+            row("all migrations".to_owned(), limits.host),
+            row("each migration".to_owned(), limits.migration),
+        ];
+        others.into_iter().chain(lanes)
+    });
+    table(&["host", "what", "limit"], &rows.collect::<Vec<_>>())
 }
 
 async fn show(hosts: &Hosts, name: Option<&str>, output: Output) -> Result<Exit, Failure> {

@@ -82,6 +82,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         switchover_budget_ms: options.switchover_budget.as_secs_f64() * 1e3,
         qemu,
         streams: options.streams,
+        bandwidth_limit: options.bandwidth_limit,
     })
 }
 
@@ -190,6 +191,12 @@ pub(crate) async fn manage(
                     None => return broken_off(client, &id).await.map(|report| Exit::of_report(&report)),
                 }
             }
+        }
+        MigrationCommand::Limit { id, limit } => {
+            let (client, _) = find(&id, hosts, only, output).await?;
+            let status = client.limit_migration(&id, limit).await?;
+            output.result(&status, || format!("migration {id} has a limit of {limit}"))?;
+            Ok(Exit::Ok)
         }
         MigrationCommand::Cancel { id } => {
             let (client, _) = find(&id, hosts, only, output).await?;
@@ -303,6 +310,15 @@ mod tests {
         let budget =
             parse("godwit migrate web --to b --switchover-budget 500us").unwrap().switchover_budget_ms;
         assert!((budget - 0.5).abs() < 1e-9);
+        let limit = |flags: &str| {
+            parse(&format!("godwit migrate web --to b {flags}"))
+                .unwrap()
+                .bandwidth_limit
+                .map(|limit| limit.to_string())
+        };
+        assert_eq!(limit(""), None, "the host decides");
+        assert_eq!(limit("--bandwidth-limit 1.5gbit"), Some("1500mbit".into()));
+        assert_eq!(limit("--engine qemu --bandwidth-limit none"), Some("none".into()));
     }
 
     #[test]

@@ -69,6 +69,9 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     }
     lines.push(("guest memory", byte_count(report.guest_bytes)));
     lines.push(("on the wire", byte_count(report.wire_bytes)));
+    if let Some(limit) = report.bandwidth_limit {
+        lines.push(("limit", limit.to_string()));
+    }
     // One lane that was whole says nothing beyond the bytes above.
     if report.lanes.len() > 1 || report.lanes.iter().any(|lane| !lane.broken.is_empty()) {
         lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
@@ -132,7 +135,9 @@ mod tests {
             blackout_ms: None,
             wire_bytes: 600 << 20,
             guest_bytes: 1 << 30,
+            bandwidth_limit: "5gbit".parse().ok(),
             round_trip_ms: Some(0.2),
+            lanes: Vec::new(),
             rounds: vec![RoundReport {
                 round: 0,
                 pages: 262_144,
@@ -150,9 +155,16 @@ mod tests {
     #[test]
     fn the_report_says_what_happened() {
         let text = render(&report(), Output::new(false));
-        for part in
-            ["moved from a to b", "1.23 s", "12.3 ms", "not watched", "512 MiB/s", "262144", "pre-copy"]
-        {
+        for part in [
+            "moved from a to b",
+            "1.23 s",
+            "12.3 ms",
+            "not watched",
+            "512 MiB/s",
+            "5gbit",
+            "262144",
+            "pre-copy",
+        ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
     }

@@ -18,6 +18,7 @@ use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
 
 use crate::config::Config;
+use crate::limits::HostLimits;
 use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
 use crate::probe::Probes;
@@ -36,6 +37,7 @@ pub struct Agent {
     migrations: Migrations,
     incoming: IncomingMigrations,
     probes: Probes,
+    limits: HostLimits,
     /// None: this host is insecure, or speaks to nobody.
     protection: Option<Protection>,
     /// QEMU binaries asked already, with the time of their last change: an upgraded one is asked again.
@@ -85,6 +87,12 @@ impl Agent {
     /// The probe that this host takes part in, if any.
     pub(crate) fn probes(&self) -> &Probes {
         &self.probes
+    }
+
+    /// How fast the pages of guests may leave this host.
+    #[must_use]
+    pub fn limits(&self) -> &HostLimits {
+        &self.limits
     }
 
     /// What this host shows to others and expects of them; none where it is insecure.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use godwit_api::{DEFAULT_SOCKET, Endpoint};
+use godwit_api::{DEFAULT_SOCKET, Endpoint, RateLimit};
 use serde::Deserialize;
 
 /// A unix socket's path may have 107 bytes (`sun_path`, unix(7)); what the agent appends to `run_dir` for a VM
@@ -52,6 +52,9 @@ pub struct Config {
     /// Agents and migrations go unprotected: for a network that is theirs alone.
     #[serde(default)]
     pub insecure: bool,
+    /// How fast guests' pages may leave.
+    #[serde(default)]
+    pub limits: LimitsConfig,
     /// Networks that NICs name.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
@@ -70,6 +73,21 @@ pub struct TlsConfig {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
+}
+
+/// Limits of what migrations send; an operator may change them while the agent runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsConfig {
+    /// All migrations together.
+    #[serde(default)]
+    pub host: RateLimit,
+    /// Each migration whose request names none.
+    #[serde(default)]
+    pub migration: RateLimit,
+    /// Lanes, by this host's address.
+    #[serde(default)]
+    pub lanes: BTreeMap<IpAddr, RateLimit>,
 }
 
 /// One network.
@@ -211,6 +229,13 @@ impl Config {
         if let Some((key, why, mend)) = self.protection_problem() {
             return problem(&key, why, mend);
         }
+        let known = |lane: &IpAddr| self.migration_addresses.contains(lane);
+        if let Some(lane) = self.limits.lanes.keys().find(|lane| !known(lane))
+            && !self.migration_addresses.is_empty()
+        {
+            let why = "no lane leaves from an address that is not among migration_addresses".into();
+            return problem(&format!("limits.lanes.\"{lane}\""), why, "name one of those");
+        }
         for (name, url) in &self.peers {
             match url.parse::<Endpoint>() {
                 Err(error) => return problem(&format!("peers.{name}"), error.message, &error.mend),
@@ -256,6 +281,9 @@ mod tests {
     const TLS_AND_NOT: &str =
         "name = \"a\"\ninsecure = true\n[tls]\nauthority = \"/c\"\ncertificate = \"/a\"\nkey = \"/k\"";
 
+    const OTHER_LANE: &str =
+        "name = \"a\"\nmigration_addresses = [\"10.0.0.1\"]\n[limits.lanes]\n\"10.0.0.2\" = \"1gbit\"";
+
     fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::parse(text, Path::new("/etc/godwit/agent.toml"))
     }
@@ -287,6 +315,10 @@ mod tests {
             authority = "/etc/godwit/ca.pem"
             certificate = "/etc/godwit/a.pem"
             key = "/etc/godwit/a.key"
+            [limits]
+            host = "5gbit"
+            migration = "none"
+            lanes = { "10.77.0.11" = "1gbit", "fd77::11" = "500mbit" }
             [networks.lan]
             bridge = "br-lan"
             [peers]
@@ -296,6 +328,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.listen.len(), 2);
         assert_eq!(config.networks["lan"].bridge, "br-lan");
+        assert_eq!((config.limits.host.to_string(), config.limits.lanes.len()), ("5gbit".into(), 2));
         assert_eq!(config.ram_dir(), Path::new("/run/a/memory"));
     }
 
@@ -315,6 +348,10 @@ mod tests {
             (TLS_TO_HTTP, "peers.b: http://"),
             (TLS_AND_NOT, "insecure: this host has [tls] as well"),
             ("name = \"a\"\n[networks.lan]\nbridge = \"a-bridge-with-a-long-name\"", "networks.lan.bridge"),
+            ("name = \"a\"\n[limits]\nhost = \"0mbit\"", "agent.toml:3: a limit of zero"),
+            ("name = \"a\"\n[limits]\nmigration = \"64kbit\"", "64kbit is too low"),
+            ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is no limit"),
+            (OTHER_LANE, "limits.lanes.\"10.0.0.2\": no lane leaves"),
             (&long, "too long for the sockets"),
         ];
         for (text, expected) in cases {

@@ -10,6 +10,7 @@
 mod agent;
 mod config;
 mod failure;
+mod limits;
 mod memory;
 pub mod migration;
 mod migrations;
@@ -22,7 +23,8 @@ mod user;
 mod vm;
 
 pub use agent::Agent;
-pub use config::{Config, ConfigError, MAX_VM_NAME_BYTES, NetworkConfig, TlsConfig};
+pub use config::{Config, ConfigError, LimitsConfig, MAX_VM_NAME_BYTES, NetworkConfig, TlsConfig};
+pub use limits::HostLimits;
 pub use migrations::{MigrationControl, MigrationWatch, Migrations};
 pub use server::{RunError, router, run};
 pub use vm::{Vm, VmFiles};

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use godwit_api::{ApiError, ErrorCode, MigrationStatus};
+use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus, RateLimit};
+use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::{EngineKind, Progress, Report};
 use tokio::sync::watch;
 
@@ -27,6 +28,7 @@ struct Entry {
     to: String,
     engine: EngineKind,
     started_unix_ms: u64,
+    pace: MigrationPace,
     progress: watch::Receiver<Progress>,
     report: watch::Sender<Option<Report>>,
     cancel: watch::Sender<bool>,
@@ -37,6 +39,8 @@ struct Entry {
 pub struct MigrationControl {
     /// The migration's name.
     pub id: String,
+    /// The limits that hold for it.
+    pub pace: MigrationPace,
     progress: watch::Sender<Progress>,
     cancel: watch::Receiver<bool>,
     engine_began: Arc<AtomicBool>,
@@ -99,9 +103,9 @@ impl Migrations {
         id: &str,
         vm: &str,
         from: &str,
-        to: &str,
-        engine: EngineKind,
+        request: &MigrationRequest,
         total_bytes: u64,
+        pace: MigrationPace,
     ) -> MigrationControl {
         let (progress, progress_watch) = watch::channel(Progress::begin(total_bytes));
         let (cancel, cancel_watch) = watch::channel(false);
@@ -110,9 +114,10 @@ impl Migrations {
             id: id.to_owned(),
             vm: vm.to_owned(),
             from: from.to_owned(),
-            to: to.to_owned(),
-            engine,
+            to: request.to.clone(),
+            engine: request.engine,
             started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
+            pace: pace.clone(),
             progress: progress_watch,
             report: watch::channel(None).0,
             cancel,
@@ -126,7 +131,8 @@ impl Migrations {
             all.remove(oldest);
         }
         all.push_back(Arc::new(entry));
-        MigrationControl { id: id.to_owned(), progress, cancel: cancel_watch, engine_began: Arc::default() }
+        let engine_began = Arc::default();
+        MigrationControl { id: id.to_owned(), pace, progress, cancel: cancel_watch, engine_began }
     }
 
     /// Ends a migration; who watches it gets the report.
@@ -161,17 +167,26 @@ impl Migrations {
 
     /// Asks one to roll back; an error when it is over.
     pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
-        let entry = self.find(id)?;
-        if entry.report.borrow().is_some() {
-            let message = format!("migration {id} is over already");
-            return Err(ApiError::new(
-                ErrorCode::WrongState,
-                message,
-                format!("see its report with `godwit migration show {id}`"),
-            ));
-        }
-        entry.cancel.send_replace(true);
+        self.find_running(id)?.cancel.send_replace(true);
         Ok(())
+    }
+
+    /// Sets the limit of one; it holds from now on. An error when it is over.
+    pub fn limit(&self, id: &str, limit: RateLimit) -> Result<MigrationStatus, ApiError> {
+        let entry = self.find_running(id)?;
+        entry.pace.set_limit(limit);
+        tracing::info!(migration = id, %limit, "a migration's limit is set");
+        Ok(entry.status())
+    }
+
+    fn find_running(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
+        let entry = self.find(id)?;
+        if entry.report.borrow().is_none() {
+            return Ok(entry);
+        }
+        let message = format!("migration {id} is over already");
+        let mend = format!("see its report with `godwit migration show {id}`");
+        Err(ApiError::new(ErrorCode::WrongState, message, mend))
     }
 
     fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
@@ -198,6 +213,7 @@ impl Entry {
             to: self.to.clone(),
             engine: self.engine,
             started_unix_ms: self.started_unix_ms,
+            bandwidth_limit: self.pace.limit(),
             progress: self.progress.borrow().clone(),
             report: self.report.borrow().clone(),
         }
@@ -206,6 +222,7 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use godwit_lanes::pacing::Pacing;
     use godwit_migration::Outcome;
 
     use super::*;
@@ -222,6 +239,7 @@ mod tests {
             blackout_ms: None,
             wire_bytes: 0,
             guest_bytes: 0,
+            bandwidth_limit: None,
             round_trip_ms: None,
             lanes: Vec::new(),
             rounds: vec![],
@@ -233,7 +251,8 @@ mod tests {
 
     fn begin(migrations: &Migrations) -> MigrationControl {
         let id = migrations.fresh_id();
-        migrations.register(&id, "web", "a", "b", EngineKind::Godwit, 1 << 20)
+        let pace = Pacing::default().migration(RateLimit::NONE);
+        migrations.register(&id, "web", "a", &MigrationRequest::to("b"), 1 << 20, pace)
     }
 
     #[tokio::test]
@@ -244,6 +263,9 @@ mod tests {
         control.progress(Progress { round: 3, ..Progress::begin(1 << 20) });
         watch.progress.changed().await.unwrap();
         assert_eq!(migrations.status(&control.id).unwrap().progress.round, 3);
+        let limit: RateLimit = "2gbit".parse().unwrap();
+        assert_eq!(migrations.limit(&control.id, limit).unwrap().bandwidth_limit, limit);
+        assert_eq!(control.pace.limit(), limit);
         migrations.cancel(&control.id).unwrap();
         control.cancelled().await;
         assert!(*control.cancel.borrow());
@@ -251,6 +273,8 @@ mod tests {
         assert!(watch.report.wait_for(Option::is_some).await.is_ok());
         assert_eq!(migrations.cancel(&control.id).unwrap_err().code, ErrorCode::WrongState);
         assert_eq!(migrations.cancel("m0").unwrap_err().code, ErrorCode::NotFound);
+        assert_eq!(migrations.limit(&control.id, limit).unwrap_err().code, ErrorCode::WrongState);
+        assert_eq!(migrations.limit("m0", limit).unwrap_err().code, ErrorCode::NotFound);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! the VMs running.
 
 mod console;
+mod limits;
 mod log;
 pub(crate) mod routes;
 mod secure;

@@ -7,7 +7,10 @@ mod support;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
-use godwit_api::{Client, CreateVm, Endpoint, ErrorCode, MigrationEvent, VmState};
+use godwit_api::{
+    Client, CreateVm, Endpoint, ErrorCode, LimitOf, Limits, MigrationEvent, MigrationRequest, RateLimit,
+    VmState,
+};
 use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_migration::{Outcome, Report};
 use godwit_pki::{Authority, Grant, Identity, Issued, Role};
@@ -301,7 +304,7 @@ fn a_migration_is_followed_to_its_report() {
     host.with_agent(async |client| {
         client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
         // Nobody listens there: whatever the engine, this fails and the guest runs on here.
-        let accepted = client.migrate("web", &godwit_api::MigrationRequest::to("b")).await.unwrap();
+        let accepted = client.migrate("web", &MigrationRequest::to("b")).await.unwrap();
         let mut events = client.migration_events(&accepted.id).await.unwrap();
         let mut report: Option<Report> = None;
         while let Some(event) = events.next().await.unwrap() {
@@ -320,5 +323,81 @@ fn a_migration_is_followed_to_its_report() {
             client.cancel_migration(&accepted.id).await.unwrap_err().code(),
             Some(ErrorCode::WrongState)
         );
+    });
+}
+
+#[test]
+fn limits_that_make_no_sense_are_refused_clearly() {
+    let Some(mut host) = TestHost::new() else { return };
+    host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
+    host.with_agent(async |client| {
+        client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let put = async |path: &str, limit: &str| {
+            let body = serde_json::json!({ "limit": limit });
+            client.put::<_, serde_json::Value>(path, &body).await
+        };
+        for (limit, why) in [
+            ("0", "a limit of zero"),
+            ("0mbit", "a limit of zero"),
+            ("999kbit", "999kbit is too low"),
+            ("fast", "`fast` is no limit"),
+        ] {
+            for path in ["/v1/limits/host", "/v1/limits/migration", "/v1/migrations/m0/limit"] {
+                let refused = put(path, limit).await.unwrap_err();
+                assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
+                assert!(refused.to_string().contains(why), "{refused}");
+            }
+            let request = serde_json::json!({ "to": "b", "bandwidth_limit": limit });
+            let refused = client.post::<_, serde_json::Value>("/v1/vms/web/migrations", &request).await;
+            assert_eq!(refused.unwrap_err().code(), Some(ErrorCode::InvalidRequest));
+        }
+        for (path, code) in [
+            ("/v1/migrations/m0/limit", ErrorCode::NotFound),
+            ("/v1/limits/lanes/10.0.0.9", ErrorCode::NotFound),
+            ("/v1/limits/lanes/eth0", ErrorCode::InvalidRequest),
+            ("/v1/limits/nonsense", ErrorCode::NotFound),
+        ] {
+            assert_eq!(put(path, "1gbit").await.unwrap_err().code(), Some(code), "{path}");
+        }
+        let empty = client.put::<_, serde_json::Value>("/v1/limits/host", &serde_json::json!({})).await;
+        assert_eq!(
+            empty.unwrap_err().code(),
+            Some(ErrorCode::InvalidRequest),
+            "no limit is no word for none"
+        );
+        assert_eq!(client.limits().await.unwrap(), Limits::default(), "nothing of it was taken");
+        assert!(client.migrations().await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn limits_are_set_shown_and_kept_by_migrations() {
+    let Some(mut host) = TestHost::new() else { return };
+    let lane = "127.0.0.1".parse().unwrap();
+    host.config.migration_addresses = vec![lane];
+    host.config.limits.host = "5gbit".parse().unwrap();
+    host.with_agent(async |client| {
+        let limit = |text: &str| -> RateLimit { text.parse().unwrap() };
+        assert_eq!(client.limits().await.unwrap().host, limit("5gbit"));
+        client.set_limit(LimitOf::Host, RateLimit::NONE).await.unwrap();
+        client.set_limit(LimitOf::Lane(lane), limit("1gbit")).await.unwrap();
+        let shown = client.set_limit(LimitOf::Migration, limit("2gbit")).await.unwrap();
+        assert_eq!(
+            (shown.host, shown.migration, shown.lanes[&lane]),
+            (limit("none"), limit("2gbit"), limit("1gbit"))
+        );
+        client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        for (asked, expected) in
+            [(None, "2gbit"), (Some(limit("300mbit")), "300mbit"), (Some(RateLimit::NONE), "none")]
+        {
+            // Nobody listens there: it ends soon, and its limit can't be changed any more.
+            let request = MigrationRequest { bandwidth_limit: asked, ..MigrationRequest::to("b") };
+            let id = client.migrate("web", &request).await.unwrap().id;
+            until("it is over", async || client.migration(&id).await.unwrap().report.is_some()).await;
+            assert_eq!(client.migration(&id).await.unwrap().bandwidth_limit, limit(expected));
+            let over = client.limit_migration(&id, limit("1gbit")).await.unwrap_err();
+            assert_eq!(over.code(), Some(ErrorCode::WrongState), "{over}");
+            until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running).await;
+        }
     });
 }

@@ -8,12 +8,15 @@
 #[cfg(test)]
 mod lane_tests;
 mod link;
+pub mod pacing;
 mod probe;
+mod rate;
 mod receiver;
 mod sender;
 mod socket;
 
 pub use probe::connect_sized;
+pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
 pub use receiver::{Incoming, StreamReceiver};
 pub use sender::StreamSender;
 pub use socket::{Lane, Stream, accept, connect, listen, pair};

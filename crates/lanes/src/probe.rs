@@ -1,7 +1,6 @@
 //! What a probe asks of a stream's socket beyond what a migration does: how large its packets are, and an end that
 //! leaves nothing behind in queues.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -20,14 +19,6 @@ pub fn connect_sized(lane: Lane, limit: Duration, segment_bytes: u32) -> Result<
 }
 
 impl Stream {
-    /// This side's address.
-    ///
-    /// # Errors
-    /// [`LaneError::Io`]: the connection is gone.
-    pub fn local(&self) -> Result<SocketAddr, LaneError> {
-        Ok(self.socket().local_addr()?)
-    }
-
     /// The payload of a full segment as it leaves now, bytes: without TCP's options, and as small as the path and the
     /// peer have asked for so far.
     ///

@@ -1,35 +1,56 @@
 //! The sending half of a stream.
 
+mod paced;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use godwit_ram::{PageRange, Part, Region};
-use godwit_wire::{
-    BlockRun, HEADER_LEN, MAX_PADDING, MAX_PAGES_PER_FRAME, Message, PageRun, PagesHeader, Zeros,
-};
+use godwit_wire::{BlockRun, HEADER_LEN, MAX_PADDING, Message, PageRun, PagesHeader, Zeros};
 
 use crate::LaneError;
 use crate::link::Link;
+use crate::pacing::StreamPace;
+use paced::Paced;
 
 /// The sending half of a stream.
 #[derive(Debug)]
 pub struct StreamSender {
-    link: Link,
+    output: Output,
     scratch: Vec<u8>,
     staging: Vec<u8>,
-    /// The stream's count.
+    pace: Option<StreamPace>,
+}
+
+/// The socket, and the stream's count of what was handed to it.
+#[derive(Clone, Debug)]
+struct Output {
+    link: Link,
     sent_bytes: Arc<AtomicU64>,
 }
 
+impl Output {
+    fn send(&self, parts: &[Part<'_>], staging: &mut Vec<u8>) -> Result<u64, LaneError> {
+        let sent = self.link.send(parts, staging)?;
+        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        Ok(sent)
+    }
+}
+
 impl StreamSender {
-    pub(crate) fn new(link: Link, sent_bytes: Arc<AtomicU64>) -> Self {
-        StreamSender { link, scratch: Vec::new(), staging: Vec::new(), sent_bytes }
+    pub(crate) fn new(link: Link, sent_bytes: Arc<AtomicU64>, pace: Option<StreamPace>) -> Self {
+        let output = Output { link, sent_bytes };
+        StreamSender { output, scratch: Vec::new(), staging: Vec::new(), pace }
+    }
+
+    fn paced(&self) -> Paced {
+        Paced::new(self.output.clone(), self.pace.clone())
     }
 
     /// Bytes that the stream's senders have handed to the kernel so far.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
-        self.sent_bytes.load(Ordering::Relaxed)
+        self.output.sent_bytes.load(Ordering::Relaxed)
     }
 
     /// Sends a message (not [`Message::Pages`], which [`StreamSender::unit`] sends).
@@ -39,8 +60,7 @@ impl StreamSender {
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
         self.scratch.clear();
         message.encode(&mut self.scratch);
-        let sent = self.link.send(&[Part::Bytes(&self.scratch)], &mut self.staging)?;
-        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        self.output.send(&[Part::Bytes(&self.scratch)], &mut self.staging)?;
         Ok(())
     }
 
@@ -49,8 +69,11 @@ impl StreamSender {
     /// # Errors
     /// [`LaneError`]: the stream is unusable afterwards.
     pub fn pad(&mut self, mut bytes: u64) -> Result<(), LaneError> {
+        let paced = self.paced();
         while bytes > 0 {
-            let piece = u32::try_from(bytes).unwrap_or(MAX_PADDING).min(MAX_PADDING);
+            let most = paced.most_bytes(MAX_PADDING);
+            let piece = u32::try_from(bytes).unwrap_or(most).min(most);
+            paced.wait(u64::from(piece))?;
             self.send(&Message::Padding { bytes: piece })?;
             bytes -= u64::from(piece);
         }
@@ -80,28 +103,37 @@ impl StreamSender {
             runs = rest.runs;
             runs.drain(..taken);
         }
-        let headers: Vec<_> =
-            frames(round, block, pages).map(|frame| (frame.to_bytes(), frame.run)).collect();
+        let paced = self.paced();
+        let headers: Vec<_> = frames(round, block, pages, paced.most_pages())
+            .map(|frame| (frame.to_bytes(), frame.run))
+            .collect();
         let mut end = Vec::with_capacity(HEADER_LEN);
         Message::UnitEnd.encode(&mut end);
-        let mut parts = vec![Part::Bytes(&self.scratch)];
+        // The parts, and where a frame ends among them.
+        let (mut parts, mut ends) = (vec![Part::Bytes(&self.scratch)], vec![1]);
         for (header, run) in &headers {
             let range = PageRange { first: run.first, count: u64::from(run.count) };
             parts.extend([Part::Bytes(header), Part::Pages(region, range)]);
+            ends.push(parts.len());
         }
         parts.push(Part::Bytes(&end));
-        let sent = self.link.send(&parts, &mut self.staging)?;
-        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        ends.push(parts.len());
+        let sent = paced.send(&parts, &ends, &mut self.staging)?;
         Ok(sent)
     }
 }
 
 /// Runs cut into frames.
-fn frames(round: u32, block: u16, runs: &[PageRange]) -> impl Iterator<Item = PagesHeader> + '_ {
+fn frames(
+    round: u32,
+    block: u16,
+    runs: &[PageRange],
+    most_pages: u32,
+) -> impl Iterator<Item = PagesHeader> + '_ {
     runs.iter().flat_map(move |run| {
         let end = run.first + run.count;
-        (run.first..end).step_by(MAX_PAGES_PER_FRAME as usize).map(move |first| {
-            let count = u32::try_from(end - first).unwrap_or(u32::MAX).min(MAX_PAGES_PER_FRAME);
+        (run.first..end).step_by(most_pages as usize).map(move |first| {
+            let count = u32::try_from(end - first).unwrap_or(u32::MAX).min(most_pages);
             PagesHeader { round, run: PageRun { block, first, count } }
         })
     })
@@ -114,7 +146,7 @@ mod tests {
     #[test]
     fn long_runs_are_cut_into_frames() {
         let runs = [PageRange { first: 3, count: 2 }, PageRange { first: 100, count: 1100 }];
-        let cut: Vec<_> = frames(4, 1, &runs).map(|frame| (frame.run.first, frame.run.count)).collect();
+        let cut: Vec<_> = frames(4, 1, &runs, 512).map(|frame| (frame.run.first, frame.run.count)).collect();
         assert_eq!(cut, [(3, 2), (100, 512), (612, 512), (1124, 76)]);
     }
 }

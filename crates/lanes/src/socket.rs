@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::link::{Link, Tls};
+use crate::pacing::StreamPace;
 use crate::{LaneError, StreamReceiver, StreamSender};
 
 /// Sent data that stays unacknowledged for this long ends the lane; so does silence.
@@ -27,6 +28,8 @@ pub struct Stream {
     peer: SocketAddr,
     /// Bytes handed to the kernel.
     sent_bytes: Arc<AtomicU64>,
+    /// How fast pages may be sent on it; none: as fast as they can.
+    pace: Option<StreamPace>,
 }
 
 impl Stream {
@@ -41,7 +44,8 @@ impl Stream {
         let millis = u32::try_from(SILENCE_LIMIT.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, millis).map_err(std::io::Error::from)?;
         let peer = stream.peer_addr()?;
-        Ok(Stream { link: Link::Plain(Arc::new(stream)), peer, sent_bytes: Arc::default() })
+        let sent_bytes = Arc::default();
+        Ok(Stream { link: Link::Plain(Arc::new(stream)), peer, sent_bytes, pace: None })
     }
 
     /// Makes the stream secure, as the one who connected; the peer's certificate must be that of `host`.
@@ -79,10 +83,24 @@ impl Stream {
         self.link.socket()
     }
 
+    /// This side's address; it tells which lane it is on.
+    ///
+    /// # Errors
+    /// [`LaneError::Io`] where the kernel does not tell it.
+    pub fn local(&self) -> Result<SocketAddr, LaneError> {
+        Ok(self.link.socket().local_addr()?)
+    }
+
+    /// The same, whose units and padding leave as fast as `pace` lets them.
+    #[must_use]
+    pub fn paced(self, pace: StreamPace) -> Stream {
+        Stream { pace: Some(pace), ..self }
+    }
+
     /// The sending half.
     #[must_use]
     pub fn sender(&self) -> StreamSender {
-        StreamSender::new(self.link.clone(), Arc::clone(&self.sent_bytes))
+        StreamSender::new(self.link.clone(), Arc::clone(&self.sent_bytes), self.pace.clone())
     }
 
     /// The receiving half.
@@ -111,6 +129,7 @@ impl Stream {
     pub fn close(&self) {
         // A lane that is gone already is closed.
         let _ = self.link.socket().shutdown(Shutdown::Both);
+        self.pace.iter().for_each(StreamPace::close);
     }
 
     /// No more is sent; the peer reads what was sent and then the end. Receiving goes on.

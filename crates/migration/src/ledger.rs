@@ -40,6 +40,8 @@ pub(crate) struct Ledger {
     rounds: Vec<RoundReport>,
     round_since: Duration,
     bandwidth_bytes_per_s: Option<f64>,
+    /// What the limits in force leave for pages.
+    limit_bytes_per_s: Option<u64>,
     dirty_pages_per_s: f64,
 }
 
@@ -52,6 +54,7 @@ impl Ledger {
             rounds: Vec::new(),
             round_since: Duration::ZERO,
             bandwidth_bytes_per_s: None,
+            limit_bytes_per_s: None,
             dirty_pages_per_s: 0.0,
         }
     }
@@ -100,6 +103,11 @@ impl Ledger {
         }
     }
 
+    /// The limits in force leave so many bytes a second for pages.
+    pub(crate) fn limited(&mut self, bytes_per_s: Option<u64>) {
+        self.limit_bytes_per_s = bytes_per_s;
+    }
+
     /// `remaining` pages were dirtied since the round began to protect them.
     pub(crate) fn counted(&mut self, now: Duration, remaining: u64) {
         let since = now.saturating_sub(self.round_since).as_secs_f64();
@@ -130,8 +138,10 @@ impl Ledger {
         }
     }
 
+    /// What the wire takes, and no more than the limits let through now: a round measured before a limit came is no promise.
     pub(crate) fn bandwidth(&self) -> f64 {
-        self.bandwidth_bytes_per_s.unwrap_or(ASSUMED_BYTES_PER_S)
+        let measured = self.bandwidth_bytes_per_s.unwrap_or(ASSUMED_BYTES_PER_S);
+        self.limit_bytes_per_s.map_or(measured, |limit| measured.min(limit as f64))
     }
 
     pub(crate) fn dirty_bytes_per_s(&self) -> f64 {
@@ -184,6 +194,22 @@ mod tests {
         ledger.round_begins(ms(1040));
         ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124 });
         ledger.round_over(ms(1080), ms(40));
+        assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_limit_counts_at_once_and_its_end_too() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::PreCopy);
+        ledger.limited(Some(1_000_000));
+        assert!((ledger.bandwidth() - 1e6).abs() < 1.0, "nothing was measured yet");
+        ledger.round_begins(ms(0));
+        ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000 });
+        ledger.round_over(ms(1000), ms(0));
+        assert!((ledger.bandwidth() - 1e6).abs() < 1.0, "it was faster before the limit came");
+        ledger.limited(Some(1_000_000_000));
+        assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
+        ledger.limited(None);
         assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
     }
 }

@@ -17,6 +17,7 @@ pub mod source;
 
 pub use clock::PeerClock;
 pub use failure::{Failure, FailureCode};
+pub use godwit_lanes::{BitRate, RateLimit};
 pub use ledger::Sweep;
 pub use phase::Phase;
 pub use policy::{

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use godwit_lanes::BitRate;
 use serde::{Deserialize, Serialize};
 
 use crate::phase::Phase;
@@ -129,6 +130,8 @@ pub struct Report {
     pub wire_bytes: u64,
     /// The guest's RAM.
     pub guest_bytes: u64,
+    /// The limit that held the migration's pages at its end: the least of its own, its lanes' and its host's.
+    pub bandwidth_limit: Option<BitRate>,
     /// The shortest round trip that the lane's pings saw.
     pub round_trip_ms: Option<f64>,
     /// What each lane carried; none by QEMU's engine, which has one path.
@@ -161,6 +164,8 @@ pub struct Progress {
     pub dirty_bytes_per_s: f64,
     /// What the wire takes, measured.
     pub bandwidth_bytes_per_s: f64,
+    /// The limit that holds its pages now: the least of its own, its lanes' and its host's.
+    pub bandwidth_limit: Option<BitRate>,
     /// Time to the end, as far as it can be told.
     pub eta_ms: Option<f64>,
     /// Time since the request.
@@ -179,6 +184,7 @@ impl Progress {
             sent_bytes: 0,
             dirty_bytes_per_s: 0.0,
             bandwidth_bytes_per_s: 0.0,
+            bandwidth_limit: None,
             eta_ms: None,
             elapsed_ms: 0.0,
         }

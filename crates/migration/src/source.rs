@@ -36,6 +36,8 @@ pub enum Event {
         pages: u64,
         /// The lane's round trip.
         round_trip: Duration,
+        /// What the limits that hold now leave for pages, bytes a second.
+        limit_bytes_per_s: Option<u64>,
     },
     /// The vCPUs stand still.
     GuestStopped,
@@ -214,13 +216,15 @@ impl Source {
                 self.ledger.round_sent(self.round, sweep);
                 self.to(State::Looking, vec![Action::CountRemaining])
             }
-            (State::Looking, Event::RemainingCounted { pages, round_trip }) => {
+            (State::Looking, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s }) => {
+                self.ledger.limited(limit_bytes_per_s);
                 self.look(now, pages, round_trip)
             }
             (State::Draining, Event::RoundApplied { round }) if round == self.round => {
                 self.to(State::Counting, vec![Action::CountRemaining])
             }
-            (State::Counting, Event::RemainingCounted { pages, round_trip }) => {
+            (State::Counting, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s }) => {
+                self.ledger.limited(limit_bytes_per_s);
                 self.converge(now, pages, round_trip)
             }
             (State::Stopping, Event::GuestStopped) => {

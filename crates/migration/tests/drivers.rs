@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Lane, Stream, accept, connect, listen};
+use godwit_lanes::pacing::{MigrationPace, Pacing};
+use godwit_lanes::{Lane, RateLimit, Stream, accept, connect, listen};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, SourceHypervisor, SourceJob,
     SourceResult, Tracking, WelcomedStream, inbox, receive, say_hello, send, welcome,
 };
 use godwit_migration::source::Verdict;
-use godwit_migration::{Failure, FailureCode, Outcome, Policy};
+use godwit_migration::{Failure, FailureCode, Outcome, Phase, Policy, Progress};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, TrackError};
 use godwit_wire::{CONTROL_STREAM, Message, MigrationId, SUPPORTED, VersionRange};
 
@@ -249,6 +250,11 @@ struct Moved {
 }
 
 fn migrate(twist: Twist) -> Moved {
+    migrate_paced(twist, &Pacing::default().migration(RateLimit::NONE), &|_, _| {})
+}
+
+/// The same under limits; `watch` sees each word of progress, and may change them or cancel.
+fn migrate_paced(twist: Twist, pace: &MigrationPace, watch: &(dyn Fn(&Inbox, Progress) + Sync)) -> Moved {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (regions(&folder, "from"), regions(&folder, "to"));
     fill(&from);
@@ -283,6 +289,7 @@ fn migrate(twist: Twist) -> Moved {
             receive(job, &cancel)
         });
         let (inbox, events) = inbox();
+        let watcher = inbox.clone();
         let job = SourceJob {
             control,
             connect: &|_| {
@@ -298,10 +305,12 @@ fn migrate(twist: Twist) -> Moved {
                     cut.push(stream.clone());
                 }
                 drop(cut);
-                Ok(stream)
+                let near = stream.local().unwrap().ip();
+                Ok(stream.paced(pace.stream(near)))
             },
             lanes: 1,
             streams: Some(twist.streams.max(1)),
+            pace: pace.clone(),
             migration: ID,
             epoch: 2,
             runs: !twist.paused,
@@ -311,7 +320,7 @@ fn migrate(twist: Twist) -> Moved {
             tracker: FakeTracking { dirty, cut: Arc::clone(&cut), looks: 0 },
             hypervisor,
             begun: Instant::now(),
-            progress: &|_| {},
+            progress: &|progress| watch(&watcher, progress),
             ask_verdict: &|| Verdict::Unknown,
         };
         let result = send(job, &inbox, events);
@@ -424,6 +433,47 @@ fn the_streams_that_are_left_do_the_work_of_those_that_break() {
     let moved = migrate(Twist { streams: 4, cut: 3, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
     assert!(moved.same_memory);
+}
+
+/// Limits whose clock stands still: what their burst lets through goes, and nothing more.
+fn held(limit: &str) -> MigrationPace {
+    Pacing::with_clock(|| Duration::ZERO).migration(limit.parse().unwrap())
+}
+
+/// More than a burst at the least limit, less than the guest's memory.
+const BURST_BYTES: u64 = 64 << 10;
+
+#[test]
+fn a_limit_holds_until_it_is_changed() {
+    let pace = held("1mbit");
+    let words = AtomicU32::new(0);
+    let moved = migrate_paced(Twist { streams: 3, ..Twist::default() }, &pace, &|_, progress| {
+        if progress.phase != Phase::PreCopy || pace.limit() == RateLimit::NONE {
+            return;
+        }
+        assert_eq!(progress.bandwidth_limit, pace.limit().rate());
+        assert!(progress.sent_bytes < BURST_BYTES, "{progress:?}");
+        if words.fetch_add(1, Ordering::SeqCst) == 2 {
+            pace.set_limit(RateLimit::NONE);
+        }
+    });
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert!(moved.same_memory);
+    assert_eq!(pace.limit(), RateLimit::NONE, "it did not come to its end before");
+    assert!(moved.result.wire_bytes > 10 * BURST_BYTES && moved.result.bandwidth_limit.is_none());
+}
+
+#[test]
+fn a_cancel_does_not_wait_for_a_limit() {
+    let pace = held("1mbit");
+    let moved = migrate_paced(Twist { streams: 3, ..Twist::default() }, &pace, &|inbox, progress| {
+        if progress.phase == Phase::PreCopy {
+            inbox.cancel();
+        }
+    });
+    assert_eq!(moved.result.outcome, Outcome::Cancelled);
+    assert_eq!(moved.said, ["discarded"]);
+    assert_eq!(moved.result.bandwidth_limit, pace.limit().rate());
 }
 
 #[test]

@@ -154,7 +154,11 @@ impl World {
             SourceAction::CountRemaining => {
                 let pages = self.dirty.len() as u64;
                 let round_trip = Duration::from_millis(1);
-                self.source_events.push_back(SourceEvent::RemainingCounted { pages, round_trip });
+                self.source_events.push_back(SourceEvent::RemainingCounted {
+                    pages,
+                    round_trip,
+                    limit_bytes_per_s: None,
+                });
             }
             SourceAction::BeginSwitchover => {
                 self.guest_works();
@@ -414,9 +418,9 @@ fn silence_after_the_commit_is_doubt() {
         SourceEvent::Connected,
         SourceEvent::PeerReady,
         SourceEvent::RoundSent(sweep),
-        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO },
+        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
         SourceEvent::RoundApplied { round: 0 },
-        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO },
+        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
         SourceEvent::GuestStopped,
         SourceEvent::LastPagesSent(sweep),
         SourceEvent::DeviceStateEnded,

@@ -20,7 +20,9 @@ pub enum Part<'a> {
 }
 
 impl Part<'_> {
-    fn len_bytes(&self) -> u64 {
+    /// How many bytes it is.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
         match self {
             Part::Bytes(bytes) => bytes.len() as u64,
             Part::Pages(_, range) => range.len_bytes(),

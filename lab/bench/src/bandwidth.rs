@@ -17,9 +17,9 @@ use serde::Serialize;
 
 use crate::figures::Spread;
 use crate::machine::Machine;
+use crate::schedule;
 use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
-use crate::schedule;
 
 /// Of QEMU's best, at least.
 const TIMES_QEMU: f64 = 3.0;

@@ -12,6 +12,7 @@ mod crash;
 mod disk;
 mod fake_peer;
 mod lane_cut;
+mod limits;
 mod memory_blocks;
 mod paused;
 mod peer_version;

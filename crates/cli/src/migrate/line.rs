@@ -74,7 +74,7 @@ fn is_due(printed: Option<(Phase, u32, f64)>, progress: &Progress) -> bool {
     })
 }
 
-/// `pre-copy  round 2  remaining 120 MiB of 1.0 GiB  dirty 19 MiB/s  bandwidth 900 MiB/s  ETA 3.00 s`
+/// `pre-copy  round 2  remaining 120 MiB of 1.0 GiB  dirty 19 MiB/s  bandwidth 900 MiB/s  limit 8gbit  ETA 3.00 s`
 pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
     let mut text = progress.phase.to_string();
     if progress.phase >= Phase::PreCopy {
@@ -86,6 +86,9 @@ pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
             bytes(progress.dirty_bytes_per_s),
             bytes(progress.bandwidth_bytes_per_s),
         ));
+        if let Some(limit) = progress.bandwidth_limit {
+            text.push_str(&format!("  limit {limit}"));
+        }
     }
     match eta_ms {
         Some(eta_ms) => text.push_str(&format!("  ETA {}", millis(eta_ms))),
@@ -117,10 +120,11 @@ mod tests {
             phase: Phase::PreCopy,
             round: 2,
             remaining_bytes: 120 << 20,
+            bandwidth_limit: "2gbit".parse().ok(),
             ..Progress::begin(1 << 30)
         };
         let text = describe(&progress, Some(3000.0));
-        for part in ["pre-copy", "round 2", "120 MiB of 1.0 GiB", "ETA 3.00 s"] {
+        for part in ["pre-copy", "round 2", "120 MiB of 1.0 GiB", "limit 2gbit", "ETA 3.00 s"] {
             assert!(text.contains(part), "{text}");
         }
     }

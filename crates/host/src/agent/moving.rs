@@ -50,8 +50,8 @@ impl Agent {
         let id = self.migrations.fresh_id();
         let vm = self.begin_migration(name, &id)?;
         let bytes = vm.spec.memory_bytes();
-        let control =
-            self.migrations.register(&id, name, &self.config.name, &request.to, request.engine, bytes);
+        let pace = self.limits.migration(request.bandwidth_limit);
+        let control = self.migrations.register(&id, name, &self.config.name, &request, bytes, pace);
         tokio::spawn(self.clone().carry_out(vm, request, control));
         Ok(MigrationAccepted { id })
     }
@@ -97,6 +97,7 @@ impl Agent {
             blackout_ms: None,
             wire_bytes: 0,
             guest_bytes: progress.total_bytes,
+            bandwidth_limit: None,
             round_trip_ms: None,
             lanes: Vec::new(),
             rounds: Vec::new(),

@@ -9,6 +9,7 @@ use godwit_ram::RamDir;
 use crate::agent::{Agent, Slot};
 use crate::config::Config;
 use crate::failure::{host_failed, ram_failed};
+use crate::limits::HostLimits;
 use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
 use crate::probe::Probes;
@@ -34,6 +35,7 @@ impl Agent {
         let ram = RamDir::open(&config.ram_dir()).map_err(|error| ram_failed(&error))?;
         let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), owner };
         places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
+        let limits = HostLimits::new(&config);
         let agent = Arc::new(Agent {
             config,
             store,
@@ -43,6 +45,7 @@ impl Agent {
             migrations: Migrations::default(),
             incoming: IncomingMigrations::default(),
             probes: Probes::default(),
+            limits,
             protection,
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
-use godwit_lanes::{Lane, Stream};
+use godwit_lanes::pacing::MigrationPace;
+use godwit_lanes::{Lane, LaneError, Stream};
 use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult};
 use godwit_migration::{
     Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, Report, SwitchoverReport, millis,
@@ -134,7 +135,7 @@ impl Outgoing {
         let qmp = &self.vm.process.qmp;
         state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
-        let (stream, paths, left_out) = self.connect(&accepted.addresses).await?;
+        let (stream, paths, left_out) = self.connect(&accepted.addresses, control.pace.clone()).await?;
         let lanes = paths.lanes.clone();
         let (inbox, events) = drive::inbox();
         let job = Job {
@@ -162,9 +163,13 @@ impl Outgoing {
     }
 
     /// The control stream, by the first lane that answers, the lanes that may, and those that do not.
-    async fn connect(&self, theirs: &[SocketAddr]) -> Result<(Stream, Paths, Vec<LaneReport>), Failure> {
+    async fn connect(
+        &self,
+        theirs: &[SocketAddr],
+        pace: MigrationPace,
+    ) -> Result<(Stream, Paths, Vec<LaneReport>), Failure> {
         let lanes = godwit_lanes::pair(&self.agent.config().migration_addresses, theirs);
-        let mut paths = Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity() };
+        let mut paths = Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity(), pace };
         let connected = tokio::task::spawn_blocking(move || {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
             let mut left_out = Vec::new();
@@ -213,6 +218,7 @@ impl Outgoing {
                 connect: &|lane| job.paths.data(lane),
                 lanes: job.paths.lanes.len(),
                 streams: streams.map(|streams| streams as usize),
+                pace: job.paths.pace.clone(),
                 migration: job.migration,
                 epoch,
                 runs: job.runs,
@@ -256,6 +262,7 @@ impl Outgoing {
                 .map(SwitchoverReport::total_ms)
                 .or(result.stood_still_ms),
             wire_bytes: result.wire_bytes,
+            bandwidth_limit: result.bandwidth_limit,
             round_trip_ms: result.round_trip.map(millis),
             lanes: lanes.iter().zip(result.lanes).map(lane_report).chain(left_out).collect(),
             rounds: result.rounds,
@@ -300,6 +307,7 @@ pub(super) fn blank_report(
         blackout_ms: None,
         wire_bytes: 0,
         guest_bytes: vm.spec.memory_bytes(),
+        bandwidth_limit: None,
         round_trip_ms: None,
         lanes: Vec::new(),
         rounds: Vec::new(),
@@ -336,6 +344,8 @@ struct Paths {
     host: String,
     /// None: this host is insecure.
     identity: Option<Identity>,
+    /// The limits that hold for the data streams.
+    pace: MigrationPace,
 }
 
 impl Paths {
@@ -345,14 +355,20 @@ impl Paths {
             Some(identity) => stream.secure(identity, &self.host),
             None => Ok(stream),
         });
-        secured.map_err(|error| Failure::new(FailureCode::LaneLost, error.to_string()))
+        secured.map_err(|error| lane_lost(&error))
     }
 
     /// A data stream of a lane.
     fn data(&self, lane: usize) -> Result<Stream, Failure> {
         let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
-        self.connect(*self.lanes.get(lane).ok_or_else(none)?)
+        let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?)?;
+        let near = stream.local().map_err(|error| lane_lost(&error))?;
+        Ok(stream.paced(self.pace.stream(near.ip())))
     }
+}
+
+fn lane_lost(error: &LaneError) -> Failure {
+    Failure::new(FailureCode::LaneLost, error.to_string())
 }
 
 pub(super) fn report_of_api(error: ApiError) -> FailureReport {

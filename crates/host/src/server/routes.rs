@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::agent::Agent;
 use crate::migrations::MigrationWatch;
-use crate::server::{console, log};
+use crate::server::{console, limits, log};
 
 /// Everything the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
@@ -39,6 +39,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/migrations/{id}/events", get(follow_migration))
         .merge(crate::migration::routes())
         .merge(crate::probe::routes())
+        .merge(limits::routes())
         .fallback(async || {
             let mend = "see docs/api.md; another version of the agent may know it";
             Refusal(ApiError::new(ErrorCode::NotFound, "the agent knows no such request", mend))

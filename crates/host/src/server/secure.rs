@@ -131,10 +131,18 @@ mod tests {
         assert!(host(&Method::POST, "/v1/incoming") && host(&Method::DELETE, "/v1/incoming/7"));
         assert!(host(&Method::POST, "/v1/incoming-probes") && host(&Method::GET, "/v1/incoming-probes/7"));
         assert!(host(&Method::GET, "/v1/host") && host(&Method::GET, "/v1/vms/web"));
-        for path in ["/v1/vms/web/console", "/v1/vms/web/log", "/v1/vms", "/v1/migrations", "/v1/incomings"] {
+        for path in [
+            "/v1/vms/web/console",
+            "/v1/vms/web/log",
+            "/v1/vms",
+            "/v1/migrations",
+            "/v1/incomings",
+            "/v1/limits",
+        ] {
             assert!(!host(&Method::GET, path), "{path}");
         }
         assert!(!host(&Method::POST, "/v1/probes"));
+        assert!(!host(&Method::PUT, "/v1/limits/host") && !host(&Method::PUT, "/v1/migrations/m1/limit"));
         assert!(!host(&Method::POST, "/v1/vms/web/start") && !host(&Method::DELETE, "/v1/vms/web"));
         assert!(may(Role::Operator, &Method::DELETE, "/v1/vms/web"));
     }

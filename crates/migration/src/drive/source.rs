@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{LaneError, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::pacing::MigrationPace;
+use godwit_lanes::{BitRate, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{PAGE_SIZE, Region};
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
@@ -57,6 +58,8 @@ pub struct SourceJob<'a, H, T> {
     pub lanes: usize,
     /// Streams of each lane; none: as many as measurement finds to pay.
     pub streams: Option<usize>,
+    /// The limits that hold for its data streams, which `connect` gives them.
+    pub pace: MigrationPace,
     /// Given out by the destination.
     pub migration: MigrationId,
     /// The epoch that the destination's ownership gets.
@@ -98,6 +101,8 @@ pub struct SourceResult {
     pub stood_still_ms: Option<f64>,
     /// Bytes handed to the wire.
     pub wire_bytes: u64,
+    /// The limit that held its pages at the end.
+    pub bandwidth_limit: Option<BitRate>,
     /// The shortest round trip seen.
     pub round_trip: Option<Duration>,
     /// What each lane carried.
@@ -459,7 +464,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 let looked = pinged.and_then(|()| lanes.look(begun.elapsed(), round_trip, false, sender));
                 looked.map_err(|error| lane_failure(&error))?;
                 let bytes = sender.sent_bytes() + dispatch.sent().bytes;
-                progress(progress_of(machine, total, total - looked_at, bytes, begun));
+                let told = progress_of(machine, total, total - looked_at, bytes, begun);
+                progress(Progress { bandwidth_limit: job.pace.holding(), ..told });
             }
             Ok(true)
         });
@@ -488,6 +494,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     /// While the guest stands still. What interrupts it is taken before the commit can be reached.
     fn send_last_pages(&mut self, round: u32) {
+        self.job.pace.let_go();
         self.dispatch.set_round(round);
         if let Err(error) = self.dispatch.unseal() {
             let failure = Failure::new(FailureCode::ProtocolBroken, error.to_string());
@@ -509,7 +516,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         match self.job.tracker.count_dirty() {
             Ok(pages) => {
                 self.remaining_pages = pages;
-                self.later(Event::RemainingCounted { pages, round_trip });
+                let limit_bytes_per_s = self.job.pace.data_bytes_per_s();
+                self.later(Event::RemainingCounted { pages, round_trip, limit_bytes_per_s });
             }
             Err(error) => self.later(Event::Failed(memory_failure(&error))),
         }
@@ -523,7 +531,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             return;
         }
         let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
-        self.dispatch.pad(last_pages);
+        self.dispatch.pad(last_pages.min(self.limited_window()));
         if let Err(error) = self.sender.pad(DEVICE_STATE_ROOM) {
             return self.lane_broke(&error);
         }
@@ -531,12 +539,21 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.window_ping = Some(self.clock_ns(self.last_ping));
     }
 
+    /// A window beyond what two round trips bring at the limit is of no use, and slow to open.
+    fn limited_window(&self) -> u64 {
+        let two_round_trips_ns = 2 * self.clock.round_trip().unwrap_or_default().as_nanos();
+        let bytes = |bytes_per_s: u64| u128::from(bytes_per_s) * two_round_trips_ns / 1_000_000_000;
+        let limit = self.job.pace.data_bytes_per_s();
+        limit.map_or(u64::MAX, |limit| u64::try_from(bytes(limit)).unwrap_or(u64::MAX))
+    }
+
     fn ping_and_tell(&mut self) {
         let remaining_pages = self.remaining_pages;
         self.ping();
         let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
         let sent = self.wire_bytes();
-        (self.job.progress)(progress_of(&self.machine, total, remaining_pages, sent, self.job.begun));
+        let told = progress_of(&self.machine, total, remaining_pages, sent, self.job.begun);
+        (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });
     }
 
     fn ping(&mut self) {
@@ -558,6 +575,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             switchover: self.machine.switchover().and_then(|times| switchover_report(&times, &self.clock)),
             stood_still_ms: self.machine.stood_still().map(millis),
             wire_bytes: self.wire_bytes(),
+            bandwidth_limit: self.job.pace.holding(),
             round_trip: self.clock.round_trip(),
             lanes: self.lanes.figures(),
         }

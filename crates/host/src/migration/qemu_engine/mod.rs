@@ -55,7 +55,7 @@ async fn set_up(qmp: &Qmp, options: &QemuEngineOptions, side: Side) -> Result<()
         ("postcopy-ram", options.postcopy),
     ])
     .await?;
-    let mut parameters = json!({ "max-bandwidth": UNLIMITED_BYTES_PER_S });
+    let mut parameters = bandwidth(None);
     if options.multifd_channels.is_some() || options.compression.is_some() {
         parameters["multifd-channels"] = options.multifd_channels.unwrap_or(DEFAULT_CHANNELS).into();
         parameters["multifd-compression"] = options.compression.as_deref().unwrap_or("none").into();
@@ -66,6 +66,14 @@ async fn set_up(qmp: &Qmp, options: &QemuEngineOptions, side: Side) -> Result<()
         parameters["downtime-limit"] = u64::try_from(millis).unwrap_or(u64::MAX).into();
     }
     qmp.migrate_set_parameters(parameters).await
+}
+
+/// QEMU's parameters for a limit; post-copy has one of its own, for which 0 is none.
+fn bandwidth(limit_bytes_per_s: Option<u64>) -> serde_json::Value {
+    json!({
+        "max-bandwidth": limit_bytes_per_s.unwrap_or(UNLIMITED_BYTES_PER_S),
+        "max-postcopy-bandwidth": limit_bytes_per_s.unwrap_or(0),
+    })
 }
 
 /// What is wrong with the options, before anything is made.
@@ -120,7 +128,8 @@ pub(super) async fn run(outgoing: &Outgoing, control: &MigrationControl) -> Repo
     match prepare(outgoing).await {
         Ok(accepted) => {
             control.engine_begins();
-            sending::send(outgoing, accepted, control).await
+            let report = sending::send(outgoing, accepted, control).await;
+            Report { bandwidth_limit: control.pace.holding(), ..report }
         }
         Err(failure) => outgoing.failed(failure),
     }

@@ -6,6 +6,7 @@
 //!
 //! [`QemuEngineOptions::runs_by_itself`]: godwit_api::QemuEngineOptions::runs_by_itself
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use godwit_api::{IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
@@ -14,7 +15,7 @@ use godwit_migration::{
 };
 use godwit_qemu::{MigrateInfo, MigrationStatus, Qmp, QmpError, QmpEvent, STOP};
 
-use super::queued;
+use super::{bandwidth, queued};
 use crate::migration::outgoing::Outgoing;
 use crate::migration::state_stream::qemu_failure;
 use crate::migration::verdict::{self, Answer, HandOver};
@@ -52,6 +53,8 @@ struct Sending<'a> {
     round_begun: Instant,
     bytes_before_round: u64,
     postcopy_since: Option<Instant>,
+    /// The limit that QEMU has been told.
+    limit_bytes_per_s: Option<u64>,
     last: MigrateInfo,
 }
 
@@ -73,6 +76,7 @@ impl<'a> Sending<'a> {
             round_begun: Instant::now(),
             bytes_before_round: 0,
             postcopy_since: None,
+            limit_bytes_per_s: None,
             last: MigrateInfo::default(),
         }
     }
@@ -134,9 +138,13 @@ impl<'a> Sending<'a> {
 
     async fn follow(&mut self, control: &MigrationControl) -> Result<End, Failure> {
         let host = &self.outgoing.agent.config().name;
-        let Some(address) = self.accepted.addresses.first() else {
+        let Some(&address) = self.accepted.addresses.first() else {
             return Err(Failure::new(FailureCode::ProtocolBroken, "the destination named no address"));
         };
+        if let Some(near) = near_address(address) {
+            control.pace.uses(near);
+        }
+        self.keep_limit(control).await.map_err(|error| qemu_failure(host, "take a limit", &error))?;
         let agent = &self.outgoing.agent;
         let marked = agent.mark_hand_over(&self.outgoing.vm).await;
         marked.map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
@@ -176,10 +184,22 @@ impl<'a> Sending<'a> {
                 return Ok(end);
             }
             if !cancelled {
+                let limited = self.keep_limit(control).await;
+                limited.map_err(|error| qemu_failure(host, "take a limit", &error))?;
                 let begun = self.maybe_postcopy().await;
                 begun.map_err(|error| qemu_failure(host, "begin post-copy", &error))?;
             }
         }
+    }
+
+    /// Tells QEMU the limit that holds now, where it is another one than before.
+    async fn keep_limit(&mut self, control: &MigrationControl) -> Result<(), QmpError> {
+        let limit = control.pace.data_bytes_per_s();
+        if limit != self.limit_bytes_per_s {
+            self.qmp().migrate_set_parameters(bandwidth(limit)).await?;
+            self.limit_bytes_per_s = limit;
+        }
+        Ok(())
     }
 
     fn note(&mut self, event: &QmpEvent) {
@@ -211,6 +231,7 @@ impl<'a> Sending<'a> {
             sent_bytes: ram.transferred,
             dirty_bytes_per_s: dirty,
             bandwidth_bytes_per_s: bandwidth,
+            bandwidth_limit: control.pace.holding(),
             eta_ms: (net > 0.0).then(|| ram.remaining as f64 / net * 1e3),
             elapsed_ms: millis(elapsed),
         });
@@ -364,6 +385,14 @@ impl<'a> Sending<'a> {
             ..self.outgoing.blank(outcome)
         }
     }
+}
+
+/// The address of this host from which the kernel reaches another: no packet is sent to learn it.
+fn near_address(to: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(to).ok()?;
+    socket.local_addr().ok().map(|near| near.ip())
 }
 
 /// The destination's clock by the answer that came soonest: its time stands for the middle of the exchange.

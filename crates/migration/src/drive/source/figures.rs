@@ -30,6 +30,7 @@ pub(super) fn progress_of(
         sent_bytes,
         dirty_bytes_per_s: dirty,
         bandwidth_bytes_per_s: measured,
+        bandwidth_limit: None,
         eta_ms: (net > 0.0).then(|| remaining_bytes as f64 / net * 1e3),
         elapsed_ms: millis(elapsed),
     }

@@ -1,0 +1,141 @@
+//! How fast the pages of guests may leave this host: its limits as the configuration gives them and as an operator changes them.
+//! A change holds until the agent ends; the configuration is never written.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use godwit_api::{ApiError, ErrorCode, LimitOf, Limits, RateLimit};
+use godwit_lanes::pacing::{MigrationPace, Pacing};
+
+use crate::config::Config;
+
+/// The limits of one host.
+#[derive(Debug)]
+pub struct HostLimits {
+    /// The host's name.
+    host: String,
+    /// Addresses that lanes leave from; none: the kernel chooses.
+    addresses: Vec<IpAddr>,
+    pacing: Pacing,
+    /// For migrations that begin and name none.
+    migration: Mutex<RateLimit>,
+}
+
+impl HostLimits {
+    /// As the configuration says.
+    pub(crate) fn new(config: &Config) -> Self {
+        let pacing = Pacing::default();
+        pacing.limit_host(config.limits.host);
+        for (address, limit) in &config.limits.lanes {
+            pacing.limit_lane(*address, *limit);
+        }
+        HostLimits {
+            host: config.name.clone(),
+            addresses: config.migration_addresses.clone(),
+            pacing,
+            migration: Mutex::new(config.limits.migration),
+        }
+    }
+
+    /// The limits as they are now.
+    #[must_use]
+    pub fn show(&self) -> Limits {
+        Limits {
+            host: self.pacing.host_limit(),
+            migration: *self.each_migration(),
+            lanes: self.pacing.lane_limits(),
+        }
+    }
+
+    /// Sets one of them. Migrations under way notice at once, but for the default, which is for those to come.
+    ///
+    /// # Errors
+    /// [`ErrorCode::NotFound`]: no lane leaves from that address.
+    pub fn set(&self, of: LimitOf, limit: RateLimit) -> Result<Limits, ApiError> {
+        match of {
+            LimitOf::Host => self.pacing.limit_host(limit),
+            LimitOf::Migration => *self.each_migration() = limit,
+            LimitOf::Lane(address) => {
+                self.check(address)?;
+                self.pacing.limit_lane(address, limit);
+            }
+        }
+        tracing::info!(?of, %limit, "a limit is set");
+        Ok(self.show())
+    }
+
+    /// What holds for a migration that begins and asks for this limit.
+    pub(crate) fn migration(&self, asked: Option<RateLimit>) -> MigrationPace {
+        let limit = asked.unwrap_or_else(|| *self.each_migration());
+        self.pacing.migration(limit)
+    }
+
+    fn check(&self, address: IpAddr) -> Result<(), ApiError> {
+        if self.addresses.is_empty() || self.addresses.contains(&address.to_canonical()) {
+            return Ok(());
+        }
+        let known: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
+        Err(ApiError::new(
+            ErrorCode::NotFound,
+            format!("no lane of host {} leaves from {address}", self.host),
+            format!("its migration_addresses are: {}", known.join(", ")),
+        ))
+    }
+
+    fn each_migration(&self) -> MutexGuard<'_, RateLimit> {
+        self.migration.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const CONFIG: &str = r#"
+        name = "a"
+        migration_addresses = ["10.0.0.1", "fd77::1"]
+        [limits]
+        host = "5gbit"
+        migration = "2gbit"
+        [limits.lanes]
+        "10.0.0.1" = "1gbit"
+    "#;
+
+    fn limits() -> HostLimits {
+        HostLimits::new(&Config::parse(CONFIG, Path::new("host.toml")).unwrap())
+    }
+
+    fn rate(text: &str) -> RateLimit {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_configuration_holds_until_it_is_changed() {
+        let limits = limits();
+        let shown = limits.show();
+        assert_eq!((shown.host, shown.migration), (rate("5gbit"), rate("2gbit")));
+        assert_eq!(shown.lanes[&IpAddr::from([10, 0, 0, 1])], rate("1gbit"));
+        let (named, unnamed) = (limits.migration(Some(RateLimit::NONE)), limits.migration(None));
+        assert_eq!((named.limit(), unnamed.limit()), (RateLimit::NONE, rate("2gbit")));
+        let shown = limits.set(LimitOf::Host, rate("1gbit")).unwrap();
+        assert_eq!(shown.host, rate("1gbit"));
+        assert_eq!(named.holding(), rate("1gbit").rate(), "those under way notice");
+        limits.set(LimitOf::Migration, RateLimit::NONE).unwrap();
+        assert_eq!(limits.migration(None).limit(), RateLimit::NONE);
+        assert_eq!(unnamed.limit(), rate("2gbit"), "the default is for those to come");
+        assert!(
+            limits.set(LimitOf::Lane("10.0.0.1".parse().unwrap()), RateLimit::NONE).unwrap().lanes.is_empty()
+        );
+    }
+
+    #[test]
+    fn a_lane_that_is_none_is_told_so() {
+        let limits = limits();
+        let refused = limits.set(LimitOf::Lane("10.0.0.9".parse().unwrap()), rate("1gbit")).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NotFound);
+        assert!(refused.to_string().contains("10.0.0.9") && refused.mend.contains("fd77::1"), "{refused}");
+        limits.set(LimitOf::Lane("fd77::1".parse().unwrap()), rate("1gbit")).unwrap();
+    }
+}

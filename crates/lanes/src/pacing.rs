@@ -1,0 +1,260 @@
+//! Pacing: how fast pages may leave this host. A limit may be set for a migration, for a lane (by this host's address) and for the
+//! host; a piece that a stream sends takes from each that applies, in this order. Limits may be changed at any time, and who waits
+//! notices at once.
+//!
+//! What is counted is the bytes of data streams as they are handed to TCP (before TLS seals them, which adds a thousandth).
+//! - **Smooth.** A stream asks before each piece of whole frames: 2 ms of the limit, 16 to 256 KiB. No window of time gets more
+//!   than the limit and a burst of 5 ms (two pieces, where that is more); with several limits each stream may hold one piece that
+//!   one limit has granted and the next one has not.
+//! - **Fair.** At each limit the migrations that wait take turns by bytes; a migration with eight streams gets no more than one with
+//!   two.
+//! - **Control traffic never starves.** Control streams (pings, device state, commit) are not paced, and of each limit 2 % (at least
+//!   1 Mbit/s, at most half) is kept for them: pages get the rest.
+//! - **No stream falls silent.** A peer takes ten seconds of silence for the end of a stream; one that has waited for two says a
+//!   byte of padding and goes on waiting.
+//! - **The last pages** of a migration, sent while its guest stands still, are not held by the migration's own limit
+//!   ([`MigrationPace::let_go`]): it protects others from a migration that lasts, not a guest's users from a short burst. The limits
+//!   of lanes and host, which protect other traffic, hold to the end.
+
+mod bucket;
+mod limiter;
+mod turns;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use crate::LaneError;
+use crate::rate::{BitRate, RateLimit};
+use limiter::{Asking, Limiter, Taken};
+
+/// How long a stream waits before it says something: well below what its peer takes for the end.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+/// Time since some moment.
+type Clock = dyn Fn() -> Duration + Send + Sync;
+type Lanes = BTreeMap<IpAddr, Arc<Limiter>>;
+
+/// The limits of a host and of its lanes. One a host; its clones are the same.
+#[derive(Clone)]
+pub struct Pacing {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    clock: Arc<Clock>,
+    host: Arc<Limiter>,
+    /// By this host's address.
+    lanes: Mutex<Lanes>,
+    migrations: AtomicU64,
+}
+
+impl std::fmt::Debug for Pacing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pacing")
+            .field("host", &self.host_limit())
+            .field("lanes", &self.lane_limits())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for Pacing {
+    fn default() -> Self {
+        let begun = Instant::now();
+        Pacing::with_clock(move || begun.elapsed())
+    }
+}
+
+impl Pacing {
+    /// No limits, and time as `clock` tells it: tests have one that stands still.
+    pub fn with_clock(clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        let clock: Arc<Clock> = Arc::new(clock);
+        let host = Limiter::new(&clock, RateLimit::NONE);
+        Pacing {
+            shared: Arc::new(Shared { clock, host, lanes: Mutex::default(), migrations: AtomicU64::new(0) }),
+        }
+    }
+
+    /// The host's limit.
+    #[must_use]
+    pub fn host_limit(&self) -> RateLimit {
+        self.shared.host.limit()
+    }
+
+    /// Sets the host's limit.
+    pub fn limit_host(&self, limit: RateLimit) {
+        self.shared.host.set(limit);
+    }
+
+    /// The limits of lanes, by this host's address; only those that are limited.
+    #[must_use]
+    pub fn lane_limits(&self) -> BTreeMap<IpAddr, RateLimit> {
+        let lanes = lock(&self.shared.lanes);
+        let limits = lanes.iter().map(|(address, lane)| (*address, lane.limit()));
+        limits.filter(|(_, limit)| *limit != RateLimit::NONE).collect()
+    }
+
+    /// Sets the limit of the lanes that leave from an address of this host.
+    pub fn limit_lane(&self, address: IpAddr, limit: RateLimit) {
+        self.lane(address).set(limit);
+    }
+
+    fn lane(&self, address: IpAddr) -> Arc<Limiter> {
+        let fresh = || Limiter::new(&self.shared.clock, RateLimit::NONE);
+        Arc::clone(lock(&self.shared.lanes).entry(address.to_canonical()).or_insert_with(fresh))
+    }
+
+    /// A migration that begins, with its own limit.
+    #[must_use]
+    pub fn migration(&self, limit: RateLimit) -> MigrationPace {
+        MigrationPace {
+            number: self.shared.migrations.fetch_add(1, Ordering::Relaxed),
+            own: Limiter::new(&self.shared.clock, limit),
+            pacing: self.clone(),
+            lanes: Arc::default(),
+        }
+    }
+}
+
+/// What holds for one migration. Its clones are the same.
+#[derive(Clone, Debug)]
+pub struct MigrationPace {
+    /// Tells it from the others.
+    number: u64,
+    own: Arc<Limiter>,
+    pacing: Pacing,
+    /// Those that it uses.
+    lanes: Arc<Mutex<Lanes>>,
+}
+
+impl MigrationPace {
+    /// Its own limit.
+    #[must_use]
+    pub fn limit(&self) -> RateLimit {
+        self.own.limit()
+    }
+
+    /// Sets its own limit.
+    pub fn set_limit(&self, limit: RateLimit) {
+        self.own.set(limit);
+    }
+
+    /// Its guest stands still for the switchover: its own limit holds it no more.
+    pub fn let_go(&self) {
+        self.own.suspend();
+    }
+
+    /// It uses the lanes that leave from an address of this host: their limit is one of those that apply.
+    pub fn uses(&self, lane: IpAddr) {
+        lock(&self.lanes).insert(lane.to_canonical(), self.pacing.lane(lane));
+    }
+
+    /// A data stream of it, on a lane that leaves from that address of this host.
+    #[must_use]
+    pub fn stream(&self, lane: IpAddr) -> StreamPace {
+        self.uses(lane);
+        let limiters = [Arc::clone(&self.own), self.pacing.lane(lane), Arc::clone(&self.pacing.shared.host)];
+        StreamPace {
+            shared: Arc::new(StreamShared {
+                migration: self.number,
+                limiters,
+                over: AtomicBool::new(false),
+                waiter: Mutex::default(),
+            }),
+        }
+    }
+
+    /// The limit that holds the migration: the least of its own, the host's, and those of its lanes together where all of them have
+    /// one. Other migrations may have their part of the host's and the lanes'.
+    #[must_use]
+    pub fn holding(&self) -> Option<BitRate> {
+        let of_lanes = {
+            let lanes = lock(&self.lanes);
+            let sum = lanes.values().try_fold(0_u64, |sum, lane| {
+                Some(sum.saturating_add(lane.limit().rate()?.bits_per_second()))
+            });
+            sum.and_then(BitRate::new)
+        };
+        let limits = [self.own.limit().rate(), self.pacing.host_limit().rate(), of_lanes];
+        limits.into_iter().flatten().min()
+    }
+
+    /// What that limit leaves for pages, in bytes a second.
+    #[must_use]
+    pub fn data_bytes_per_s(&self) -> Option<u64> {
+        self.holding().map(bucket::data_bytes_per_s)
+    }
+}
+
+/// What holds for one data stream. Its clones are the same.
+#[derive(Clone, Debug)]
+pub struct StreamPace {
+    shared: Arc<StreamShared>,
+}
+
+#[derive(Debug)]
+struct StreamShared {
+    migration: u64,
+    /// The migration's, the lane's, the host's.
+    limiters: [Arc<Limiter>; 3],
+    over: AtomicBool,
+    /// The thread that waits here, or did.
+    waiter: Mutex<Option<Thread>>,
+}
+
+impl StreamPace {
+    /// How many bytes are to be sent in one go; none: as many as there are.
+    #[must_use]
+    pub(crate) fn piece_bytes(&self) -> Option<u64> {
+        self.shared.limiters.iter().filter_map(|limiter| limiter.piece_bytes()).min()
+    }
+
+    /// Waits until the bytes may go; meanwhile `keep_alive` is called every two seconds.
+    ///
+    /// # Errors
+    /// The stream has been closed on this side, or `keep_alive`'s.
+    pub(crate) fn take(
+        &self,
+        bytes: u64,
+        mut keep_alive: impl FnMut() -> Result<(), LaneError>,
+    ) -> Result<(), LaneError> {
+        let shared = &*self.shared;
+        *lock(&shared.waiter) = Some(thread::current());
+        let mut until = Instant::now() + KEEP_ALIVE;
+        for limiter in &shared.limiters {
+            let mut again = false;
+            loop {
+                let asking = Asking { migration: shared.migration, over: &shared.over, again, until };
+                match limiter.take(asking, bytes) {
+                    Taken::Granted => break,
+                    Taken::Ended => return Err(LaneError::Io(std::io::ErrorKind::ConnectionAborted.into())),
+                    Taken::Waited => {
+                        keep_alive()?;
+                        until = Instant::now() + KEEP_ALIVE;
+                        again = true;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The stream is closed: who waits for it returns at once.
+    pub(crate) fn close(&self) {
+        self.shared.over.store(true, Ordering::SeqCst);
+        if let Some(thread) = &*lock(&self.shared.waiter) {
+            thread.unpark();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is changed under it is one assignment or insertion.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

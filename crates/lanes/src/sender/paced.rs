@@ -1,0 +1,112 @@
+//! Sending as fast as the stream's limits let it: piece by piece, each of whole frames, so that a stream that waits between two
+//! pieces can say that it lives.
+
+use godwit_ram::{PAGE_SIZE, Part};
+use godwit_wire::{MAX_PAGES_PER_FRAME, Message};
+
+use crate::LaneError;
+use crate::pacing::StreamPace;
+use crate::sender::Output;
+
+/// A stream with its limits, as they are now.
+pub(super) struct Paced {
+    output: Output,
+    pace: Option<StreamPace>,
+    /// Bytes sent in one go; none: nothing is paced.
+    piece_bytes: Option<u64>,
+}
+
+impl Paced {
+    pub(super) fn new(output: Output, pace: Option<StreamPace>) -> Self {
+        let piece_bytes = pace.as_ref().and_then(StreamPace::piece_bytes);
+        Paced { output, pace, piece_bytes }
+    }
+
+    /// The most bytes of one frame's payload.
+    pub(super) fn most_bytes(&self, most: u32) -> u32 {
+        self.piece_bytes.map_or(most, |piece| u32::try_from(piece).unwrap_or(most).min(most))
+    }
+
+    /// The most pages of one frame.
+    pub(super) fn most_pages(&self) -> u32 {
+        let pages = |piece: u64| u32::try_from(piece / PAGE_SIZE).unwrap_or(MAX_PAGES_PER_FRAME);
+        self.piece_bytes.map_or(MAX_PAGES_PER_FRAME, |piece| pages(piece).clamp(1, MAX_PAGES_PER_FRAME))
+    }
+
+    /// Waits until so many bytes may go. Returns the bytes that were sent meanwhile, so that the peer hears something.
+    pub(super) fn wait(&self, bytes: u64) -> Result<u64, LaneError> {
+        let mut said = 0;
+        if let Some(pace) = &self.pace {
+            pace.take(bytes, || {
+                let mut padding = Vec::new();
+                Message::Padding { bytes: 1 }.encode(&mut padding);
+                said += self.output.send(&[Part::Bytes(&padding)], &mut Vec::new())?;
+                Ok(())
+            })?;
+        }
+        Ok(said)
+    }
+
+    /// Sends frames, of which each ends before one of `ends` (places in `parts`, ascending). Returns the bytes.
+    pub(super) fn send(
+        &self,
+        parts: &[Part<'_>],
+        ends: &[usize],
+        staging: &mut Vec<u8>,
+    ) -> Result<u64, LaneError> {
+        let Some(piece_bytes) = self.piece_bytes else { return self.output.send(parts, staging) };
+        let mut sent = 0;
+        for piece in pieces(parts, ends, piece_bytes) {
+            let bytes = piece.iter().map(Part::len_bytes).sum();
+            sent += self.wait(bytes)?;
+            sent += self.output.send(piece, staging)?;
+        }
+        Ok(sent)
+    }
+}
+
+/// Frames put together to pieces of at most so many bytes; a frame that is larger is a piece of its own.
+fn pieces<'p, 'd>(
+    parts: &'p [Part<'d>],
+    ends: &[usize],
+    most_bytes: u64,
+) -> impl Iterator<Item = &'p [Part<'d>]> {
+    let mut cuts = Vec::new();
+    let (mut from, mut bytes) = (0, 0);
+    for &end in ends {
+        let frame: u64 = parts[from..end].iter().map(Part::len_bytes).sum();
+        if bytes > 0 && bytes + frame > most_bytes {
+            cuts.push(from);
+            bytes = 0;
+        }
+        bytes += frame;
+        from = end;
+    }
+    cuts.push(parts.len());
+    let mut from = 0;
+    cuts.into_iter().map(move |cut| &parts[std::mem::replace(&mut from, cut)..cut])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_put_together_and_never_cut() {
+        let (small, large) = ([0_u8; 10], [0_u8; 100]);
+        // Frames of 20, 110, 10 and 10 bytes.
+        let parts = [
+            Part::Bytes(&small),
+            Part::Bytes(&small),
+            Part::Bytes(&small),
+            Part::Bytes(&large),
+            Part::Bytes(&small),
+            Part::Bytes(&small),
+        ];
+        let cut = |most| pieces(&parts, &[2, 4, 5, 6], most).map(<[Part<'_>]>::len).collect::<Vec<_>>();
+        assert_eq!(cut(1), [2, 2, 1, 1]);
+        assert_eq!(cut(20), [2, 2, 2]);
+        assert_eq!(cut(130), [4, 2]);
+        assert_eq!(cut(1000), [6]);
+    }
+}

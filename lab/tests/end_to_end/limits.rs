@@ -1,0 +1,45 @@
+//! Limits of bandwidth: a guest moves whole under them, and a change while it moves takes effect.
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::{LimitOf, MigrationRequest, RateLimit};
+use godwit_lab::trial::{GuestPlan, Trial};
+use godwit_migration::{Outcome, Phase};
+
+use crate::{BUSY, move_and_check};
+
+#[test]
+fn a_limited_guest_moves_whole_and_a_change_holds_at_once() -> Result<()> {
+    let Some(trial) = Trial::begin("limits")? else { return Ok(()) };
+    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let limit = |text: &str| -> Result<RateLimit> { Ok(text.parse()?) };
+    let (a, b) = (trial.agent("a"), trial.agent("b"));
+
+    // At 10 Mbit/s the first round alone would take minutes.
+    let request = MigrationRequest { bandwidth_limit: Some(limit("10mbit")?), ..guest.to_other_host() };
+    let mut migration = trial.begin_migration("web", "a", &request)?;
+    let limited = migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
+    let limited = limited.context("it was over before it was limited")?;
+    ensure!(limited.bandwidth_limit == limit("10mbit")?.rate(), "{limited:#?}");
+    let id = migration.id.clone();
+    let low = trial.godwit(&["migration", "limit", &id, "0mbit"])?;
+    ensure!(low.code == Some(2) && low.stderr.contains("zero"), "{low:?}");
+    let changed = trial.godwit(&["migration", "limit", &id, "none", "--json"])?;
+    ensure!(
+        changed.code == Some(0) && changed.stdout.contains("\"bandwidth_limit\": \"none\""),
+        "{changed:?}"
+    );
+    // The host's own comes meanwhile: it holds what is under way.
+    trial.ask(a.set_limit(LimitOf::Host, limit("2gbit")?))?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    ensure!(report.bandwidth_limit == limit("2gbit")?.rate(), "{report:#?}");
+    guest.host = "b".to_owned();
+    trial.expect_whole(&guest)?;
+    eprintln!("  moved in {:.0} ms, begun at 10 Mbit/s", report.migration_time_ms);
+
+    // Back under a host's limit of the other side, from the begin.
+    trial.ask(b.set_limit(LimitOf::Host, limit("1gbit")?))?;
+    let watched = move_and_check(&trial, &mut guest)?;
+    ensure!(watched.report.bandwidth_limit == limit("1gbit")?.rate(), "{:#?}", watched.report);
+    trial.finish()
+}
