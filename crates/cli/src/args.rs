@@ -89,8 +89,9 @@ Ctrl-C cancels and waits until the guest runs on at the source; a second Ctrl-C 
   godwit probe b --from a --size 64GiB
   godwit probe b --seconds 5 --json >probe.json
 
-Lane by lane: connection set-up, round trip, the packets that pass, throughput with 1, 2, 4 and 8 streams, and what limits
-it; then how long a VM of that size will take. It sends as much as goes for some seconds. Ctrl-C ends it.")]
+Lane by lane: connection set-up, round trip, the packets that pass, throughput with 1, 2, 4 and 8
+streams, and what limits it; then how long a VM of that size will take. It sends as much as goes
+for some seconds. Ctrl-C ends it.")]
     Probe(ProbeArgs),
     /// Migrations that run or ran
     Migration {
@@ -442,6 +443,7 @@ pub(crate) struct ProbeArgs {
     #[command(flatten)]
     hosts: HostsFile,
     /// The destination
+    #[arg(value_name = "HOST")]
     pub(crate) to: String,
     /// The source [default: the only other host, or the one whose agent runs on this machine]
     #[arg(long, value_name = "HOST")]

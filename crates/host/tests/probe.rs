@@ -105,7 +105,7 @@ fn every_figure_of_a_lane_is_measured() {
         assert!(lane.connect_ms.is_some() && lane.secure_ms.is_none() && lane.limit.is_some());
         assert_eq!(lane.round_trip.unwrap().count, 50);
         let mtu = lane.mtu.unwrap();
-        assert_eq!((mtu.interface, mtu.passes, mtu.black_hole), (Some(65536), Some(65536), false));
+        assert_eq!((mtu.interface, mtu.passes, mtu.black_hole), (Some(65535), Some(65535), false));
         assert_eq!(lane.throughput.iter().map(|run| run.streams).collect::<Vec<_>>(), STREAM_COUNTS);
         assert!(lane.throughput.iter().all(|run| run.bytes_per_s > 0.0 && run.source.cores > 0));
         assert!(lane.throughput.iter().any(|run| run.destination.threads_cores > 0.0), "{lane:#?}");
