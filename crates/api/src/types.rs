@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_migration::{EngineKind, Progress, RateLimit, Report};
+use godwit_migration::{Compression, EngineKind, Progress, RateLimit, Report};
 use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
 
@@ -192,7 +192,7 @@ pub struct QemuEngineOptions {
     /// Parallel channels; none: one plain stream.
     #[serde(default)]
     pub multifd_channels: Option<u32>,
-    /// `zstd`, `zlib` or `none`, with multifd.
+    /// `zstd`, `zlib` or `none`, with multifd: QEMU's `multifd-compression`.
     #[serde(default)]
     pub compression: Option<String>,
     /// Throttle the vCPUs where the migration does not converge.
@@ -239,6 +239,9 @@ pub struct MigrationRequest {
     /// How fast its pages may leave, beside the limits of lanes and host; none: the host's default for migrations.
     #[serde(default)]
     pub bandwidth_limit: Option<RateLimit>,
+    /// What compresses the pages, for `engine: godwit`; QEMU's has its own ([`QemuEngineOptions::compression`]).
+    #[serde(default)]
+    pub compression: Compression,
 }
 
 /// The most that a request may ask for.
@@ -258,6 +261,7 @@ impl MigrationRequest {
             qemu: QemuEngineOptions::default(),
             streams: None,
             bandwidth_limit: None,
+            compression: Compression::default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, RateLimit};
 use godwit_lab::{BitRate, Family, Loss, Rtt};
-use godwit_migration::EngineKind;
+use godwit_migration::{Compression, EngineKind};
 use godwit_qemu::ByteSize;
 
 use crate::exit::EXIT_CODES;
@@ -77,7 +77,8 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:
   godwit migrate web --to b
   godwit migrate web --to b --switchover-budget 10ms --json >report.json
-  godwit migrate web --to b --engine qemu --multifd-channels 4 --compression zstd
+  godwit migrate web --to b --compression zstd
+  godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd
   godwit migrate web --to b --detach
   godwit migrate web --to b --bandwidth-limit 2gbit
 
@@ -376,6 +377,29 @@ impl From<EngineArg> for EngineKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CompressionArg {
+    /// Whatever pays on the link, with the CPU that is free
+    Auto,
+    /// None
+    None,
+    /// Fast, less small
+    Lz4,
+    /// Smaller, less fast
+    Zstd,
+}
+
+impl From<CompressionArg> for Compression {
+    fn from(compression: CompressionArg) -> Compression {
+        match compression {
+            CompressionArg::Auto => Compression::Auto,
+            CompressionArg::None => Compression::None,
+            CompressionArg::Lz4 => Compression::Lz4,
+            CompressionArg::Zstd => Compression::Zstd,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MultifdCompressionArg {
     /// Slow, small
     Zlib,
     /// Fast, small
@@ -384,12 +408,12 @@ pub(crate) enum CompressionArg {
     None,
 }
 
-impl CompressionArg {
+impl MultifdCompressionArg {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            CompressionArg::Zlib => "zlib",
-            CompressionArg::Zstd => "zstd",
-            CompressionArg::None => "none",
+            MultifdCompressionArg::Zlib => "zlib",
+            MultifdCompressionArg::Zstd => "zstd",
+            MultifdCompressionArg::None => "none",
         }
     }
 }
@@ -415,12 +439,15 @@ pub(crate) struct MigrateArgs {
     /// How fast guest memory may leave: at least 1mbit, or none [default: the source host's for each migration]
     #[arg(long, value_name = "RATE|none")]
     pub(crate) bandwidth_limit: Option<RateLimit>,
+    /// What compresses the guest's pages [default: auto]
+    #[arg(long, value_enum)]
+    pub(crate) compression: Option<CompressionArg>,
     /// QEMU's engine: channels in parallel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255), help_heading = "With --engine qemu")]
     pub(crate) multifd_channels: Option<u32>,
     /// Compression of its channels
     #[arg(long, value_enum, requires = "multifd_channels", help_heading = "With --engine qemu")]
-    pub(crate) compression: Option<CompressionArg>,
+    pub(crate) multifd_compression: Option<MultifdCompressionArg>,
     /// Throttle the vCPUs until it converges
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) auto_converge: bool,
@@ -642,7 +669,7 @@ mod tests {
             "godwit vm create -f web.toml --start --host a",
             "godwit vm stop web --grace 10s",
             "godwit vm logs web -f --qemu",
-            "godwit migrate web --to b --engine qemu --multifd-channels 4 --compression zstd --auto-converge --postcopy",
+            "godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd --auto-converge --postcopy",
             "godwit migrate web --to b --switchover-budget 500us --detach",
             "godwit probe b",
             "godwit probe b --from a --size 64GiB --seconds 2.5 --json",
@@ -652,6 +679,7 @@ mod tests {
             "godwit host limit",
             "godwit host limit 1gbit --lane fd77::11 --host a",
             "godwit host limit none --each-migration",
+            "godwit migrate web --to b --compression lz4",
             "godwit migration cancel m1",
             "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
             "godwit lab up --lane 1gbit,250mbit --family ipv6 --flow-cap 200mbit",
@@ -675,13 +703,14 @@ mod tests {
             "godwit vm create web --memory 1GB",
             "godwit migrate web",
             "godwit migrate web --to b --switchover-budget 20",
-            "godwit migrate web --to b --compression zstd",
             "godwit migrate web --to b --bandwidth-limit 0",
             "godwit migration limit m1",
             "godwit migration limit m1 500kbit",
             "godwit host limit fast",
             "godwit host limit --lane 10.0.0.1",
             "godwit host limit 1gbit --lane 10.0.0.1 --each-migration",
+            "godwit migrate web --to b --compression zlib",
+            "godwit migrate web --to b --engine qemu --multifd-compression zstd",
             "godwit watch web",
             "godwit lab up --link 1gbit --lane 1gbit",
             "godwit lab up --family ipv5",

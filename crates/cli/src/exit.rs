@@ -188,6 +188,7 @@ mod tests {
             bandwidth_limit: None,
             round_trip_ms: None,
             lanes: Vec::new(),
+            encodings: Vec::new(),
             rounds: Vec::new(),
             phases,
             switchover: None,

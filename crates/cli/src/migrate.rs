@@ -7,11 +7,11 @@ mod line;
 use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions, VmInfo,
 };
-use godwit_migration::{EngineKind, Report};
+use godwit_migration::{Compression, EngineKind, Report};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::args::{CompressionArg, EngineArg, MigrateArgs, MigrationCommand};
+use crate::args::{EngineArg, MigrateArgs, MigrationCommand, MultifdCompressionArg};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::migrate::blackout::BlackoutWatch;
@@ -56,8 +56,8 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     let qemu = QemuEngineOptions {
         multifd_channels: options.multifd_channels,
         compression: options
-            .compression
-            .filter(|kind| *kind != CompressionArg::None)
+            .multifd_compression
+            .filter(|kind| *kind != MultifdCompressionArg::None)
             .map(|kind| kind.name().to_owned()),
         auto_converge: options.auto_converge,
         postcopy: options.postcopy,
@@ -66,7 +66,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     };
     if matches!(options.engine, EngineArg::Godwit) && qemu != QemuEngineOptions::default() {
         return Err(Failure::usage(
-            "--multifd-channels, --compression, --auto-converge, --postcopy, --plaintext and --autostart belong to QEMU's own engine",
+            "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext and --autostart belong to QEMU's own engine",
             "add --engine qemu, or leave them out",
         ));
     }
@@ -76,6 +76,12 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
             "leave it out; QEMU's has --multifd-channels",
         ));
     }
+    if matches!(options.engine, EngineArg::Qemu) && options.compression.is_some() {
+        return Err(Failure::usage(
+            "--compression belongs to Godwit's own engine",
+            "leave it out; QEMU's has --multifd-compression, with --multifd-channels",
+        ));
+    }
     Ok(MigrationRequest {
         to: options.to.clone(),
         engine: EngineKind::from(options.engine),
@@ -83,6 +89,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         qemu,
         streams: options.streams,
         bandwidth_limit: options.bandwidth_limit,
+        compression: options.compression.map_or_else(Compression::default, Compression::from),
     })
 }
 
@@ -300,7 +307,7 @@ mod tests {
     #[test]
     fn the_request_says_what_the_flags_say() {
         let request = parse(
-            "godwit migrate web --to b --engine qemu --multifd-channels 4 --compression zstd --postcopy",
+            "godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd --postcopy",
         )
         .unwrap();
         assert_eq!(request.engine, EngineKind::Qemu);
@@ -319,6 +326,9 @@ mod tests {
         assert_eq!(limit(""), None, "the host decides");
         assert_eq!(limit("--bandwidth-limit 1.5gbit"), Some("1500mbit".into()));
         assert_eq!(limit("--engine qemu --bandwidth-limit none"), Some("none".into()));
+        assert_eq!(parse("godwit migrate web --to b").unwrap().compression, Compression::Auto);
+        let asked = parse("godwit migrate web --to b --compression none").unwrap();
+        assert_eq!(asked.compression, Compression::None);
     }
 
     #[test]
@@ -326,5 +336,8 @@ mod tests {
         let failure = parse("godwit migrate web --to b --auto-converge").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         assert!(failure.mend.contains("--engine qemu"));
+        let failure = parse("godwit migrate web --to b --engine qemu --compression zstd").unwrap_err();
+        assert_eq!(failure.exit, Exit::Usage);
+        assert!(failure.mend.contains("--multifd-compression"));
     }
 }

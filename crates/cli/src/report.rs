@@ -1,6 +1,6 @@
 //! A migration's report for people. The JSON form is the type itself.
 
-use godwit_migration::{LaneReport, Outcome, Report, SwitchoverReport};
+use godwit_migration::{EncodingName, EncodingReport, LaneReport, Outcome, Report, SwitchoverReport};
 
 use crate::output::{Output, Tone, fields, table};
 use crate::units::{byte_count, bytes, millis};
@@ -69,6 +69,9 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     }
     lines.push(("guest memory", byte_count(report.guest_bytes)));
     lines.push(("on the wire", byte_count(report.wire_bytes)));
+    if !report.encodings.is_empty() {
+        lines.push(("pages", encodings(&report.encodings)));
+    }
     if let Some(limit) = report.bandwidth_limit {
         lines.push(("limit", limit.to_string()));
     }
@@ -77,6 +80,22 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
     }
     lines
+}
+
+/// What the pages were sent as, in a line.
+fn encodings(encodings: &[EncodingReport]) -> String {
+    let one = |encoding: &EncodingReport| {
+        let EncodingReport { name, pages, raw_bytes, wire_bytes } = encoding;
+        let sizes = match name {
+            EncodingName::Zero => String::new(),
+            EncodingName::Raw => format!(" ({})", byte_count(*raw_bytes)),
+            EncodingName::Lz4 | EncodingName::Zstd => {
+                format!(" ({} in {})", byte_count(*raw_bytes), byte_count(*wire_bytes))
+            }
+        };
+        format!("{pages} {name}{sizes}")
+    };
+    encodings.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 fn breakdown(pieces: &SwitchoverReport) -> String {
@@ -138,6 +157,15 @@ mod tests {
             bandwidth_limit: "5gbit".parse().ok(),
             round_trip_ms: Some(0.2),
             lanes: Vec::new(),
+            encodings: vec![
+                EncodingReport { name: EncodingName::Zero, pages: 100, raw_bytes: 409_600, wire_bytes: 80 },
+                EncodingReport {
+                    name: EncodingName::Zstd,
+                    pages: 512,
+                    raw_bytes: 2 << 20,
+                    wire_bytes: 1 << 19,
+                },
+            ],
             rounds: vec![RoundReport {
                 round: 0,
                 pages: 262_144,
@@ -167,6 +195,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
+        assert!(text.contains("100 zero, 512 zstd (2.0 MiB in 512 KiB)"), "{text}");
     }
 
     #[test]

@@ -242,6 +242,7 @@ mod tests {
             bandwidth_limit: None,
             round_trip_ms: None,
             lanes: Vec::new(),
+            encodings: vec![],
             rounds: vec![],
             phases: vec![],
             switchover: None,

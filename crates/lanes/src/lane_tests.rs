@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
-use godwit_wire::{Message, PageRun};
+use godwit_wire::{Codec, Encoding, Message, PageRun, PagesHeader};
 
-use crate::{Incoming, Lane, LaneError, Stream, accept, connect, listen, pair};
+use crate::{Incoming, Lane, LaneError, Packing, Stream, accept, connect, listen, pair};
 
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -92,13 +92,16 @@ fn pages_of_all_shapes_arrive(near: &Stream, far: &Stream) {
         from.copy_in(page * PAGE_SIZE, &page.to_le_bytes().repeat(512)).unwrap();
     }
     let shapes = [(0, 1), (3, 1), (5, 2), (10, 17), (40, 1), (50, 600), (700, 1), (702, 64), (800, 1200)];
+    let (lz4, zstd) = (Some(Codec::Lz4), Some(Codec::Zstd));
+    let packings = [(None, None), (lz4, None), (None, lz4), (zstd, None), (lz4, zstd)]
+        .map(|(codec, probe)| Packing { codec, probe });
     let runs: Vec<_> = shapes.iter().map(|&(first, count)| PageRange { first, count }).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut sender = near.sender();
-            for round in 0..3 {
+            for (round, packing) in (0..).zip(packings) {
                 sender.send(&Message::Ping { sent_ns: 1 }).unwrap();
-                sender.unit(round, 0, &from, &runs, &[]).unwrap();
+                sender.unit(round, 0, &from, &runs, &[], packing).unwrap();
                 sender.send(&Message::Padding { bytes: 700_000 }).unwrap();
             }
             near.finish_sending();
@@ -107,7 +110,7 @@ fn pages_of_all_shapes_arrive(near: &Stream, far: &Stream) {
         loop {
             match receiver.receive() {
                 Ok(Incoming::Pages(header)) => {
-                    receiver.pages(&to, header.run).unwrap();
+                    receiver.pages(&to, header).unwrap();
                     pages += u64::from(header.run.count);
                 }
                 Ok(Incoming::Message(message)) => {
@@ -120,7 +123,7 @@ fn pages_of_all_shapes_arrive(near: &Stream, far: &Stream) {
                 Err(error) => panic!("{error}"),
             }
         }
-        assert_eq!(pages, 3 * shapes.iter().map(|(_, count)| count).sum::<u64>());
+        assert_eq!(pages, packings.len() as u64 * shapes.iter().map(|(_, count)| count).sum::<u64>());
     });
     for page in 0..to.pages() {
         let sent = shapes.iter().any(|&(first, count)| (first..first + count).contains(&page));
@@ -138,9 +141,112 @@ fn pages_beyond_the_block_are_refused() {
     let (_near, far) = streams();
     let mut receiver = far.receiver();
     for (first, count) in [(3, 2), (4, 1), (u64::MAX, 2)] {
-        let refused = receiver.pages(&to, PageRun { block: 0, first, count });
-        assert!(matches!(refused, Err(LaneError::OutOfBounds { .. })));
+        for encoding in [Encoding::Raw, Encoding::Compressed { codec: Codec::Zstd, bytes: 9 }] {
+            let run = PageRun { block: 0, first, count };
+            let refused = receiver.pages(&to, PagesHeader { round: 0, run, encoding });
+            assert!(matches!(refused, Err(LaneError::OutOfBounds { .. })));
+        }
     }
+}
+
+#[test]
+fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (region(&folder, "from", 192), region(&folder, "to", 192));
+    // Two pieces that shrink, and one between them that does not.
+    let mut noise = 1u64;
+    for page in 0..from.pages() {
+        let words = std::iter::repeat_with(|| {
+            noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            if (64..128).contains(&page) { noise ^ noise >> 32 } else { page }
+        });
+        let bytes: Vec<u8> = words.take(512).flat_map(u64::to_le_bytes).collect();
+        from.copy_in(page * PAGE_SIZE, &bytes).unwrap();
+    }
+    let (near, far) = streams();
+    let zeros = [PageRange { first: 0, count: 1 }];
+    let pages = [PageRange { first: 1, count: 191 }];
+    let sent = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            let packing = Packing { codec: Some(Codec::Zstd), probe: Some(Codec::Lz4) };
+            let sent = near.sender().unit(7, 0, &from, &pages, &zeros, packing).unwrap();
+            near.finish_sending();
+            sent
+        });
+        let mut receiver = far.receiver();
+        loop {
+            match receiver.receive() {
+                Ok(Incoming::Pages(header)) => receiver.pages(&to, header).unwrap(),
+                Ok(Incoming::Message(message)) => {
+                    assert!(matches!(message, Message::Zeros(_) | Message::UnitEnd));
+                }
+                Err(LaneError::Closed) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        sending.join().unwrap()
+    });
+    // The probe takes the first 64 pages; the pieces after it begin one page off the noise, which stays raw all the same.
+    let pages = [sent.zero.pages, sent.raw.pages, sent.lz4.pages, sent.zstd.pages];
+    assert_eq!(pages, [1, 64, 64, 63]);
+    assert_eq!((sent.lz4_effort.raw_bytes, sent.zstd_effort.raw_bytes), (64 * PAGE_SIZE, 127 * PAGE_SIZE));
+    assert!(sent.lz4.wire_bytes < 20 * PAGE_SIZE && sent.zstd.wire_bytes < 20 * PAGE_SIZE);
+    let frames = [sent.zero, sent.raw, sent.lz4, sent.zstd].map(|tally| tally.wire_bytes);
+    assert_eq!(sent.wire_bytes, frames.iter().sum::<u64>() + 8);
+    let read = |region: &Region| {
+        let mut bytes = vec![0; 192 * 4096];
+        region.copy_out(0, &mut bytes).unwrap();
+        bytes
+    };
+    assert!(read(&from)[4096..] == read(&to)[4096..]);
+}
+
+/// What a receiver makes of a compressed frame.
+fn received(header: PagesHeader, content: &[u8]) -> Result<(), LaneError> {
+    let folder = tempfile::tempdir().unwrap();
+    let to = region(&folder, "to", 64);
+    let (near, far) = streams();
+    let mut frame = header.to_bytes().to_vec();
+    frame.extend_from_slice(content);
+    near.write_all(&frame);
+    near.finish_sending();
+    let mut receiver = far.receiver();
+    let Incoming::Pages(header) = receiver.receive()? else { panic!("no pages") };
+    receiver.pages(&to, header)
+}
+
+#[test]
+fn compressed_pages_that_are_not_what_they_claim_are_refused() {
+    let page = [7u8; 4096];
+    let zstd = zstd::bulk::compress(&page.repeat(4), 1).unwrap();
+    let lz4 = lz4_flex::block::compress(&page.repeat(4));
+    let header = |codec, count: u32, content: &[u8]| PagesHeader {
+        round: 0,
+        run: PageRun { block: 0, first: 1, count },
+        encoding: Encoding::Compressed { codec, bytes: u32::try_from(content.len()).unwrap() },
+    };
+    for (codec, content) in [(Codec::Zstd, &zstd), (Codec::Lz4, &lz4)] {
+        received(header(codec, 4, content), content).unwrap();
+        // Fewer pages than it holds, more, the other codec, cut, lengthened, damaged.
+        let other = if codec == Codec::Zstd { Codec::Lz4 } else { Codec::Zstd };
+        let cut = &content[..content.len() - 1];
+        let longer = [content.as_slice(), &[0; 3]].concat();
+        let noise = vec![0xa5; 40];
+        for (header, content) in [
+            (header(codec, 3, content), content.as_slice()),
+            (header(codec, 5, content), content),
+            (header(other, 4, content), content),
+            (header(codec, 4, cut), cut),
+            (header(codec, 4, &longer), &longer),
+            (header(codec, 4, &noise), &noise),
+        ] {
+            let refused = received(header, content);
+            assert!(matches!(refused, Err(LaneError::Garbled { .. })), "{header:?}: {refused:?}");
+        }
+    }
+    // The stream ends within them.
+    let cut = received(header(Codec::Zstd, 4, &zstd), &zstd[..5]);
+    assert!(matches!(cut, Err(LaneError::Closed)), "{cut:?}");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Paths between two hosts: a lane is a pair of addresses, with any number of TCP streams of the migration protocol. Blocking,
 //! for plain threads.
 //!
-//! Pages go from guest memory to the socket and from the socket to guest memory without a copy in between,
-//! except by TLS, which needs one. This crate knows
+//! Pages go from guest memory to the socket and from the socket to guest memory without a copy in between, except by TLS
+//! and where they are compressed, which both need one. This crate knows
 //! frames and sockets; what a message means is the migration's.
 
+mod codec;
 #[cfg(test)]
 mod lane_tests;
 mod link;
@@ -14,12 +15,14 @@ mod rate;
 mod receiver;
 mod sender;
 mod socket;
+mod unit;
 
 pub use probe::connect_sized;
 pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
 pub use receiver::{Incoming, StreamReceiver};
 pub use sender::StreamSender;
 pub use socket::{Lane, Stream, accept, connect, listen, pair};
+pub use unit::{Effort, Packing, Tally, UnitSent};
 
 use std::net::SocketAddr;
 
@@ -64,6 +67,18 @@ pub enum LaneError {
     /// The peer named pages that the VM does not have.
     #[error("the peer sent pages that the VM does not have (block {block}, {count} pages from {first})")]
     OutOfBounds {
+        /// The block.
+        block: u16,
+        /// The first page.
+        first: u64,
+        /// How many.
+        count: u64,
+    },
+    /// The peer sent compressed pages that do not hold what they claim.
+    #[error(
+        "the peer sent {count} compressed pages that can't be unpacked (block {block}, from page {first})"
+    )]
+    Garbled {
         /// The block.
         block: u16,
         /// The first page.

@@ -3,13 +3,17 @@
 use std::time::Instant;
 
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
-use godwit_wire::{FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun, PagesHeader};
+use godwit_wire::{
+    Codec, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun, PagesHeader,
+};
 
 use crate::LaneError;
+use crate::codec::{MAX_PIECE_BYTES, Unpacker};
 use crate::link::Link;
 
-/// Room for the largest payload that is read whole (device state), and for many small pages in one call.
+/// Room for the largest payload that is read whole (device state, compressed pages), and for many small pages in one call.
 const BUFFER_BYTES: usize = MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN;
+const _: () = assert!(MAX_PIECE_BYTES <= BUFFER_BYTES);
 
 /// With more than this to come, pages are received straight into guest memory.
 const DIRECT_BYTES: u64 = 64 * 1024;
@@ -31,6 +35,7 @@ pub struct StreamReceiver {
     start: usize,
     end: usize,
     received_bytes: u64,
+    unpacker: Unpacker,
     /// After this nothing more is read.
     deadline: Option<Instant>,
 }
@@ -43,6 +48,7 @@ impl StreamReceiver {
             start: 0,
             end: 0,
             received_bytes: 0,
+            unpacker: Unpacker::default(),
             deadline: None,
         }
     }
@@ -65,7 +71,7 @@ impl StreamReceiver {
     pub fn receive(&mut self) -> Result<Incoming, LaneError> {
         let header = FrameHeader::parse(self.take::<HEADER_LEN>()?)?;
         match header.kind {
-            Kind::Pages => {
+            Kind::Pages | Kind::CompressedPages => {
                 let fields = *self.take::<{ PagesHeader::LEN - HEADER_LEN }>()?;
                 match Message::decode(header, &fields)? {
                     Message::Pages(pages) => Ok(Incoming::Pages(pages)),
@@ -95,12 +101,39 @@ impl StreamReceiver {
     /// Takes announced pages into guest memory.
     ///
     /// # Errors
-    /// [`LaneError::OutOfBounds`] where the block does not have them; else as [`StreamReceiver::receive`].
-    pub fn pages(&mut self, region: &Region, run: PageRun) -> Result<(), LaneError> {
+    /// [`LaneError::OutOfBounds`] where the block does not have them; [`LaneError::Garbled`] where they can't be unpacked;
+    /// else as [`StreamReceiver::receive`].
+    pub fn pages(&mut self, region: &Region, header: PagesHeader) -> Result<(), LaneError> {
+        let run = header.run;
         let range = PageRange { first: run.first, count: u64::from(run.count) };
         if run.first.saturating_add(range.count) > region.pages() {
             return Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: range.count });
         }
+        match header.encoding {
+            Encoding::Raw => self.raw_pages(region, range),
+            Encoding::Compressed { codec, bytes } => self.compressed_pages(region, run, codec, bytes),
+        }
+    }
+
+    fn compressed_pages(
+        &mut self,
+        region: &Region,
+        run: PageRun,
+        codec: Codec,
+        bytes: u32,
+    ) -> Result<(), LaneError> {
+        let (count, packed_bytes) = (u64::from(run.count), bytes as usize);
+        self.fill(packed_bytes)?;
+        let packed = &self.buffer[self.start..self.start + packed_bytes];
+        let raw_bytes = usize::try_from(count * PAGE_SIZE).unwrap_or(usize::MAX);
+        let garbled = LaneError::Garbled { block: run.block, first: run.first, count };
+        let pages = self.unpacker.unpack(codec, packed, raw_bytes).ok_or(garbled)?;
+        region.copy_in(run.first * PAGE_SIZE, pages).map_err(|error| LaneError::Memory(error.to_string()))?;
+        self.start += packed_bytes;
+        Ok(())
+    }
+
+    fn raw_pages(&mut self, region: &Region, range: PageRange) -> Result<(), LaneError> {
         let mut offset = range.first * PAGE_SIZE;
         let end = offset + range.count * PAGE_SIZE;
         // What has been read already is copied; where much is left it goes straight into memory from the next page on.

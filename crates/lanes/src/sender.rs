@@ -2,22 +2,34 @@
 
 mod paced;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use godwit_ram::{PageRange, Part, Region};
-use godwit_wire::{BlockRun, HEADER_LEN, MAX_PADDING, Message, PageRun, PagesHeader, Zeros};
+use godwit_wire::{
+    BlockRun, Codec, Encoding, MAX_COMPRESSED_PAGES, MAX_PADDING, Message, PAGE_SIZE, PageRun, PagesHeader,
+    Zeros,
+};
 
-use crate::LaneError;
+use crate::codec::{Compressor, MAX_PIECE_BYTES};
 use crate::link::Link;
 use crate::pacing::StreamPace;
+use crate::{LaneError, Packing, UnitSent};
 use paced::Paced;
+
+/// Compressed bytes that are handed to the socket in one call: it sends them while the next pages are compressed.
+const BATCH_BYTES: usize = 128 << 10;
 
 /// The sending half of a stream.
 #[derive(Debug)]
 pub struct StreamSender {
     output: Output,
-    scratch: Vec<u8>,
+    batch: Batch,
+    /// A copy of pages, to be compressed.
+    copy: Vec<u8>,
+    compressor: Compressor,
     staging: Vec<u8>,
     pace: Option<StreamPace>,
 }
@@ -39,8 +51,14 @@ impl Output {
 
 impl StreamSender {
     pub(crate) fn new(link: Link, sent_bytes: Arc<AtomicU64>, pace: Option<StreamPace>) -> Self {
-        let output = Output { link, sent_bytes };
-        StreamSender { output, scratch: Vec::new(), staging: Vec::new(), pace }
+        StreamSender {
+            output: Output { link, sent_bytes },
+            batch: Batch::default(),
+            copy: Vec::new(),
+            compressor: Compressor::default(),
+            staging: Vec::new(),
+            pace,
+        }
     }
 
     fn paced(&self) -> Paced {
@@ -58,9 +76,9 @@ impl StreamSender {
     /// # Errors
     /// [`LaneError`]: the stream is unusable afterwards.
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
-        self.scratch.clear();
-        message.encode(&mut self.scratch);
-        self.output.send(&[Part::Bytes(&self.scratch)], &mut self.staging)?;
+        self.batch.clear();
+        message.encode(&mut self.batch.bytes);
+        self.output.send(&[Part::Bytes(&self.batch.bytes)], &mut self.staging)?;
         Ok(())
     }
 
@@ -80,8 +98,8 @@ impl StreamSender {
         Ok(())
     }
 
-    /// Sends a unit: runs of pages of one block as they are in memory now, runs that are zero, and the unit's end. Returns the
-    /// bytes handed to the kernel.
+    /// Sends a unit: runs of pages of one block as they are in memory now, runs that are zero, and the unit's end. Pages that
+    /// are not worth their compression go raw, whatever `packing` says, and straight from guest memory.
     ///
     /// # Errors
     /// [`LaneError`]: the stream is unusable afterwards.
@@ -92,50 +110,147 @@ impl StreamSender {
         region: &Region,
         pages: &[PageRange],
         zeros: &[PageRange],
-    ) -> Result<u64, LaneError> {
-        self.scratch.clear();
+        packing: Packing,
+    ) -> Result<UnitSent, LaneError> {
+        let mut sent =
+            UnitSent { unsent_before_bytes: self.output.link.unsent_bytes(), ..UnitSent::default() };
+        self.batch.clear();
+        self.put_zeros(round, block, zeros);
+        sent.zero.add(zeros.iter().map(|run| run.count).sum(), self.batch.bytes.len());
+        let paced = self.paced();
+        let probed = if packing.probe.is_some() { u64::from(MAX_COMPRESSED_PAGES) } else { 0 };
+        let (probed, rest) = split(pages, probed);
+        for (codec, runs) in [(packing.probe, probed), (packing.codec, rest)] {
+            let most = if codec.is_some() { MAX_COMPRESSED_PAGES } else { paced.most_pages() };
+            for frame in frames(round, block, &runs, most) {
+                self.put_frame(region, frame, codec, &mut sent)?;
+                if self.batch.bytes.len() >= BATCH_BYTES {
+                    sent.wire_bytes += self.flush(region, &paced)?;
+                }
+            }
+        }
+        Message::UnitEnd.encode(&mut self.batch.bytes);
+        sent.wire_bytes += self.flush(region, &paced)?;
+        sent.unsent_after_bytes = self.output.link.unsent_bytes();
+        Ok(sent)
+    }
+
+    fn put_zeros(&mut self, round: u32, block: u16, zeros: &[PageRange]) {
         let mut runs: Vec<BlockRun> =
             zeros.iter().map(|run| BlockRun { block, first: run.first, count: run.count }).collect();
         while !runs.is_empty() {
             let message = Message::Zeros(Zeros { round, runs });
-            let taken = message.encode(&mut self.scratch);
+            let taken = message.encode(&mut self.batch.bytes);
             let Message::Zeros(rest) = message else { break };
             runs = rest.runs;
             runs.drain(..taken);
         }
-        let paced = self.paced();
-        let headers: Vec<_> = frames(round, block, pages, paced.most_pages())
-            .map(|frame| (frame.to_bytes(), frame.run))
-            .collect();
-        let mut end = Vec::with_capacity(HEADER_LEN);
-        Message::UnitEnd.encode(&mut end);
-        // The parts, and where a frame ends among them.
-        let (mut parts, mut ends) = (vec![Part::Bytes(&self.scratch)], vec![1]);
-        for (header, run) in &headers {
-            let range = PageRange { first: run.first, count: u64::from(run.count) };
-            parts.extend([Part::Bytes(header), Part::Pages(region, range)]);
-            ends.push(parts.len());
+    }
+
+    /// One frame, in the codec's form where that pays.
+    fn put_frame(
+        &mut self,
+        region: &Region,
+        mut frame: PagesHeader,
+        codec: Option<Codec>,
+        sent: &mut UnitSent,
+    ) -> Result<(), LaneError> {
+        let range = PageRange { first: frame.run.first, count: u64::from(frame.run.count) };
+        let raw_bytes = frame.run.count as usize * PAGE_SIZE as usize;
+        if let Some(codec) = codec {
+            let begun = Instant::now();
+            self.copy.resize(MAX_PIECE_BYTES, 0);
+            let copy = &mut self.copy[..raw_bytes];
+            region
+                .copy_out(range.offset_bytes(), copy)
+                .map_err(|error| LaneError::Memory(error.to_string()))?;
+            let packed = self.compressor.pack(codec, copy);
+            let bytes = packed.map_or(raw_bytes, <[u8]>::len);
+            sent.effort_mut(codec).add(raw_bytes, bytes, begun.elapsed());
+            if let Some(packed) = packed {
+                // A piece is at most 256 KiB, and less than that by now.
+                frame.encoding =
+                    Encoding::Compressed { codec, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
+                self.batch.bytes.extend_from_slice(&frame.to_bytes());
+                self.batch.bytes.extend_from_slice(packed);
+                sent.tally_mut(Some(codec)).add(range.count, PagesHeader::LEN + bytes);
+                return Ok(());
+            }
         }
-        parts.push(Part::Bytes(&end));
-        ends.push(parts.len());
+        self.batch.bytes.extend_from_slice(&frame.to_bytes());
+        self.batch.pages(range);
+        sent.tally_mut(None).add(range.count, PagesHeader::LEN + raw_bytes);
+        Ok(())
+    }
+
+    /// Hands what has been put together to the kernel.
+    fn flush(&mut self, region: &Region, paced: &Paced) -> Result<u64, LaneError> {
+        let (parts, ends) = self.batch.parts(region);
         let sent = paced.send(&parts, &ends, &mut self.staging)?;
+        self.batch.clear();
         Ok(sent)
     }
 }
 
-/// Runs cut into frames.
+/// What is sent in one call: bytes, and pages that follow some of them.
+#[derive(Debug, Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    /// Pages, each with the place in the bytes that it follows.
+    pages: Vec<(usize, PageRange)>,
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.pages.clear();
+    }
+
+    /// Pages that follow what was put so far.
+    fn pages(&mut self, range: PageRange) {
+        self.pages.push((self.bytes.len(), range));
+    }
+
+    /// The parts, and places among them before which a frame ends.
+    fn parts<'a>(&'a self, region: &'a Region) -> (Vec<Part<'a>>, Vec<usize>) {
+        let mut parts = Vec::with_capacity(2 * self.pages.len() + 1);
+        let mut ends = Vec::with_capacity(self.pages.len() + 1);
+        let bytes = |range: Range<usize>| Part::Bytes(&self.bytes[range]);
+        let mut from = 0;
+        for &(place, range) in &self.pages {
+            parts.extend([bytes(from..place), Part::Pages(region, range)]);
+            ends.push(parts.len());
+            from = place;
+        }
+        parts.push(bytes(from..self.bytes.len()));
+        ends.push(parts.len());
+        (parts, ends)
+    }
+}
+
+/// The first `count` pages of ascending runs, and the rest.
+fn split(runs: &[PageRange], mut count: u64) -> (Vec<PageRange>, Vec<PageRange>) {
+    let (mut first, mut rest) = (Vec::new(), Vec::with_capacity(runs.len()));
+    for run in runs {
+        let (taken, left) = run.split(count);
+        count -= taken.count;
+        first.extend(Some(taken).filter(|run| !run.is_empty()));
+        rest.extend(Some(left).filter(|run| !run.is_empty()));
+    }
+    (first, rest)
+}
+
+/// Runs cut into raw frames of at most so many pages.
 fn frames(
     round: u32,
     block: u16,
     runs: &[PageRange],
     most_pages: u32,
 ) -> impl Iterator<Item = PagesHeader> + '_ {
-    runs.iter().flat_map(move |run| {
-        let end = run.first + run.count;
-        (run.first..end).step_by(most_pages as usize).map(move |first| {
-            let count = u32::try_from(end - first).unwrap_or(u32::MAX).min(most_pages);
-            PagesHeader { round, run: PageRun { block, first, count } }
-        })
+    runs.iter().flat_map(move |run| run.chunks(u64::from(most_pages))).map(move |piece| {
+        let count = u32::try_from(piece.count).unwrap_or(most_pages);
+        let run = PageRun { block, first: piece.first, count };
+        PagesHeader { round, run, encoding: Encoding::Raw }
     })
 }
 
@@ -143,10 +258,24 @@ fn frames(
 mod tests {
     use super::*;
 
+    fn cut(runs: &[PageRange], most_pages: u32) -> Vec<(u64, u32)> {
+        frames(4, 1, runs, most_pages).map(|frame| (frame.run.first, frame.run.count)).collect()
+    }
+
     #[test]
     fn long_runs_are_cut_into_frames() {
         let runs = [PageRange { first: 3, count: 2 }, PageRange { first: 100, count: 1100 }];
-        let cut: Vec<_> = frames(4, 1, &runs, 512).map(|frame| (frame.run.first, frame.run.count)).collect();
-        assert_eq!(cut, [(3, 2), (100, 512), (612, 512), (1124, 76)]);
+        assert_eq!(cut(&runs, 512), [(3, 2), (100, 512), (612, 512), (1124, 76)]);
+        assert_eq!(cut(&runs[..1], MAX_COMPRESSED_PAGES), [(3, 2)]);
+        assert_eq!(cut(&[PageRange { first: 0, count: 70 }], MAX_COMPRESSED_PAGES), [(0, 64), (64, 6)]);
+    }
+
+    #[test]
+    fn what_is_probed_is_the_beginning() {
+        let runs = [PageRange { first: 3, count: 2 }, PageRange { first: 100, count: 9 }];
+        let (first, rest) = split(&runs, 5);
+        assert_eq!(first, [PageRange { first: 3, count: 2 }, PageRange { first: 100, count: 3 }]);
+        assert_eq!(rest, [PageRange { first: 103, count: 6 }]);
+        assert_eq!(split(&runs, 0), (Vec::new(), runs.to_vec()));
     }
 }

@@ -132,6 +132,12 @@ impl Stream {
         self.pace.iter().for_each(StreamPace::close);
     }
 
+    /// Sends bytes as they are, in a plain stream.
+    #[cfg(test)]
+    pub(crate) fn write_all(&self, bytes: &[u8]) {
+        std::io::Write::write_all(&mut self.link.socket(), bytes).unwrap();
+    }
+
     /// No more is sent; the peer reads what was sent and then the end. Receiving goes on.
     pub fn finish_sending(&self) {
         self.link.finish();

@@ -195,6 +195,7 @@ pub(crate) fn lane_failure(error: &godwit_lanes::LaneError) -> Failure {
     let code = match error {
         LaneError::Wire(_)
         | LaneError::OutOfBounds { .. }
+        | LaneError::Garbled { .. }
         | LaneError::OldRound { .. }
         | LaneError::Unexpected(_) => FailureCode::ProtocolBroken,
         LaneError::Memory(_) => FailureCode::MemoryFailed,

@@ -32,6 +32,17 @@ impl Sweep {
     }
 }
 
+/// What is measured, bytes a second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// On the wire.
+    pub wire_bytes_per_s: f64,
+    /// Of pages that the wire carries, compressed or not, zero pages apart.
+    pub carried_bytes_per_s: f64,
+    /// Of pages that the guest dirties.
+    pub dirty_bytes_per_s: f64,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
     phase: Phase,
@@ -39,7 +50,8 @@ pub(crate) struct Ledger {
     phases: Vec<(Phase, Duration)>,
     rounds: Vec<RoundReport>,
     round_since: Duration,
-    bandwidth_bytes_per_s: Option<f64>,
+    /// On the wire, and of pages, zero pages apart.
+    measured_bytes_per_s: Option<(f64, f64)>,
     /// What the limits in force leave for pages.
     limit_bytes_per_s: Option<u64>,
     dirty_pages_per_s: f64,
@@ -53,7 +65,7 @@ impl Ledger {
             phases: Vec::new(),
             rounds: Vec::new(),
             round_since: Duration::ZERO,
-            bandwidth_bytes_per_s: None,
+            measured_bytes_per_s: None,
             limit_bytes_per_s: None,
             dirty_pages_per_s: 0.0,
         }
@@ -99,7 +111,11 @@ impl Ledger {
         let told_by_sending = report.zero_pages <= 8 * report.pages.saturating_sub(report.zero_pages);
         if report.bytes >= TELLING_BYTES && told_by_sending {
             let on_the_wire = took.saturating_sub(round_trip).max(Duration::from_micros(100));
-            self.bandwidth_bytes_per_s = Some(report.bytes as f64 / on_the_wire.as_secs_f64());
+            let wire = report.bytes as f64 / on_the_wire.as_secs_f64();
+            let pages = report.pages.saturating_sub(report.zero_pages) * u64::from(PAGE_SIZE);
+            let carried = pages as f64 / on_the_wire.as_secs_f64();
+            // Raw pages cost a little more than their bytes.
+            self.measured_bytes_per_s = Some((wire, carried.max(wire)));
         }
     }
 
@@ -138,14 +154,16 @@ impl Ledger {
         }
     }
 
-    /// What the wire takes, and no more than the limits let through now: a round measured before a limit came is no promise.
-    pub(crate) fn bandwidth(&self) -> f64 {
-        let measured = self.bandwidth_bytes_per_s.unwrap_or(ASSUMED_BYTES_PER_S);
-        self.limit_bytes_per_s.map_or(measured, |limit| measured.min(limit as f64))
-    }
-
-    pub(crate) fn dirty_bytes_per_s(&self) -> f64 {
-        self.dirty_pages_per_s * f64::from(PAGE_SIZE)
+    /// As measured, and no more on the wire than the limits let through now: a round measured before a limit came is no promise.
+    pub(crate) fn rates(&self) -> Rates {
+        let assumed = (ASSUMED_BYTES_PER_S, ASSUMED_BYTES_PER_S);
+        let (wire, carried) = self.measured_bytes_per_s.unwrap_or(assumed);
+        let limited = self.limit_bytes_per_s.map_or(wire, |limit| wire.min(limit as f64));
+        Rates {
+            wire_bytes_per_s: limited,
+            carried_bytes_per_s: carried * limited / wire.max(1.0),
+            dirty_bytes_per_s: self.dirty_pages_per_s * f64::from(PAGE_SIZE),
+        }
     }
 
     pub(crate) fn dirty_pages_per_s(&self) -> f64 {
@@ -188,13 +206,13 @@ mod tests {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0));
-        ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000 });
+        ledger.round_sent(0, Sweep { pages: 24_000, zero_pages: 0, bytes: 100_000_000 });
         ledger.round_over(ms(1040), ms(40));
-        assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
+        assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(1040));
         ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124 });
         ledger.round_over(ms(1080), ms(40));
-        assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
+        assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
     }
 
     #[test]
@@ -202,14 +220,26 @@ mod tests {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.limited(Some(1_000_000));
-        assert!((ledger.bandwidth() - 1e6).abs() < 1.0, "nothing was measured yet");
+        assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "nothing was measured yet");
         ledger.round_begins(ms(0));
         ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000 });
         ledger.round_over(ms(1000), ms(0));
-        assert!((ledger.bandwidth() - 1e6).abs() < 1.0, "it was faster before the limit came");
+        assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "it was faster before the limit came");
         ledger.limited(Some(1_000_000_000));
-        assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
+        assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.limited(None);
-        assert!((ledger.bandwidth() - 1e8).abs() < 1.0);
+        assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
+    }
+
+    #[test]
+    fn compressed_pages_count_whole_where_pages_are_asked_for() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::PreCopy);
+        ledger.round_begins(ms(0));
+        ledger.round_sent(0, Sweep { pages: 26_000, zero_pages: 1000, bytes: 25_000_000 });
+        ledger.round_over(ms(1000), ms(0));
+        let rates = ledger.rates();
+        assert!((rates.wire_bytes_per_s - 25e6).abs() < 1.0);
+        assert!((rates.carried_bytes_per_s - 25_000.0 * 4096.0).abs() < 1.0);
     }
 }

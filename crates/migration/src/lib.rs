@@ -6,6 +6,7 @@ pub mod board;
 mod clock;
 pub mod destination;
 pub mod drive;
+pub mod encoding;
 mod failure;
 mod ledger;
 mod phase;
@@ -16,9 +17,10 @@ mod scaler;
 pub mod source;
 
 pub use clock::PeerClock;
+pub use encoding::{Compression, EncodingName, EncodingReport};
 pub use failure::{Failure, FailureCode};
 pub use godwit_lanes::{BitRate, RateLimit};
-pub use ledger::Sweep;
+pub use ledger::{Rates, Sweep};
 pub use phase::Phase;
 pub use policy::{
     Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, Measured, Policy,

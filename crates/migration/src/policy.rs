@@ -55,7 +55,7 @@ pub struct Measured {
     pub remaining_pages: u64,
     /// Pages dirtied a second.
     pub dirty_pages_per_s: f64,
-    /// What the wire takes, bytes a second.
+    /// Bytes of pages that the wire carries in a second: more than its own where they are compressed.
     pub bandwidth_bytes_per_s: f64,
     /// The lane's round trip.
     pub round_trip: Duration,

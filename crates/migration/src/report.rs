@@ -5,6 +5,7 @@ use std::time::Duration;
 use godwit_lanes::BitRate;
 use serde::{Deserialize, Serialize};
 
+use crate::encoding::EncodingReport;
 use crate::phase::Phase;
 
 /// Which engine moved the memory.
@@ -137,6 +138,9 @@ pub struct Report {
     /// What each lane carried; none by QEMU's engine, which has one path.
     #[serde(default)]
     pub lanes: Vec<LaneReport>,
+    /// What the pages were sent as; empty where the engine does not tell.
+    #[serde(default)]
+    pub encodings: Vec<EncodingReport>,
     /// Every round.
     pub rounds: Vec<RoundReport>,
     /// Every phase entered.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use godwit_wire::Running;
 
 use crate::failure::{Failure, FailureCode};
-use crate::ledger::{Ledger, Sweep};
+use crate::ledger::{Ledger, Rates, Sweep};
 use crate::phase::Phase;
 use crate::policy::{Convergence, Decision, Measured, Policy};
 use crate::report::{Outcome, PhaseReport, RoundReport};
@@ -362,7 +362,7 @@ impl Source {
         Measured {
             remaining_pages,
             dirty_pages_per_s: self.ledger.dirty_pages_per_s(),
-            bandwidth_bytes_per_s: self.ledger.bandwidth(),
+            bandwidth_bytes_per_s: self.ledger.rates().carried_bytes_per_s,
             round_trip,
         }
     }
@@ -378,8 +378,8 @@ impl Source {
             Decision::GiveUp => {
                 let detail = format!(
                     "the guest dirties {:.0} MB/s, the wire carries {:.0} MB/s, and {} pages remain after {} rounds",
-                    self.ledger.dirty_bytes_per_s() / 1e6,
-                    self.ledger.bandwidth() / 1e6,
+                    self.ledger.rates().dirty_bytes_per_s / 1e6,
+                    self.ledger.rates().carried_bytes_per_s / 1e6,
                     measured.remaining_pages,
                     self.round + 1,
                 );
@@ -444,10 +444,10 @@ impl Source {
         self.round
     }
 
-    /// The wire's bandwidth and the guest's dirty rate as measured, bytes a second.
+    /// What the wire carries and what the guest dirties, as measured.
     #[must_use]
-    pub fn rates(&self) -> (f64, f64) {
-        (self.ledger.bandwidth(), self.ledger.dirty_bytes_per_s())
+    pub fn rates(&self) -> Rates {
+        self.ledger.rates()
     }
 
     /// How it ended, once it has.

@@ -17,9 +17,11 @@ use godwit_migration::drive::{
     SourceResult, Tracking, WelcomedStream, inbox, receive, say_hello, send, welcome,
 };
 use godwit_migration::source::Verdict;
-use godwit_migration::{Failure, FailureCode, Outcome, Phase, Policy, Progress};
+use godwit_migration::{Compression, EncodingName, Failure, FailureCode, Outcome, Phase, Policy, Progress};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, TrackError};
-use godwit_wire::{CONTROL_STREAM, Message, MigrationId, SUPPORTED, VersionRange};
+use godwit_wire::{
+    CONTROL_STREAM, Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange,
+};
 
 const ID: MigrationId = MigrationId(*b"a migration's id");
 const BLOCKS: [u64; 2] = [700, 133];
@@ -233,6 +235,7 @@ struct Twist {
     paused: bool,
     ipv6: bool,
     other_epoch: bool,
+    compression: Compression,
     /// Data streams; 0 means 1.
     streams: usize,
     /// Data streams whose connection is cut when they have carried a little.
@@ -315,6 +318,7 @@ fn migrate_paced(twist: Twist, pace: &MigrationPace, watch: &(dyn Fn(&Inbox, Pro
             epoch: 2,
             runs: !twist.paused,
             policy: Policy::default(),
+            compression: twist.compression,
             preflight: Duration::ZERO,
             regions: from.clone(),
             tracker: FakeTracking { dirty, cut: Arc::clone(&cut), looks: 0 },
@@ -341,6 +345,47 @@ fn a_guest_moves_whole() {
     assert_eq!(pages, BLOCKS.iter().sum::<u64>() + 1);
     assert!(moved.result.rounds[0].zero_pages > 200);
     assert!(moved.result.switchover.is_some() && moved.result.round_trip.is_some());
+}
+
+#[test]
+fn a_guest_moves_whole_by_every_compression() {
+    for (compression, name) in [
+        (Compression::Auto, EncodingName::Raw),
+        (Compression::None, EncodingName::Raw),
+        (Compression::Lz4, EncodingName::Lz4),
+        (Compression::Zstd, EncodingName::Zstd),
+    ] {
+        let moved = migrate(Twist { compression, streams: 2, ..Twist::default() });
+        assert_eq!(moved.result.outcome, Outcome::Completed, "{compression:?}: {:?}", moved.result.failure);
+        assert!(moved.same_memory, "{compression:?}");
+        let encodings = &moved.result.encodings;
+        let pages: u64 = encodings.iter().map(|encoding| encoding.pages).sum();
+        assert_eq!(pages, BLOCKS.iter().sum::<u64>() + 1, "{encodings:?}");
+        let used = encodings.iter().find(|encoding| encoding.name == name).unwrap();
+        if compression != Compression::Auto {
+            assert_eq!(encodings.len(), 2, "{encodings:?}");
+        }
+        let shrinks = !matches!(name, EncodingName::Raw);
+        assert_eq!(used.wire_bytes < used.raw_bytes / 3, shrinks, "{used:?}");
+    }
+}
+
+#[test]
+fn compressed_pages_that_hold_something_else_end_the_migration() {
+    let (ending, said) = lying_peer(|peer, lane| {
+        say_hello(&mut peer.sender(), &mut peer.receiver(), HELLO).unwrap();
+        let data = connect(lane, LIMIT).unwrap();
+        let mut sender = data.sender();
+        say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
+        // The fields of four pages, and as their content the message that follows.
+        let run = PageRun { block: 0, first: 0, count: 4 };
+        let encoding = Encoding::Compressed { codec: Codec::Zstd, bytes: 16 };
+        sender.send(&Message::Pages(PagesHeader { round: 0, run, encoding })).unwrap();
+        sender.send(&Message::Ping { sent_ns: 0 }).unwrap();
+        let _ = peer.receiver().receive();
+    });
+    refused_with(ending, FailureCode::ProtocolBroken);
+    assert_eq!(said, ["discarded"]);
 }
 
 #[test]

@@ -9,6 +9,8 @@ use crate::region::Region;
 
 /// How many parts one sendmsg takes (`UIO_MAXIOV` of linux/uio.h).
 const MAX_PARTS_A_CALL: usize = 1024;
+/// Asks a TCP socket how much it has not put on the wire for the first time (`SIOCOUTQNSD` of linux/sockios.h).
+const UNSENT_QUEUE: libc::c_ulong = 0x894b;
 
 /// A piece of what is to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +68,20 @@ pub fn send_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<u64> {
         first += advance(batch, sent);
     }
     Ok(total)
+}
+
+/// Bytes that a TCP socket has taken and not put on the wire yet; what is on its way to the peer does not count.
+///
+/// # Errors
+/// What the kernel says of a socket that has no such queue.
+pub fn unsent_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one int, which outlives the call, and nothing else.
+    let told = unsafe { libc::ioctl(fd.as_raw_fd(), UNSENT_QUEUE, &raw mut bytes) };
+    if told < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
 fn send_once(fd: BorrowedFd<'_>, vectors: &mut [libc::iovec]) -> io::Result<usize> {

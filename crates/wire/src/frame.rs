@@ -1,14 +1,15 @@
 //! The frame header, and how long a frame of each kind may be.
 
 use crate::{
-    MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_PADDING, MAX_PAGES_PER_FRAME, MAX_RUNS_PAYLOAD,
-    MAX_STREAMS, PAGE_SIZE, WireError,
+    MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_PADDING, MAX_PAGES_PER_FRAME,
+    MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WireError,
 };
 
 /// Bytes of a frame header: kind (1), reserved and zero (3), payload length (4).
 pub const HEADER_LEN: usize = 8;
 
-/// Bytes of a pages frame before its pages: round (4), block (2), reserved (2), first page (8), page count (4).
+/// Bytes of a pages frame before its pages: round (4), block (2), codec or zero (1), reserved (1), first page (8), page
+/// count (4).
 pub(crate) const PAGES_HEADER: u32 = 20;
 
 macro_rules! kinds {
@@ -78,6 +79,8 @@ kinds! {
     StreamClosed = 19, 10, 10;
     /// Source → destination: all pages have been sent; how many, and the units of each data stream.
     PagesEnd = 20, 10, 10 + 8 * MAX_STREAMS as u32;
+    /// Source → destination: pages, compressed, in fewer bytes than they have.
+    CompressedPages = 21, PAGES_HEADER + 1, PAGES_HEADER + PAGE_SIZE * MAX_COMPRESSED_PAGES - 1;
 }
 
 /// A frame's first bytes.

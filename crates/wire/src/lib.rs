@@ -11,12 +11,16 @@ mod runs;
 mod version;
 
 pub use frame::{FrameHeader, HEADER_LEN, Kind};
-pub use message::{Begin, BlockRun, Message, PageRun, PagesEnd, PagesHeader, Reason, Running, Zeros};
+pub use message::{
+    Begin, BlockRun, Codec, Encoding, Message, PageRun, PagesEnd, PagesHeader, Reason, Running, Zeros,
+};
 pub use runs::MAX_RUNS_PAYLOAD;
 pub use version::{Incompatible, SUPPORTED, VersionRange, negotiate};
 
 /// The most pages that one frame carries: 2 MiB.
 pub const MAX_PAGES_PER_FRAME: u32 = 512;
+/// The most pages that one compressed frame carries: 256 KiB, what a receiver unpacks in one go.
+pub const MAX_COMPRESSED_PAGES: u32 = 64;
 /// Guest page size on x86-64, bytes.
 pub const PAGE_SIZE: u32 = 4096;
 /// The most RAM blocks of one VM.

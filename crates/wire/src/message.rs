@@ -3,8 +3,8 @@
 use crate::cursor::Cursor;
 use crate::frame::{HEADER_LEN, PAGES_HEADER};
 use crate::{
-    FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId, PAGE_SIZE,
-    VersionRange, WireError, runs,
+    FrameHeader, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS,
+    MigrationId, PAGE_SIZE, VersionRange, WireError, runs,
 };
 
 /// The first eight bytes of a lane; the line end shows a lane that went through something that edits text.
@@ -21,13 +21,50 @@ pub struct BlockRun {
     pub count: u64,
 }
 
-/// What precedes the pages of a pages frame.
+/// What precedes the pages of a pages frame, or of a compressed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagesHeader {
     /// The round that the pages belong to: an older one never overwrites a newer one.
     pub round: u32,
     /// Which pages.
     pub run: PageRun,
+    /// What follows the fields.
+    pub encoding: Encoding,
+}
+
+/// How a frame holds its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// As they are: the frame is of kind [`Kind::Pages`].
+    Raw,
+    /// Compressed, all of them in one piece: the frame is of kind [`Kind::CompressedPages`].
+    Compressed {
+        /// By what.
+        codec: Codec,
+        /// Into how many bytes: at least one, and fewer than the pages have.
+        bytes: u32,
+    },
+}
+
+/// What pages are compressed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Codec {
+    /// LZ4's block format.
+    Lz4 = 1,
+    /// Zstandard frames, with no dictionary.
+    Zstd = 2,
+}
+
+impl Codec {
+    /// Every codec.
+    pub const ALL: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
+
+    /// The codec of a number on the wire, if this version knows it.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Codec> {
+        Codec::ALL.into_iter().find(|codec| *codec as u8 == code)
+    }
 }
 
 /// A run of pages as one frame carries it.
@@ -37,7 +74,7 @@ pub struct PageRun {
     pub block: u16,
     /// The first page's number in the block.
     pub first: u64,
-    /// 1 to [`MAX_PAGES_PER_FRAME`].
+    /// 1 to [`MAX_PAGES_PER_FRAME`]; where they are compressed, to [`MAX_COMPRESSED_PAGES`].
     pub count: u32,
 }
 
@@ -51,32 +88,62 @@ impl PagesHeader {
     /// The frame's bytes up to its pages.
     #[must_use]
     pub fn to_bytes(self) -> [u8; PAGES_PREFIX] {
-        let length = PAGES_HEADER + self.run.count * PAGE_SIZE;
+        let (content, codec) = match self.encoding {
+            Encoding::Raw => (self.run.count * PAGE_SIZE, 0),
+            Encoding::Compressed { codec, bytes } => (bytes, codec as u8),
+        };
         let mut bytes = [0; PAGES_PREFIX];
-        bytes[..8].copy_from_slice(&FrameHeader { kind: Kind::Pages, length }.to_bytes());
+        let header = FrameHeader { kind: self.kind(), length: PAGES_HEADER + content };
+        bytes[..8].copy_from_slice(&header.to_bytes());
         bytes[8..12].copy_from_slice(&self.round.to_le_bytes());
         bytes[12..14].copy_from_slice(&self.run.block.to_le_bytes());
+        bytes[14] = codec;
         bytes[16..24].copy_from_slice(&self.run.first.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.run.count.to_le_bytes());
         bytes
     }
 
-    fn decode(cursor: &mut Cursor<'_>, length: u32) -> Result<PagesHeader, WireError> {
+    fn kind(self) -> Kind {
+        match self.encoding {
+            Encoding::Raw => Kind::Pages,
+            Encoding::Compressed { .. } => Kind::CompressedPages,
+        }
+    }
+
+    /// Reads the fields of a frame whose length is within its kind's bounds.
+    fn decode(cursor: &mut Cursor<'_>, header: FrameHeader) -> Result<PagesHeader, WireError> {
         let round = cursor.u32("the pages' round")?;
         let block = cursor.u16("the pages' block")?;
-        let reserved = cursor.u16("the pages' reserved bytes")?;
+        let codec = cursor.u8("the pages' codec")?;
+        let reserved = cursor.u8("the pages' reserved byte")?;
         let first = cursor.u64("the first page")?;
         let count = cursor.u32("the page count")?;
         if block >= MAX_BLOCKS || reserved != 0 {
             return Err(WireError::BadValue { what: "the pages' block" });
         }
-        if !(1..=MAX_PAGES_PER_FRAME).contains(&count) || length != PAGES_HEADER + count * PAGE_SIZE {
+        let content = header.length.saturating_sub(PAGES_HEADER);
+        let (encoding, most_pages) = match (header.kind, codec) {
+            (Kind::CompressedPages, code) => {
+                let codec = Codec::from_code(code).ok_or(WireError::BadValue { what: "the pages' codec" })?;
+                (Encoding::Compressed { codec, bytes: content }, MAX_COMPRESSED_PAGES)
+            }
+            (_, 0) => (Encoding::Raw, MAX_PAGES_PER_FRAME),
+            _ => return Err(WireError::BadValue { what: "the pages' codec" }),
+        };
+        if !(1..=most_pages).contains(&count) {
+            return Err(WireError::BadValue { what: "the page count" });
+        }
+        let fits = match encoding {
+            Encoding::Raw => content == count * PAGE_SIZE,
+            Encoding::Compressed { bytes, .. } => (1..count * PAGE_SIZE).contains(&bytes),
+        };
+        if !fits {
             return Err(WireError::BadValue { what: "the page count" });
         }
         if first.checked_add(u64::from(count)).is_none() {
             return Err(WireError::BadValue { what: "the first page" });
         }
-        Ok(PagesHeader { round, run: PageRun { block, first, count } })
+        Ok(PagesHeader { round, run: PageRun { block, first, count }, encoding })
     }
 }
 
@@ -129,7 +196,8 @@ pub struct Reason {
     pub detail: String,
 }
 
-/// A message. Pages are apart: their frame is [`PagesHeader`] and the pages, which never pass through a message.
+/// A message. Pages are apart: their frame is [`PagesHeader`] and the pages, raw or compressed, which never pass through a
+/// message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // each variant's kind documents it
 pub enum Message {
@@ -164,7 +232,7 @@ impl Message {
             Message::Welcome { .. } => Kind::Welcome,
             Message::Begin(_) => Kind::Begin,
             Message::Ready => Kind::Ready,
-            Message::Pages(_) => Kind::Pages,
+            Message::Pages(pages) => pages.kind(),
             Message::Zeros(_) => Kind::Zeros,
             Message::UnitEnd => Kind::UnitEnd,
             Message::UnitsApplied { .. } => Kind::UnitsApplied,
@@ -283,7 +351,7 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::Welcome => Message::Welcome { version: cursor.u16("the version")? },
         Kind::Begin => Message::Begin(decode_begin(cursor)?),
         Kind::Ready => Message::Ready,
-        Kind::Pages => Message::Pages(PagesHeader::decode(cursor, header.length)?),
+        Kind::Pages | Kind::CompressedPages => Message::Pages(PagesHeader::decode(cursor, header)?),
         Kind::Zeros => {
             Message::Zeros(Zeros { round: cursor.u32("the zeros' round")?, runs: runs::decode(cursor)? })
         }

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
 use godwit_wire::{
-    Begin, BlockRun, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS, MAX_PAGES_PER_FRAME, MAX_STREAMS, Message,
-    MigrationId, PageRun, PagesEnd, PagesHeader, Reason, Running, VersionRange, WireError, Zeros,
+    Begin, BlockRun, Codec, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES,
+    MAX_PAGES_PER_FRAME, MAX_STREAMS, Message, MigrationId, PAGE_SIZE, PageRun, PagesEnd, PagesHeader,
+    Reason, Running, VersionRange, WireError, Zeros,
 };
 use proptest::prelude::*;
 
@@ -25,6 +26,18 @@ fn reason() -> impl Strategy<Value = Reason> {
     (any::<u16>(), "[ -~äöü]{0,200}").prop_map(|(code, detail)| Reason { code, detail })
 }
 
+fn compressed_pages() -> impl Strategy<Value = PagesHeader> {
+    let run = (0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_COMPRESSED_PAGES);
+    (any::<u32>(), run, prop::sample::select(Codec::ALL.to_vec()), 0.0..1.0f64).prop_map(
+        |(round, (block, first, count), codec, part)| {
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // below 2^18
+            let bytes = 1 + (part * f64::from(count * PAGE_SIZE - 1)) as u32;
+            let encoding = Encoding::Compressed { codec, bytes };
+            PagesHeader { round, run: PageRun { block, first, count }, encoding }
+        },
+    )
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         (any::<u16>(), any::<u16>(), any::<[u8; 16]>(), any::<u16>()).prop_map(
@@ -43,9 +56,11 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME).prop_map(
             |(round, block, first, count)| Message::Pages(PagesHeader {
                 round,
-                run: PageRun { block, first, count }
+                run: PageRun { block, first, count },
+                encoding: Encoding::Raw
             })
         ),
+        compressed_pages().prop_map(Message::Pages),
         (any::<u32>(), runs()).prop_map(|(round, runs)| Message::Zeros(Zeros { round, runs })),
         Just(Message::UnitEnd),
         (any::<u16>(), any::<u64>()).prop_map(|(stream, units)| Message::UnitsApplied { stream, units }),
@@ -116,6 +131,40 @@ fn lengths_out_of_bounds_are_refused_before_anything_is_read() {
             );
         }
     }
+}
+
+#[test]
+fn compressed_pages_that_can_not_be_are_refused() {
+    let header = |count, bytes| PagesHeader {
+        round: 1,
+        run: PageRun { block: 0, first: 7, count },
+        encoding: Encoding::Compressed { codec: Codec::Zstd, bytes },
+    };
+    assert!(decode(&header(1, PAGE_SIZE - 1).to_bytes()).is_ok());
+    assert!(decode(&header(MAX_COMPRESSED_PAGES, 5).to_bytes()).is_ok());
+    // Not smaller than the pages; no pages; too many; nothing in it.
+    for (count, bytes) in
+        [(1, PAGE_SIZE), (2, 3 * PAGE_SIZE), (0, 1), (MAX_COMPRESSED_PAGES + 1, 9), (u32::MAX, 9), (1, 0)]
+    {
+        assert!(decode(&header(count, bytes).to_bytes()).is_err(), "{count} pages in {bytes} bytes");
+    }
+    let known = header(4, 100).to_bytes();
+    // The codec and the reserved byte become what they can't be.
+    for (place, values) in [(14, [0, 3].as_slice()), (15, [1].as_slice())] {
+        for &value in values {
+            let mut frame = known;
+            frame[place] = value;
+            assert!(matches!(decode(&frame), Err(WireError::BadValue { .. })), "byte {place} = {value}");
+        }
+    }
+    let mut last = known;
+    last[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert!(decode(&last).is_err());
+    // A raw frame names no codec.
+    let mut raw = PagesHeader { encoding: Encoding::Raw, ..header(1, 0) }.to_bytes();
+    assert!(decode(&raw).is_ok());
+    raw[14] = 1;
+    assert!(decode(&raw).is_err());
 }
 
 #[test]

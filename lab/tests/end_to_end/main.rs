@@ -8,6 +8,7 @@ mod bad_input;
 mod bare_kvm;
 mod cancel;
 mod certificates;
+mod compression;
 mod crash;
 mod disk;
 mod fake_peer;

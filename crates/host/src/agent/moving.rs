@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
-use godwit_migration::{FailureReport, Outcome, Progress, Report};
+use godwit_migration::{Compression, EngineKind, FailureReport, Outcome, Progress, Report};
 use godwit_qemu::ResolvedSpec;
 
 use crate::agent::lifecycle::whole;
@@ -45,6 +45,13 @@ impl Agent {
             let message = format!("{streams} streams a lane are not possible");
             let mend = format!("give 1 to {MAX_STREAMS_A_LANE}");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+        }
+        if request.engine == EngineKind::Qemu && request.compression != Compression::default() {
+            return Err(ApiError::new(
+                ErrorCode::InvalidRequest,
+                "compression belongs to Godwit's own engine",
+                "leave it out; QEMU's has qemu.compression, with qemu.multifd_channels",
+            ));
         }
         self.peer(&request.to)?;
         let id = self.migrations.fresh_id();
@@ -100,6 +107,7 @@ impl Agent {
             bandwidth_limit: None,
             round_trip_ms: None,
             lanes: Vec::new(),
+            encodings: Vec::new(),
             rounds: Vec::new(),
             phases: Vec::new(),
             switchover: None,

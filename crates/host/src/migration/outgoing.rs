@@ -205,6 +205,7 @@ impl Outgoing {
         let budget =
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
         let streams = self.request.streams;
+        let compression = self.request.compression;
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
             let hypervisor = QemuSource::new(agent, Arc::clone(&vm), job.runtime.clone(), job.runs);
@@ -223,6 +224,7 @@ impl Outgoing {
                 epoch,
                 runs: job.runs,
                 policy: Policy { switchover_budget: budget, ..Policy::default() },
+                compression,
                 preflight: job.preflight,
                 regions: vm.regions.clone(),
                 tracker: job.tracker,
@@ -265,6 +267,7 @@ impl Outgoing {
             bandwidth_limit: result.bandwidth_limit,
             round_trip_ms: result.round_trip.map(millis),
             lanes: lanes.iter().zip(result.lanes).map(lane_report).chain(left_out).collect(),
+            encodings: result.encodings,
             rounds: result.rounds,
             phases: result.phases,
             switchover: result.switchover,
@@ -310,6 +313,7 @@ pub(super) fn blank_report(
         bandwidth_limit: None,
         round_trip_ms: None,
         lanes: Vec::new(),
+        encodings: Vec::new(),
         rounds: Vec::new(),
         phases: Vec::new(),
         switchover: None,

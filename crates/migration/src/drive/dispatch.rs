@@ -1,15 +1,16 @@
 //! The board of work with a lock around it, and the threads that do the work: one a data stream.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{LaneError, Stream, StreamSender};
-use godwit_ram::{PageRange, Region, push_merged};
+use godwit_ram::{PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
 use godwit_wire::{Message, PagesEnd};
 
 use super::{Inbox, Input};
 use crate::board::{Board, Misaccounted, Unit};
+use crate::encoding::{Chooser, Encodings};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
 use crate::scaler::LaneSample;
@@ -34,6 +35,9 @@ pub(crate) struct Dispatch {
     zero_pages: AtomicU64,
     bytes: AtomicU64,
     padding_bytes: AtomicU64,
+    encodings: Mutex<Encodings>,
+    /// The guest stands still.
+    hurry: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -226,6 +230,11 @@ impl Dispatch {
         self.lock().lines.iter_mut().for_each(|line| line.quota = Quota::default());
     }
 
+    /// The guest stands still from here on: nothing is tried out any more.
+    pub(crate) fn hurry(&self) {
+        self.hurry.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn push(&self, unit: Unit) {
         self.lock().board.push(unit);
         // Whom it is for is the board's affair.
@@ -336,6 +345,11 @@ impl Dispatch {
         }
     }
 
+    /// What the units sent were encoded as.
+    pub(crate) fn encodings(&self) -> Encodings {
+        *self.encodings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What has been sent, where that is all: from here on nothing is given back.
     pub(crate) fn seal(&self) -> Option<PagesEnd> {
         let mut state = self.lock();
@@ -390,6 +404,7 @@ impl Drop for Ending<'_> {
 pub(crate) struct Worker<'a> {
     pub(crate) number: usize,
     pub(crate) sender: StreamSender,
+    pub(crate) chooser: Chooser,
     pub(crate) regions: &'a [Arc<Region>],
     pub(crate) dispatch: &'a Dispatch,
     pub(crate) inbox: &'a Inbox,
@@ -442,11 +457,17 @@ impl Worker<'_> {
             let to = if region.is_zero(page) { &mut zeros } else { &mut full };
             push_merged(to, 0, PageRange { first: page, count: 1 });
         }
-        let zero_pages = zeros.iter().map(|run| run.count).sum();
+        let zero_pages = page_count(&zeros);
         let round = self.dispatch.round.load(Ordering::Relaxed);
-        let bytes = self.sender.unit(round, unit.block, region, &full, &zeros)?;
+        let hurry = self.dispatch.hurry.load(Ordering::Relaxed);
+        let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, hurry);
+        // Whatever keeps the unit from leaving counts: it is what the encoding has to make up for.
+        let begun = Instant::now();
+        let sent = self.sender.unit(round, unit.block, region, &full, &zeros, packing)?;
+        self.chooser.sent(packing, &sent, begun.elapsed());
+        self.dispatch.encodings.lock().unwrap_or_else(PoisonError::into_inner).add(&sent);
         self.dispatch.zero_pages.fetch_add(zero_pages, Ordering::Relaxed);
-        self.dispatch.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ok(bytes)
+        self.dispatch.bytes.fetch_add(sent.wire_bytes, Ordering::Relaxed);
+        Ok(sent.wire_bytes)
     }
 }

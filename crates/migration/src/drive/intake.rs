@@ -227,7 +227,7 @@ impl DataReader<'_> {
                 self.within_unit(&BlockRun { block: run.block, first: run.first, count })?;
                 let region = self.region(run.block, run.first, count)?;
                 self.intake.note_round(run.block, PageRange { first: run.first, count }, round)?;
-                self.receiver.pages(&region, run)?;
+                self.receiver.pages(&region, pages)?;
                 self.pages += count;
             }
             Incoming::Message(Message::Zeros(zeros)) => {

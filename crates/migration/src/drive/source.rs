@@ -21,12 +21,13 @@ use super::{
     Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
 };
 use crate::clock::PeerClock;
+use crate::encoding::{Compression, EncodingReport};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
 use crate::policy::Policy;
 use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, millis, nanos};
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
-use figures::{progress_of, switchover_report};
+use figures::{SentSoFar, progress_of, switchover_report};
 use lanes::Lanes;
 use streams::{Shared, interrupted, open_streams, read_control, wire_number};
 
@@ -68,6 +69,8 @@ pub struct SourceJob<'a, H, T> {
     pub runs: bool,
     /// When to switch over.
     pub policy: Policy,
+    /// What compresses the pages.
+    pub compression: Compression,
     /// How long the checks took, since `begun`.
     pub preflight: Duration,
     /// The guest's RAM, block by block.
@@ -107,6 +110,8 @@ pub struct SourceResult {
     pub round_trip: Option<Duration>,
     /// What each lane carried.
     pub lanes: Vec<LaneFigures>,
+    /// What the pages were sent as.
+    pub encodings: Vec<EncodingReport>,
 }
 
 /// Runs a migration at its source, to its end. On every outcome but [`Outcome::Completed`] and [`Outcome::InDoubt`] the guest
@@ -205,7 +210,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.job.control.send_in_bursts();
         let (inbox, dispatch, connect) = (self.inbox, self.dispatch, self.job.connect);
         scope.spawn(move || read_control(receiver, inbox, dispatch));
-        opening(Shared { regions, dispatch, inbox, connect, hello });
+        let compression = self.job.compression;
+        opening(Shared { regions, dispatch, inbox, connect, hello, compression });
         self.lanes.open(self.job.streams);
         self.take(Instant::now(), Event::Connected);
     }
@@ -464,7 +470,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 let looked = pinged.and_then(|()| lanes.look(begun.elapsed(), round_trip, false, sender));
                 looked.map_err(|error| lane_failure(&error))?;
                 let bytes = sender.sent_bytes() + dispatch.sent().bytes;
-                let told = progress_of(machine, total, total - looked_at, bytes, begun);
+                let sent = SentSoFar { bytes, expansion: dispatch.encodings().expansion() };
+                let told = progress_of(machine, total, total - looked_at, sent, begun);
                 progress(Progress { bandwidth_limit: job.pace.holding(), ..told });
             }
             Ok(true)
@@ -496,6 +503,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn send_last_pages(&mut self, round: u32) {
         self.job.pace.let_go();
         self.dispatch.set_round(round);
+        self.dispatch.hurry();
         if let Err(error) = self.dispatch.unseal() {
             let failure = Failure::new(FailureCode::ProtocolBroken, error.to_string());
             return self.later(Event::LaneLost(failure));
@@ -551,7 +559,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         let remaining_pages = self.remaining_pages;
         self.ping();
         let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
-        let sent = self.wire_bytes();
+        let sent = SentSoFar { bytes: self.wire_bytes(), expansion: self.dispatch.encodings().expansion() };
         let told = progress_of(&self.machine, total, remaining_pages, sent, self.job.begun);
         (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });
     }
@@ -578,6 +586,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             bandwidth_limit: self.job.pace.holding(),
             round_trip: self.clock.round_trip(),
             lanes: self.lanes.figures(),
+            encodings: self.dispatch.encodings().report(),
         }
     }
 }

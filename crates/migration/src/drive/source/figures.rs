@@ -8,28 +8,40 @@ use crate::clock::PeerClock;
 use crate::report::{Progress, SwitchoverReport, millis};
 use crate::source::{Source, SwitchoverTimes};
 
+/// What has gone to the wire.
+#[derive(Clone, Copy)]
+pub(super) struct SentSoFar {
+    pub(super) bytes: u64,
+    /// Bytes of the guest's pages for each of them.
+    pub(super) expansion: f64,
+}
+
 pub(super) fn progress_of(
     machine: &Source,
     total_pages: u64,
     remaining_pages: u64,
-    sent_bytes: u64,
+    sent: SentSoFar,
     begun: Instant,
 ) -> Progress {
-    let (bandwidth, dirty) = machine.rates();
+    let rates = machine.rates();
     let remaining_bytes = remaining_pages * PAGE_SIZE;
     let elapsed = begun.elapsed();
     // During round 0 the rate so far is the best that is known.
-    let measured =
-        if machine.round() == 0 { sent_bytes as f64 / elapsed.as_secs_f64().max(1e-3) } else { bandwidth };
-    let net = measured - dirty;
+    let so_far = sent.bytes as f64 / elapsed.as_secs_f64().max(1e-3);
+    let (wire, carried) = if machine.round() == 0 {
+        (so_far, so_far * sent.expansion)
+    } else {
+        (rates.wire_bytes_per_s, rates.carried_bytes_per_s)
+    };
+    let net = carried - rates.dirty_bytes_per_s;
     Progress {
         phase: machine.phase(),
         round: machine.round(),
         remaining_bytes,
         total_bytes: total_pages * PAGE_SIZE,
-        sent_bytes,
-        dirty_bytes_per_s: dirty,
-        bandwidth_bytes_per_s: measured,
+        sent_bytes: sent.bytes,
+        dirty_bytes_per_s: rates.dirty_bytes_per_s,
+        bandwidth_bytes_per_s: wire,
         bandwidth_limit: None,
         eta_ms: (net > 0.0).then(|| remaining_bytes as f64 / net * 1e3),
         elapsed_ms: millis(elapsed),

@@ -14,6 +14,7 @@ use godwit_wire::Message;
 use crate::board::Misaccounted;
 use crate::drive::dispatch::{Dispatch, Worker};
 use crate::drive::{Events, Hello, HypervisorEvent, Inbox, Input, lane_failure, say_hello};
+use crate::encoding::{Chooser, Compression};
 use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
 
@@ -27,6 +28,7 @@ pub(super) struct Shared<'a> {
     pub(super) connect: &'a (dyn Fn(usize) -> Result<Stream, Failure> + Sync),
     /// The control stream's.
     pub(super) hello: Hello,
+    pub(super) compression: Compression,
 }
 
 /// Opens the streams whose numbers come, each on a thread of its own, until nobody asks for more.
@@ -46,7 +48,10 @@ impl Shared<'_> {
     fn run(&self, number: usize) {
         let &Shared { regions, dispatch, inbox, .. } = self;
         match self.open(number) {
-            Ok(sender) => Worker { number, sender, regions, dispatch, inbox }.run(),
+            Ok(sender) => {
+                let chooser = Chooser::new(self.compression);
+                Worker { number, sender, chooser, regions, dispatch, inbox }.run();
+            }
             Err(failure) => {
                 tracing::warn!(stream = number, %failure, "a data stream can't be opened");
                 // Nothing was sent on it: nothing is to be given back.

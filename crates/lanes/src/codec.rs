@@ -1,0 +1,178 @@
+//! Compression of pages. No I/O, and no guest memory: what is compressed is a copy, as the guest writes while it is read.
+
+use godwit_wire::{Codec, MAX_COMPRESSED_PAGES, PAGE_SIZE};
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+
+/// The most bytes that are compressed, or unpacked, in one piece.
+pub(crate) const MAX_PIECE_BYTES: usize = (MAX_COMPRESSED_PAGES * PAGE_SIZE) as usize;
+
+/// The fastest of zstd's usual levels: the higher ones gain little on memory and are slower than a wire of 1 Gb/s.
+const ZSTD_LEVEL: i32 = 1;
+/// Pieces below this are compressed with LZ4's small table, which is cleared in half the time (`CompressTable::Small`).
+const LZ4_SMALL_BYTES: usize = u16::MAX as usize;
+
+/// Whether a piece is worth its compression: the peer has to unpack it.
+fn pays(packed_bytes: usize, raw_bytes: usize) -> bool {
+    packed_bytes <= raw_bytes / 10 * 9
+}
+
+/// Compresses pieces; its tables and its buffer are made once.
+#[derive(Default)]
+pub(crate) struct Compressor {
+    packed: Vec<u8>,
+    lz4: Option<[CompressTable; 2]>,
+    zstd: Option<zstd::bulk::Compressor<'static>>,
+}
+
+impl Compressor {
+    /// The piece compressed; none where that does not pay.
+    pub(crate) fn pack(&mut self, codec: Codec, raw: &[u8]) -> Option<&[u8]> {
+        if self.packed.is_empty() {
+            self.packed.resize(get_maximum_output_size(MAX_PIECE_BYTES), 0);
+        }
+        let bytes = match codec {
+            Codec::Lz4 => {
+                let [small, large] =
+                    self.lz4.get_or_insert_with(|| [CompressTable::small(), CompressTable::large()]);
+                let table = if raw.len() < LZ4_SMALL_BYTES { small } else { large };
+                compress_into_with_table(raw, &mut self.packed, table).ok()?
+            }
+            Codec::Zstd => {
+                if self.zstd.is_none() {
+                    self.zstd = zstd::bulk::Compressor::new(ZSTD_LEVEL).ok();
+                }
+                // Without memory for its tables, or room for its result, the pages go raw.
+                self.zstd.as_mut()?.compress_to_buffer(raw, self.packed.as_mut_slice()).ok()?
+            }
+        };
+        self.packed.get(..bytes).filter(|packed| pays(packed.len(), raw.len()))
+    }
+}
+
+impl std::fmt::Debug for Compressor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Compressor").finish_non_exhaustive()
+    }
+}
+
+/// Unpacks pieces that a peer has compressed.
+#[derive(Default)]
+pub(crate) struct Unpacker {
+    raw: Vec<u8>,
+    zstd: Option<zstd::bulk::Decompressor<'static>>,
+}
+
+impl Unpacker {
+    /// The piece's pages; none where it does not hold exactly `raw_bytes` bytes, of which there are at most
+    /// [`MAX_PIECE_BYTES`].
+    pub(crate) fn unpack(&mut self, codec: Codec, packed: &[u8], raw_bytes: usize) -> Option<&[u8]> {
+        if self.raw.is_empty() {
+            self.raw.resize(MAX_PIECE_BYTES, 0);
+        }
+        let room = self.raw.get_mut(..raw_bytes)?;
+        let bytes = match codec {
+            Codec::Lz4 => decompress_into(packed, room).ok()?,
+            Codec::Zstd => {
+                if self.zstd.is_none() {
+                    self.zstd = zstd::bulk::Decompressor::new().ok();
+                }
+                // In one go from buffer to buffer: a window that the peer names is not allocated.
+                self.zstd.as_mut()?.decompress_to_buffer(packed, room).ok()?
+            }
+        };
+        (bytes == raw_bytes).then_some(&*room)
+    }
+}
+
+impl std::fmt::Debug for Unpacker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Unpacker").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGE: usize = PAGE_SIZE as usize;
+
+    /// Pages of few different bytes, which every codec makes smaller.
+    fn pages(words: &[u16], count: usize) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes().repeat(100)).cycle().take(count * PAGE).collect()
+    }
+
+    fn codec() -> impl Strategy<Value = Codec> {
+        prop::sample::select(Codec::ALL.to_vec())
+    }
+
+    proptest! {
+        #[test]
+        fn pages_survive(codec in codec(), words in prop::collection::vec(any::<u16>(), 1..40), count in 1usize..=64) {
+            let (mut compressor, mut unpacker) = (Compressor::default(), Unpacker::default());
+            // Twice: what one piece leaves behind is of no consequence to the next.
+            for raw in [pages(&words, count), pages(&words, 65 - count)] {
+                let packed = compressor.pack(codec, &raw).expect("it pays").to_vec();
+                prop_assert!(pays(packed.len(), raw.len()));
+                prop_assert_eq!(unpacker.unpack(codec, &packed, raw.len()), Some(raw.as_slice()));
+            }
+        }
+
+        #[test]
+        fn another_number_of_pages_is_refused(codec in codec(), count in 1usize..64, claimed in 1usize..=64) {
+            prop_assume!(count != claimed);
+            let mut compressor = Compressor::default();
+            let packed = compressor.pack(codec, &pages(&[7, 8], count)).expect("it pays");
+            prop_assert!(Unpacker::default().unpack(codec, packed, claimed * PAGE).is_none());
+        }
+
+        #[test]
+        fn arbitrary_pieces_never_panic(
+            codec in codec(),
+            packed in prop::collection::vec(any::<u8>(), 0..600),
+            count in 1usize..=64,
+        ) {
+            let mut unpacker = Unpacker::default();
+            let _ = unpacker.unpack(codec, &packed, count * PAGE);
+            // One that failed leaves it fit for the next.
+            let raw = pages(&[3], count);
+            let mut compressor = Compressor::default();
+            let good = compressor.pack(codec, &raw).expect("it pays");
+            prop_assert_eq!(unpacker.unpack(codec, good, raw.len()), Some(raw.as_slice()));
+        }
+
+        #[test]
+        fn damaged_pieces_never_panic(codec in codec(), at in any::<prop::sample::Index>(), value in any::<u8>()) {
+            let raw = pages(&[1, 500, 77], 8);
+            let mut packed = Compressor::default().pack(codec, &raw).expect("it pays").to_vec();
+            let at = at.index(packed.len());
+            packed[at] = value;
+            let mut unpacker = Unpacker::default();
+            let unpacked = unpacker.unpack(codec, &packed, raw.len());
+            prop_assert!(unpacked.is_none_or(|pages| pages.len() == raw.len()));
+        }
+    }
+
+    #[test]
+    fn what_no_codec_makes_smaller_is_left_alone() {
+        let mut state = 1u64;
+        let noise: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        })
+        .take(MAX_PIECE_BYTES)
+        .collect();
+        for codec in Codec::ALL {
+            assert!(Compressor::default().pack(codec, &noise).is_none(), "{codec:?}");
+            assert!(Compressor::default().pack(codec, &noise[..PAGE]).is_none(), "{codec:?}");
+        }
+    }
+
+    #[test]
+    fn more_than_a_piece_is_refused() {
+        for codec in Codec::ALL {
+            assert!(Unpacker::default().unpack(codec, &[0; 10], MAX_PIECE_BYTES + PAGE).is_none());
+        }
+    }
+}

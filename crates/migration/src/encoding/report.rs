@@ -1,0 +1,89 @@
+//! What the pages of a migration were encoded as, summed.
+
+use godwit_lanes::{Tally, UnitSent};
+use godwit_wire::PAGE_SIZE;
+use serde::{Deserialize, Serialize};
+
+/// How pages were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EncodingName {
+    /// Told to be zero: a few bytes a run.
+    Zero,
+    /// As they are.
+    Raw,
+    /// Compressed by LZ4.
+    Lz4,
+    /// Compressed by Zstandard.
+    Zstd,
+}
+
+impl std::fmt::Display for EncodingName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            EncodingName::Zero => "zero",
+            EncodingName::Raw => "raw",
+            EncodingName::Lz4 => "lz4",
+            EncodingName::Zstd => "zstd",
+        })
+    }
+}
+
+/// Pages of one encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EncodingReport {
+    /// How they were sent.
+    pub name: EncodingName,
+    /// How many; what was sent again after a stream broke counts again.
+    pub pages: u64,
+    /// Bytes of the pages themselves.
+    pub raw_bytes: u64,
+    /// Bytes of the frames that carried them, before TLS adds its own.
+    pub wire_bytes: u64,
+}
+
+/// Sums of all units sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Encodings {
+    zero: Tally,
+    raw: Tally,
+    lz4: Tally,
+    zstd: Tally,
+}
+
+impl Encodings {
+    /// Adds a unit.
+    pub fn add(&mut self, sent: &UnitSent) {
+        let sums = [&mut self.zero, &mut self.raw, &mut self.lz4, &mut self.zstd];
+        for (sum, new) in sums.into_iter().zip([sent.zero, sent.raw, sent.lz4, sent.zstd]) {
+            sum.pages += new.pages;
+            sum.wire_bytes += new.wire_bytes;
+        }
+    }
+
+    /// What was used.
+    #[must_use]
+    pub fn report(&self) -> Vec<EncodingReport> {
+        use EncodingName::{Lz4, Raw, Zero, Zstd};
+        [(Zero, self.zero), (Raw, self.raw), (Lz4, self.lz4), (Zstd, self.zstd)]
+            .into_iter()
+            .filter(|(_, tally)| tally.pages > 0)
+            .map(|(name, Tally { pages, wire_bytes })| EncodingReport {
+                name,
+                pages,
+                raw_bytes: pages * u64::from(PAGE_SIZE),
+                wire_bytes,
+            })
+            .collect()
+    }
+
+    /// Bytes of pages for each byte on the wire, zero pages apart; 1 where nothing was compressed.
+    #[must_use]
+    pub fn expansion(&self) -> f64 {
+        let sent = [self.raw, self.lz4, self.zstd];
+        let pages: u64 = sent.iter().map(|tally| tally.pages).sum();
+        let wire_bytes: u64 = sent.iter().map(|tally| tally.wire_bytes).sum();
+        let raw_bytes = pages * u64::from(PAGE_SIZE);
+        if wire_bytes == 0 { 1.0 } else { (raw_bytes as f64 / wire_bytes as f64).max(1.0) }
+    }
+}

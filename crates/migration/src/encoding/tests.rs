@@ -1,0 +1,327 @@
+//! The chooser on simulated links.
+
+use godwit_lanes::{Effort, Tally};
+use proptest::prelude::*;
+
+use super::*;
+
+const UNIT_PAGES: u64 = 512;
+const UNIT_BYTES: f64 = (UNIT_PAGES * PAGE_SIZE as u64) as f64;
+/// One frame's pages.
+const PROBE_PAGES: u64 = 64;
+
+/// A host, its wire and a guest's content. Bytes a second and ratios.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    wire: f64,
+    /// What handing a byte to the socket costs.
+    socket: f64,
+    /// The socket's room.
+    buffer: f64,
+    /// Speed and ratio of LZ4 and Zstandard.
+    codecs: [(f64, f64); 2],
+}
+
+const MB: f64 = 1e6;
+/// Pieces in which pages go to the socket.
+const STEPS: u32 = 32;
+
+impl Link {
+    /// A codec's wire bytes for guest bytes; what does not pay goes raw.
+    fn packed(&self, method: Option<Codec>, bytes: f64) -> f64 {
+        let ratio = method.map_or(1.0, |codec| self.codecs[place(codec)].1);
+        bytes * if ratio > 0.9 { 1.0 } else { ratio }
+    }
+
+    fn compressing(&self, method: Option<Codec>, bytes: f64) -> f64 {
+        method.map_or(0.0, |codec| bytes / self.codecs[place(codec)].0)
+    }
+
+    /// Guest bytes a second of a method, used all the time.
+    fn rate(&self, method: Option<Codec>) -> f64 {
+        let on_wire = self.packed(method, 1.0);
+        1.0 / (self.compressing(method, 1.0) + on_wire / self.socket).max(on_wire / self.wire)
+    }
+
+    fn best(&self) -> f64 {
+        METHODS.map(|method| self.rate(method)).into_iter().fold(0.0, f64::max)
+    }
+}
+
+/// A stream that sends full units as its chooser says.
+#[derive(Debug)]
+struct Stream {
+    chooser: Chooser,
+    queued: f64,
+    /// Guest bytes sent by each method, raw first.
+    bytes: [f64; 3],
+    seconds: f64,
+    /// How much the host's other work disturbs it: 0 not at all, 1 up to half or double the speed from one piece to the next.
+    unrest: f64,
+    drawn: u64,
+}
+
+impl Stream {
+    fn new() -> Stream {
+        Stream {
+            chooser: Chooser::new(Compression::Auto),
+            queued: 0.0,
+            bytes: [0.0; 3],
+            seconds: 0.0,
+            unrest: 0.0,
+            drawn: 1,
+        }
+    }
+
+    /// The factor by which the next piece takes longer.
+    fn disturbance(&mut self) -> f64 {
+        self.drawn =
+            self.drawn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let even = (self.drawn >> 11) as f64 / (1u64 << 53) as f64;
+        (self.unrest * (2.0 * even - 1.0)).exp2()
+    }
+
+    /// Sends so many units, and returns the guest bytes a second.
+    fn run(&mut self, link: &Link, units: u32) -> f64 {
+        (self.bytes, self.seconds) = ([0.0; 3], 0.0);
+        for _ in 0..units {
+            self.unit(link);
+        }
+        // What is left in the socket has not gone.
+        f64::from(units) * UNIT_BYTES / self.seconds
+    }
+
+    fn part(&self, method: Option<Codec>) -> f64 {
+        let of = METHODS.iter().position(|known| *known == method).map_or(0.0, |place| self.bytes[place]);
+        of / self.bytes.iter().sum::<f64>()
+    }
+
+    fn unit(&mut self, link: &Link) {
+        let packing = self.chooser.packing(UNIT_BYTES as u64, false);
+        let mut sent = UnitSent { unsent_before_bytes: self.queued as u64, ..UnitSent::default() };
+        let probed = if packing.probe.is_some() { PROBE_PAGES } else { 0 };
+        let mut wall = 0.0;
+        for (method, pages) in [(packing.probe, probed), (packing.codec, UNIT_PAGES - probed)] {
+            wall += self.pages(link, method, pages, &mut sent);
+        }
+        sent.unsent_after_bytes = self.queued as u64;
+        self.seconds += wall;
+        self.chooser.sent(packing, &sent, Duration::from_secs_f64(wall));
+    }
+
+    fn pages(&mut self, link: &Link, method: Option<Codec>, pages: u64, sent: &mut UnitSent) -> f64 {
+        let bytes = (pages * u64::from(PAGE_SIZE)) as f64;
+        let disturbance = self.disturbance();
+        let link = &Link { socket: link.socket / disturbance, ..*link };
+        let compressing = link.compressing(method, bytes) * disturbance;
+        let packed = link.packed(method, bytes);
+        let mut seconds = 0.0;
+        for _ in 0..STEPS {
+            let (packed, step) =
+                (packed / f64::from(STEPS), (compressing + packed / link.socket) / f64::from(STEPS));
+            self.queued = (self.queued - step * link.wire).max(0.0) + packed;
+            // What has no room is waited for.
+            let too_much = (self.queued - link.buffer).max(0.0);
+            self.queued -= too_much;
+            seconds += step + too_much / link.wire;
+        }
+        if link.wire >= link.socket {
+            self.queued = 0.0;
+        }
+        let place = METHODS.iter().position(|known| *known == method).unwrap_or(0);
+        self.bytes[place] += bytes;
+        sent.wire_bytes += packed as u64;
+        let shrunk = packed < bytes;
+        let tally = match method {
+            Some(Codec::Lz4) if shrunk => &mut sent.lz4,
+            Some(Codec::Zstd) if shrunk => &mut sent.zstd,
+            _ => &mut sent.raw,
+        };
+        *tally = Tally { pages: tally.pages + pages, wire_bytes: tally.wire_bytes + packed as u64 };
+        let time = Duration::from_secs_f64(compressing);
+        let effort = Effort { raw_bytes: bytes as u64, packed_bytes: packed as u64, time };
+        match method {
+            Some(Codec::Lz4) => sent.lz4_effort = effort,
+            Some(Codec::Zstd) => sent.zstd_effort = effort,
+            None => {}
+        }
+        seconds
+    }
+}
+
+/// Half of the memory's bandwidth, as two streams have it on loopback.
+fn loopback() -> Link {
+    Link {
+        wire: 100_000.0 * MB,
+        socket: 800.0 * MB,
+        buffer: 4.0 * MB,
+        codecs: [(500.0 * MB, 0.5), (280.0 * MB, 0.4)],
+    }
+}
+
+/// One of two streams on 1 Gb/s.
+fn gigabit() -> Link {
+    Link { wire: 59.0 * MB, socket: 1500.0 * MB, ..loopback() }
+}
+
+fn random(link: Link) -> Link {
+    Link { codecs: [(2000.0 * MB, 1.0), (900.0 * MB, 1.0)], ..link }
+}
+
+#[test]
+fn loopback_is_left_raw() {
+    let mut stream = Stream::new();
+    let rate = stream.run(&loopback(), 256);
+    assert!(stream.part(None) > 0.98, "{}", stream.part(None));
+    assert!(rate > 0.97 * loopback().best(), "{rate}");
+}
+
+#[test]
+fn on_a_gigabit_link_the_smaller_is_the_faster() {
+    let mut stream = Stream::new();
+    let rate = stream.run(&gigabit(), 128);
+    assert!(stream.part(Some(Codec::Zstd)) > 0.9, "{:?}", stream.bytes);
+    assert!(rate > 0.9 * gigabit().best(), "{rate} of {}", gigabit().best());
+}
+
+#[test]
+fn random_content_goes_raw_on_any_link() {
+    for link in [random(loopback()), random(gigabit()), Link { wire: 5.0 * MB, ..random(gigabit()) }] {
+        let mut stream = Stream::new();
+        let rate = stream.run(&link, 256);
+        assert!(stream.part(None) > 0.98, "{link:?}: {:?}", stream.bytes);
+        assert!(rate > 0.97 * link.best(), "{link:?}: {rate}");
+    }
+}
+
+#[test]
+fn of_two_that_are_as_fast_the_cheaper_is_taken() {
+    // The wire takes what either makes.
+    let link = Link { codecs: [(700.0 * MB, 0.31), (350.0 * MB, 0.3)], ..gigabit() };
+    let mut stream = Stream::new();
+    stream.run(&link, 128);
+    assert!(stream.part(Some(Codec::Lz4)) > 0.9, "{:?}", stream.bytes);
+}
+
+#[test]
+fn a_codec_that_costs_what_sending_costs_is_found_out() {
+    // By itself LZ4 is faster than raw pages are sent; both together are not.
+    let link = Link { codecs: [(1000.0 * MB, 0.3), (300.0 * MB, 0.25)], ..loopback() };
+    assert!(link.rate(Some(Codec::Lz4)) < 0.95 * link.rate(None));
+    let mut stream = Stream::new();
+    stream.run(&link, 128);
+    let rate = stream.run(&link, 512);
+    assert!(rate > 0.95 * link.best(), "{rate} of {}: {:?}", link.best(), stream.bytes);
+}
+
+#[test]
+fn a_busy_host_does_not_confuse_it() {
+    for link in [loopback(), gigabit(), random(gigabit())] {
+        let mut stream = Stream { unrest: 1.0, ..Stream::new() };
+        stream.run(&link, 64);
+        // The cheapest of the best.
+        let by_rate = |a: &Option<Codec>, b: &Option<Codec>| link.rate(*a).total_cmp(&link.rate(*b));
+        let method = METHODS.into_iter().rev().max_by(by_rate).flatten();
+        stream.run(&link, 1024);
+        assert!(stream.part(method) > 0.9, "{link:?}: {:?}", stream.bytes);
+    }
+}
+
+#[test]
+fn it_follows_the_link() {
+    let slow = Link { wire: 12.0 * MB, ..gigabit() };
+    let mut stream = Stream::new();
+    for link in [loopback(), slow, gigabit(), loopback(), slow, loopback()] {
+        stream.run(&link, 128);
+        let rate = stream.run(&link, 256);
+        assert!(rate > 0.9 * link.best(), "{link:?}: {rate} of {}: {:?}", link.best(), stream.bytes);
+    }
+}
+
+#[test]
+fn it_follows_the_content() {
+    let mut stream = Stream::new();
+    for link in [gigabit(), random(gigabit()), gigabit()] {
+        stream.run(&link, 128);
+        let rate = stream.run(&link, 128);
+        assert!(rate > 0.9 * link.best(), "{link:?}: {rate} of {}: {:?}", link.best(), stream.bytes);
+    }
+}
+
+#[test]
+fn in_a_hurry_nothing_is_tried() {
+    let mut stream = Stream::new();
+    stream.run(&gigabit(), 64);
+    let known = stream.chooser.packing(1 << 20, true);
+    assert_eq!(known, Packing { codec: Some(Codec::Zstd), probe: None });
+    assert!((0..200).all(|_| stream.chooser.packing(1 << 20, true) == known));
+}
+
+#[test]
+fn what_is_asked_for_is_done() {
+    for (compression, codec) in [
+        (Compression::None, None),
+        (Compression::Lz4, Some(Codec::Lz4)),
+        (Compression::Zstd, Some(Codec::Zstd)),
+    ] {
+        let mut stream = Stream { chooser: Chooser::new(compression), ..Stream::new() };
+        stream.run(&gigabit(), 100);
+        assert!(stream.part(codec) > 0.999, "{compression:?}");
+    }
+}
+
+fn link() -> impl Strategy<Value = Link> {
+    let wire = (1.0..4.0f64).prop_map(|log| 10f64.powf(log) * MB);
+    let lz4 = (300.0..1500.0f64, 0.1..1.0f64).prop_map(|(speed, ratio)| (speed * MB, ratio));
+    let zstd = (0.2..0.8f64, 0.5..1.0f64);
+    (wire, 500.0..2500.0f64, 0.2..8.0f64, lz4, zstd).prop_map(
+        |(wire, socket, buffer, lz4, (slower, smaller))| Link {
+            wire,
+            socket: socket * MB,
+            buffer: buffer * MB,
+            codecs: [lz4, (lz4.0 * slower, lz4.1 * smaller)],
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn it_comes_near_the_best_method(link in link()) {
+        let mut stream = Stream::new();
+        stream.run(&link, 128);
+        let rate = stream.run(&link, 384);
+        prop_assert!(rate >= 0.9 * link.best(), "{} of {}: {:?}", rate, link.best(), stream);
+    }
+
+    #[test]
+    fn it_comes_near_the_best_method_of_another_link(links in [link(), link()]) {
+        let mut stream = Stream::new();
+        stream.run(&links[0], 256);
+        stream.run(&links[1], 1280);
+        let rate = stream.run(&links[1], 512);
+        prop_assert!(rate >= 0.85 * links[1].best(), "{} of {}: {:?}", rate, links[1].best(), stream);
+    }
+
+    #[test]
+    fn no_figures_confuse_it(
+        bytes in prop::collection::vec((any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>()), 1..200),
+    ) {
+        let mut chooser = Chooser::new(Compression::Auto);
+        for (pages, wire, queued, ns) in bytes {
+            let packing = chooser.packing(u64::from(pages), false);
+            let tally = Tally { pages: u64::from(pages), wire_bytes: u64::from(wire) };
+            let time = Duration::from_nanos(u64::from(ns));
+            let effort = Effort { raw_bytes: u64::from(wire), packed_bytes: u64::from(pages), time };
+            let sent = UnitSent {
+                wire_bytes: u64::from(wire),
+                raw: tally,
+                lz4_effort: effort,
+                unsent_before_bytes: u64::from(queued),
+                unsent_after_bytes: u64::from(pages),
+                ..UnitSent::default()
+            };
+            chooser.sent(packing, &sent, time);
+            prop_assert!(chooser.wire_bytes_per_s.is_none_or(|rate| rate.is_finite() && rate >= 0.0));
+        }
+    }
+}
