@@ -104,9 +104,15 @@ impl CaseFigures {
         }
     }
 
-    /// The wire rate as a part of what the links carry, both medians.
+    /// The median wire rate as a part of what the links carry: of the best that iperf3 got out of them, since a machine
+    /// with other things to do shows a link smaller than it is, never larger.
     pub(crate) fn share(&self) -> Option<f64> {
-        Some(self.wire_bits_per_s?.median / self.carried_bits_per_s?.median)
+        Some(self.wire_bits_per_s?.median / self.carried_bits_per_s?.max)
+    }
+
+    /// The median wire rate as a part of what the sizes of headers leave of the links.
+    pub(crate) fn share_on_paper(&self) -> Option<f64> {
+        Some(self.wire_bits_per_s?.median / self.case.links.on_paper())
     }
 }
 

@@ -6,11 +6,12 @@ use crate::figures::Spread;
 use crate::lanes::CaseFigures;
 use crate::lanes::cases::{Goal, percent};
 
-const HEADER: [&str; 7] = ["case", "runs", "wire Gb/s", "iperf3 Gb/s", "on paper", "share", "migration ms"];
+const HEADER: [&str; 8] =
+    ["case", "runs", "wire Gb/s", "iperf3 Gb/s", "of best", "paper Gb/s", "of it", "migration ms"];
 
 /// The table of all cases.
 pub(crate) fn render(figures: &[CaseFigures], goals: &[Goal]) -> String {
-    let mut text = "\nwire rate of round 0 and what the links carry: medians (least to most)\n".to_owned();
+    let mut text = "\nwire rate of round 0, iperf3 on the same links, what headers leave of them: medians (least to most)\n".to_owned();
     row(&mut text, &HEADER.map(str::to_owned));
     for case in figures {
         row(
@@ -20,8 +21,9 @@ pub(crate) fn render(figures: &[CaseFigures], goals: &[Goal]) -> String {
                 runs(case),
                 gbit(case.wire_bits_per_s),
                 gbit(case.carried_bits_per_s),
-                format!("{:.3}", case.case.links.on_paper() / 1e9),
                 case.share().map_or_else(dash, percent),
+                format!("{:.3}", case.case.links.on_paper() / 1e9),
+                case.share_on_paper().map_or_else(dash, percent),
                 case.migration_ms.map_or_else(dash, |Spread { median, min, max, .. }| {
                     format!("{median:.0} ({min:.0}-{max:.0})")
                 }),
@@ -35,9 +37,9 @@ pub(crate) fn render(figures: &[CaseFigures], goals: &[Goal]) -> String {
     text
 }
 
-fn row(text: &mut String, [case, rest @ ..]: &[String; 7]) {
+fn row(text: &mut String, [case, rest @ ..]: &[String; 8]) {
     let _ = write!(text, "  {case:<20}");
-    for (cell, width) in rest.iter().zip([5, 21, 21, 9, 8, 21]) {
+    for (cell, width) in rest.iter().zip([5, 21, 21, 8, 10, 8, 21]) {
         let _ = write!(text, " {cell:>width$}");
     }
     text.push('\n');
