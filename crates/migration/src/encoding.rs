@@ -178,8 +178,8 @@ impl Chooser {
         let probe = match turn {
             0 => Codec::Lz4,
             1 => Codec::Zstd,
-            _ if turn % PROBE_INTERVAL != 0 => return settled,
-            _ => Codec::ALL[usize::from(turn / PROBE_INTERVAL % 2 == 0)],
+            _ if !turn.is_multiple_of(PROBE_INTERVAL) => return settled,
+            _ => Codec::ALL[usize::from((turn / PROBE_INTERVAL).is_multiple_of(2))],
         };
         let rarely = turn / PROBE_INTERVAL % PROBES_SKIPPED > 1 && self.is_hopeless(probe);
         Packing { probe: Some(probe).filter(|probe| self.current != Some(*probe) && !rarely), ..settled }

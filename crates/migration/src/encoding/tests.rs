@@ -1,5 +1,7 @@
 //! The chooser on simulated links.
 
+#![allow(clippy::cast_possible_truncation)] // bytes of a simulated link fit
+
 use godwit_lanes::{Effort, Tally};
 use proptest::prelude::*;
 
