@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{LimitOf, MigrationRequest, RateLimit};
-use godwit_lab::trial::{GuestPlan, Trial};
-use godwit_migration::{Outcome, Phase};
+use godwit_lab::trial::{GuestPlan, Trial, request_to};
+use godwit_migration::{EngineKind, Outcome, Phase};
 
 use crate::{BUSY, move_and_check};
 
@@ -41,5 +41,24 @@ fn a_limited_guest_moves_whole_and_a_change_holds_at_once() -> Result<()> {
     trial.ask(b.set_limit(LimitOf::Host, limit("1gbit")?))?;
     let watched = move_and_check(&trial, &mut guest)?;
     ensure!(watched.report.bandwidth_limit == limit("1gbit")?.rate(), "{:#?}", watched.report);
+    trial.finish()
+}
+
+/// QEMU's own engine is told the limit; that it keeps to it is QEMU's affair.
+#[test]
+fn qemus_own_engine_is_told_the_limit_and_its_change() -> Result<()> {
+    let Some(trial) = Trial::begin("limits-qemu")? else { return Ok(()) };
+    let mut guest = trial.guest("a", &GuestPlan::new("web"))?;
+    let bandwidth_limit = Some("10mbit".parse()?);
+    let request = MigrationRequest { bandwidth_limit, ..request_to("b", EngineKind::Qemu) };
+    let mut migration = trial.begin_migration("web", "a", &request)?;
+    let limited = migration.until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?;
+    let limited = limited.context("it was over before it was limited")?;
+    ensure!(limited.bandwidth_limit == "10mbit".parse().ok(), "{limited:#?}");
+    trial.ask(trial.agent("a").limit_migration(&migration.id, RateLimit::NONE))?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Completed && report.bandwidth_limit.is_none(), "{report:#?}");
+    guest.host = "b".to_owned();
+    trial.expect_whole(&guest)?;
     trial.finish()
 }
