@@ -1,6 +1,6 @@
 //! Probes between two agents of one machine: what is measured, who is refused, and that nothing outlives its client.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "the other tests need more of it")]
 mod support;

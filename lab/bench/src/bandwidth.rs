@@ -241,7 +241,7 @@ fn figures_of(name: &str, fill_bytes: u64, moves: Vec<Option<Watched>>) -> Figur
         migration_ms: Spread::of(completed().map(|report| report.migration_time_ms)),
         guest_mb_per_s: Spread::of(completed().map(guest)),
         wire_mb_per_s: Spread::of(completed().filter_map(round_0)),
-        streams: completed().last().filter(|report| !report.lanes.is_empty()).map(streams_of),
+        streams: completed().next_back().filter(|report| !report.lanes.is_empty()).map(streams_of),
         runs,
     }
 }

@@ -36,7 +36,9 @@ fn a_probe_tells_what_the_link_carries() -> Result<()> {
         ensure!(lane.throughput.len() == STREAM_COUNTS.len(), "{lane:#?}");
     }
     for run in report.lanes.iter().flat_map(|lane| &lane.throughput).chain(&report.together) {
-        ensure!(run.bytes_per_s > 0.0 && run.bytes_per_s < LINK_BYTES_PER_S, "{run:?}");
+        let share = run.bytes_per_s / LINK_BYTES_PER_S;
+        eprintln!("  {} streams: {share:.3} of the link", run.streams);
+        ensure!(share > 0.0 && share < 1.0, "{run:?}");
     }
     let estimate = report.estimate.context("no estimate")?;
     ensure!(estimate.guest_bytes == 1 << 30 && estimate.migration_time_ms > 0.0, "{estimate:?}");
@@ -78,7 +80,9 @@ fn packets_that_vanish_are_found() -> Result<()> {
     ensure!(report.estimate.is_none() && report.limit == Some(Limit::Mtu), "{report:#?}");
     for lane in &report.lanes {
         let mtu = lane.mtu.context("no MTU")?;
-        ensure!(mtu.black_hole && mtu.interface == Some(9000) && mtu.passes == Some(1500), "{lane:#?}");
+        // A veth pair leaves room for a VLAN's four bytes.
+        let passes = mtu.passes.is_some_and(|passes| (1500..=1504).contains(&passes));
+        ensure!(mtu.black_hole && mtu.interface == Some(9000) && passes, "{lane:#?}");
     }
     // And a destination whose agent is gone.
     trial.end_agent("b", rustix::process::Signal::KILL)?;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use godwit_lanes::{Incoming, Lane, LaneError, StreamReceiver};
 use godwit_wire::{MAX_PADDING, Message};
@@ -21,10 +21,12 @@ const WARM_UP_ROUND_TRIPS: u32 = 10;
 /// Bytes of the first frames: on a slow wire several must arrive within a measurement.
 const LEAST_FRAME: u32 = 16 * 1024;
 /// Bytes of the largest frames; more save nothing.
-const MOST_FRAME: u32 = 256 * 1024;
+const MOST_FRAME: u32 = 512 * 1024;
 const _: () = assert!(MOST_FRAME <= MAX_PADDING);
-/// Between two pings of a stream.
-const PING_INTERVAL: Duration = Duration::from_millis(5);
+/// What a frame takes to arrive, once the stream's rate is known; a ping follows each.
+const FRAME_TIME: Duration = Duration::from_millis(5);
+/// A rate is known after this long: what fits into buffers goes at another.
+const RATE_TIME: Duration = Duration::from_millis(20);
 /// How long a stream may take nothing.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -115,44 +117,21 @@ fn pour(mut opened: Opened, meter: &CpuMeter, stop: &AtomicBool) -> Result<Vec<S
 }
 
 /// One stream's sending.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Pouring {
-    frame: u32,
     sent_bytes: u64,
-    frames: u32,
-    pinged: Instant,
     /// What had been sent before each ping that has not been answered.
     waiting: VecDeque<u64>,
     samples: Vec<Sample>,
 }
 
-impl Default for Pouring {
-    fn default() -> Pouring {
-        Pouring {
-            frame: LEAST_FRAME,
-            sent_bytes: 0,
-            frames: 0,
-            pinged: Instant::now(),
-            waiting: VecDeque::new(),
-            samples: Vec::new(),
-        }
-    }
-}
-
 impl Pouring {
-    /// Sends a frame, and a ping when it is time for one.
+    /// Sends a frame and a ping behind it.
     fn next(&mut self, opened: &mut Opened) -> Result<(), LaneError> {
-        opened.sender.send(&Message::Padding { bytes: self.frame })?;
-        self.sent_bytes += u64::from(self.frame);
-        self.frames += 1;
-        if self.pinged.elapsed() < PING_INTERVAL {
-            return Ok(());
-        }
-        if self.frames >= 4 {
-            self.frame = (self.frame * 2).min(MOST_FRAME);
-        }
-        (self.frames, self.pinged) = (0, Instant::now());
+        let frame = frame_bytes(&self.samples);
+        opened.sender.send(&Message::Padding { bytes: frame })?;
         opened.sender.send(&Message::Ping { sent_ns: 0 })?;
+        self.sent_bytes += u64::from(frame);
         self.waiting.push_back(self.sent_bytes);
         self.hear(&mut opened.receiver)
     }
@@ -173,6 +152,17 @@ impl Pouring {
         }
         Ok(())
     }
+}
+
+/// How large the next frame is, by what has been taken so far: what is only in buffers says nothing of the wire.
+fn frame_bytes(samples: &[Sample]) -> u32 {
+    let (Some(first), Some(last)) = (samples.first(), samples.last()) else { return LEAST_FRAME };
+    let time_ns = u128::from(last.at_ns.saturating_sub(first.at_ns));
+    if time_ns < RATE_TIME.as_nanos() {
+        return LEAST_FRAME;
+    }
+    let bytes = u128::from(last.bytes.saturating_sub(first.bytes)) * FRAME_TIME.as_nanos() / time_ns;
+    u32::try_from(bytes).unwrap_or(MOST_FRAME).clamp(LEAST_FRAME, MOST_FRAME)
 }
 
 /// Bytes a second that were taken between two times; between two samples the stream is taken to run evenly. Times come from
@@ -222,6 +212,16 @@ mod tests {
         // A stream that stalled half-way brought half.
         let told = rate(&samples[..50], 0, 100_000_000);
         assert!((told - 0.49e6).abs() < 1.0, "{told}");
+    }
+
+    #[test]
+    fn frames_fit_the_rate_at_which_they_are_taken() {
+        assert_eq!(frame_bytes(&[]), LEAST_FRAME);
+        // 100 MB/s: 500 kB in 5 ms. Known once 20 ms have passed.
+        assert_eq!(frame_bytes(&even(1_000_000, 100_000, 20)), LEAST_FRAME);
+        assert_eq!(frame_bytes(&even(1_000_000, 100_000, 30)), 500_000);
+        assert_eq!(frame_bytes(&even(1_000_000, 1000, 100)), LEAST_FRAME);
+        assert_eq!(frame_bytes(&even(1_000_000, u64::from(u32::MAX), 100)), MOST_FRAME);
     }
 
     #[test]
