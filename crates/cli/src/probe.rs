@@ -244,12 +244,13 @@ fn conclusion(report: &ProbeReport, output: Output) -> String {
 fn limit_text(report: &ProbeReport, estimate: &MoveEstimate) -> String {
     let Some(limit) = report.limit else { return "unknown".to_owned() };
     let why = match limit {
-        Limit::Wire if estimate.best_streams > 1 => {
-            format!(
-                "the wire is full with {} streams; each stream alone is held to less",
-                estimate.best_streams
-            )
+        Limit::Wire if !report.together.is_empty() => {
+            format!("the wire is full with {} streams of each lane", estimate.best_streams)
         }
+        Limit::Wire if estimate.best_streams > 1 => format!(
+            "the wire is full with {} streams; each stream alone is held to less",
+            estimate.best_streams
+        ),
         Limit::Wire => "the wire is full with one stream".to_owned(),
         Limit::FlowCap => {
             "each stream is held back, by the network or by TCP's windows: more streams bring more".to_owned()
@@ -332,6 +333,22 @@ mod tests {
                 "about 20.48 s with --streams 8",
                 "idle VM",
             ],
+        );
+    }
+
+    #[test]
+    fn a_full_wire_is_told_by_what_was_measured() {
+        let full = |rates, together: bool| {
+            let lane = LaneProbe { limit: Some(Limit::Wire), ..lane(rates) };
+            let mut report = report(vec![lane.clone(), lane]);
+            report.together = if together { report.lanes[0].throughput[1..].to_vec() } else { Vec::new() };
+            render(&report, Output::new(false))
+        };
+        expect(&full([100.0; 4], false), &["full with one stream"]);
+        expect(&full([50.0, 100.0, 100.0, 100.0], false), &["full with 2 streams; each stream alone"]);
+        expect(
+            &full([50.0, 100.0, 100.0, 100.0], true),
+            &["full with 2 streams of each lane", "all together"],
         );
     }
 
