@@ -35,6 +35,8 @@ struct FakeTracking {
     dirty: Dirty,
     /// Streams that are cut at the second look at the memory.
     cut: Arc<Mutex<Vec<Stream>>>,
+    /// How many those are.
+    cuts: usize,
     looks: u32,
 }
 
@@ -53,6 +55,10 @@ impl Tracking for FakeTracking {
     ) -> Result<u64, TrackError> {
         self.looks += 1;
         if self.looks == 2 {
+            // Not before all of them are there: one that came later would stay.
+            while self.cut.lock().unwrap().len() < self.cuts {
+                std::thread::yield_now();
+            }
             self.cut.lock().unwrap().drain(..).for_each(|stream| stream.close());
         }
         let mut dirty = self.dirty.lock().unwrap();
@@ -321,7 +327,7 @@ fn migrate_paced(twist: Twist, pace: &MigrationPace, watch: &(dyn Fn(&Inbox, Pro
             compression: twist.compression,
             preflight: Duration::ZERO,
             regions: from.clone(),
-            tracker: FakeTracking { dirty, cut: Arc::clone(&cut), looks: 0 },
+            tracker: FakeTracking { dirty, cut: Arc::clone(&cut), cuts: twist.cut, looks: 0 },
             hypervisor,
             begun: Instant::now(),
             progress: &|progress| watch(&watcher, progress),

@@ -192,7 +192,10 @@ impl Dispatch {
             state.break_off(*stream, &format!("it carried nothing for {} ms", limit.as_millis()));
         }
         drop(state);
-        self.work.notify_all();
+        if !stalled.is_empty() {
+            // Never for nothing: whoever is woken begins to count anew how long it has been silent.
+            self.work.notify_all();
+        }
         stalled
     }
 
@@ -263,6 +266,7 @@ impl Dispatch {
 
     /// Waits for work, a while.
     fn take(&self, stream: usize) -> Work {
+        let idle_since = Instant::now();
         let mut state = self.lock();
         loop {
             if state.over || state.board.is_broken(stream) {
@@ -280,11 +284,11 @@ impl Dispatch {
                 return Work::Padding(owed);
             }
             state.starved = true;
-            let waited = self.work.wait_timeout(state, IDLE_LIMIT).unwrap_or_else(PoisonError::into_inner);
-            if waited.1.timed_out() {
+            let left = IDLE_LIMIT.saturating_sub(idle_since.elapsed());
+            if left.is_zero() {
                 return Work::Nothing;
             }
-            state = waited.0;
+            (state, _) = self.work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -319,6 +323,9 @@ impl Dispatch {
             return Ok(state.board.live());
         }
         state.board.closed(stream, units)?;
+        let line = &mut state.lines[usize::from(stream)];
+        // Where this side noticed first, it knows more.
+        line.failure.get_or_insert_with(|| "the destination takes no more of it".to_owned());
         self.work.notify_all();
         Ok(state.board.live())
     }

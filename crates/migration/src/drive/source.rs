@@ -516,6 +516,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             interrupted(events, waiting, sender).map(|interrupted| !interrupted)
         });
+        // What was said during the sweep has not been looked at yet.
+        self.last_heard = Instant::now();
         self.swept_all(swept, Awaited::LastSent);
     }
 

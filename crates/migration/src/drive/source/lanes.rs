@@ -59,7 +59,8 @@ impl<'a> Lanes<'a> {
             tracing::warn!(stream = number, "a data stream stands still: the others do its work");
             control.send(&Message::CloseStream { stream: wire_number(number) })?;
         }
-        let Some(scaler) = &mut self.scaler else { return Ok(()) };
+        // While the guest stands still a new stream would only carry its last pages by a small window.
+        let Some(scaler) = self.scaler.as_mut().filter(|_| !stopped) else { return Ok(()) };
         let (samples, is_busy) = self.dispatch.look(self.count);
         for opening in scaler.look(now, round_trip, &samples, is_busy) {
             tracing::debug!(lane = opening.lane, more = opening.streams, "a lane gets more streams");
