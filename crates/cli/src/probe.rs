@@ -1,18 +1,16 @@
 //! `godwit probe`: what a migration would find between two hosts.
 
-use std::io::IsTerminal;
-
 use godwit_api::{PROBE_SECONDS, ProbeEvent, ProbeRequest};
 use godwit_migration::probe::{
     LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeReport, STREAM_COUNTS, ThroughputRun,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ProbeArgs;
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
-use crate::output::{Output, Tone, fields, table};
+use crate::output::{Output, Tone, fields, spinner, table};
 use crate::units::{byte_count, bytes, millis};
 
 pub(crate) async fn run(
@@ -79,14 +77,7 @@ struct StageLine {
 
 impl StageLine {
     fn new(output: Output) -> StageLine {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            bar.set_style(
-                ProgressStyle::with_template("{spinner} {msg}")
-                    .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-            );
-            bar
-        });
+        let bar = spinner();
         StageLine { output, bar }
     }
 

@@ -121,7 +121,7 @@ impl StreamSender {
         let probed = if packing.probe.is_some() { u64::from(MAX_COMPRESSED_PAGES) } else { 0 };
         let (probed, rest) = split(pages, probed);
         for (codec, runs) in [(packing.probe, probed), (packing.codec, rest)] {
-            let most = if codec.is_some() { MAX_COMPRESSED_PAGES } else { paced.most_pages() };
+            let most = if codec.is_some() { MAX_COMPRESSED_PAGES } else { u32::MAX }.min(paced.most_pages());
             for frame in frames(round, block, &runs, most) {
                 self.put_frame(region, frame, codec, &mut sent)?;
                 if self.batch.bytes.len() >= BATCH_BYTES {

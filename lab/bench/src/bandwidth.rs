@@ -1,9 +1,8 @@
 //! How fast guest memory moves where no link is the limit: an idle guest full of random content, the engines and iperf3 taking
 //! turns, in the clear and by TLS.
 
-use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -17,9 +16,10 @@ use serde::Serialize;
 
 use crate::figures::Spread;
 use crate::machine::Machine;
-use crate::schedule;
+use crate::results::as_text;
 use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
+use crate::{results, schedule};
 
 /// Of QEMU's best, at least.
 const TIMES_QEMU: f64 = 3.0;
@@ -47,11 +47,11 @@ pub(crate) struct Settings {
     streams: Option<u32>,
     /// The guest's memory (64 KiB more, without which QEMU before 9.0 loses writes under TCG)
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
-    #[serde(serialize_with = "crate::switchover::as_text")]
+    #[serde(serialize_with = "as_text")]
     memory: ByteSize,
     /// How much of it holds random content
     #[arg(long, value_name = "SIZE", default_value = "3GiB")]
-    #[serde(serialize_with = "crate::switchover::as_text")]
+    #[serde(serialize_with = "as_text")]
     fill: ByteSize,
     /// Where the JSON file goes
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
@@ -101,12 +101,9 @@ struct Goal {
     met: bool,
 }
 
+/// What the JSON file has of it.
 #[derive(Serialize)]
-struct Outcomes<'a> {
-    scenario: &'static str,
-    unix_s: u64,
-    machine: &'a Machine,
-    settings: &'a Settings,
+struct Measured<'a> {
     parts: &'a [Part],
     goals: &'a [Goal],
 }
@@ -128,14 +125,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         let verdict = if goal.met { "pass" } else { "FAIL" };
         println!("  {verdict}  {} at least {}: {found}", goal.what, goal.at_least);
     }
-    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    fs::create_dir_all(&settings.out)?;
-    let path = settings.out.join(format!("bandwidth-{unix_s}.json"));
-    let outcomes =
-        Outcomes { scenario: "bandwidth", unix_s, machine: &machine, settings, parts: &parts, goals: &goals };
-    fs::write(&path, serde_json::to_string_pretty(&outcomes)?)
-        .with_context(|| format!("writing {}", path.display()))?;
-    println!("\nall figures and reports: {}", path.display());
+    let measured = Measured { parts: &parts, goals: &goals };
+    results::write(&settings.out, "bandwidth", &machine, settings, &measured)?;
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
 }
 

@@ -4,9 +4,8 @@
 mod cases;
 mod table;
 
-use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -17,12 +16,13 @@ use godwit_lab::iperf::Iperf;
 use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, missing, other_host};
 use godwit_migration::{Outcome, Report};
 use godwit_qemu::ByteSize;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::figures::Spread;
 use crate::lanes::cases::{BASE, Case, Goal, Links};
 use crate::machine::Machine;
-use crate::schedule;
+use crate::results::as_text;
+use crate::{results, schedule};
 
 /// Nothing that a clever encoding could make smaller: the link alone is measured.
 const MIX: &str = "zero=0,compressible=0";
@@ -64,10 +64,6 @@ pub(crate) struct Settings {
     /// Fail where a goal is missed
     #[arg(long)]
     check: bool,
-}
-
-fn as_text<S: Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&size.to_string())
 }
 
 /// One move, and what the links carried just before it.
@@ -123,13 +119,9 @@ fn wire_bits_per_s(report: &Report) -> Option<f64> {
     (round.duration_ms > 0.0).then(|| round.bytes as f64 * 8e3 / round.duration_ms)
 }
 
-/// Everything, as the JSON file has it.
+/// What the JSON file has of it.
 #[derive(Debug, Serialize)]
-struct Outcomes<'a> {
-    scenario: &'static str,
-    unix_s: u64,
-    machine: &'a Machine,
-    settings: &'a Settings,
+struct Measured<'a> {
     accel: &'a str,
     cases: &'a [CaseFigures],
     goals: &'a [Goal],
@@ -162,21 +154,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let base = figures.iter().find(|case| case.case.name == BASE);
     let goals: Vec<Goal> = figures.iter().map(|case| cases::goal(case, base)).collect();
     print!("{}", table::render(&figures, &goals));
-    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    let outcomes = Outcomes {
-        scenario: "lanes",
-        unix_s,
-        machine: &machine,
-        settings,
-        accel: &accel,
-        cases: &figures,
-        goals: &goals,
-    };
-    fs::create_dir_all(&settings.out)?;
-    let path = settings.out.join(format!("lanes-{unix_s}.json"));
-    fs::write(&path, serde_json::to_string_pretty(&outcomes)?)
-        .with_context(|| format!("writing {}", path.display()))?;
-    println!("\nall figures and reports: {}", path.display());
+    let measured = Measured { accel: &accel, cases: &figures, goals: &goals };
+    results::write(&settings.out, "lanes", &machine, settings, &measured)?;
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
 }
 

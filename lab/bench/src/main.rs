@@ -5,6 +5,7 @@ mod bandwidth;
 mod figures;
 mod lanes;
 mod machine;
+mod results;
 mod schedule;
 mod subject;
 mod switchover;

@@ -1,9 +1,7 @@
 //! Switchover and blackout: one guest moves back and forth, the engines taking turns, idle and dirtying memory, with
 //! and without delay on the link.
 
-use std::fs;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -16,8 +14,9 @@ use serde::Serialize;
 
 use crate::figures::Spread;
 use crate::machine::Machine;
+use crate::results::as_text;
 use crate::subject::{Engine, Subject};
-use crate::{schedule, table};
+use crate::{results, schedule, table};
 
 /// QEMU before 9.0 loses writes under TCG when it migrates a guest whose memory is a multiple of 256 KiB
 /// (docs/engines.md): all engines move this much more.
@@ -61,10 +60,6 @@ pub(crate) struct Settings {
     /// Fail where a goal is missed
     #[arg(long)]
     check: bool,
-}
-
-pub(crate) fn as_text<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&size.to_string())
 }
 
 /// What the guest does.
@@ -167,13 +162,9 @@ pub(crate) struct Goal {
     pub(crate) met: bool,
 }
 
-/// Everything, as the JSON file has it.
+/// What the JSON file has of it.
 #[derive(Debug, Serialize)]
-struct Outcomes<'a> {
-    scenario: &'static str,
-    unix_s: u64,
-    machine: &'a Machine,
-    settings: &'a Settings,
+struct Measured<'a> {
     accel: String,
     parts: &'a [Part],
 }
@@ -190,14 +181,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     for rtt in &settings.rtt {
         accel = measure_link(settings, *rtt, &mut parts)?;
     }
-    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    fs::create_dir_all(&settings.out)?;
-    let path = settings.out.join(format!("switchover-{unix_s}.json"));
-    let outcomes =
-        Outcomes { scenario: "switchover", unix_s, machine: &machine, settings, accel, parts: &parts };
-    fs::write(&path, serde_json::to_string_pretty(&outcomes)?)
-        .with_context(|| format!("writing {}", path.display()))?;
-    println!("\nall figures and reports: {}", path.display());
+    let measured = Measured { accel, parts: &parts };
+    results::write(&settings.out, "switchover", &machine, settings, &measured)?;
     let all_met = parts.iter().flat_map(|part| &part.goals).all(|goal| goal.met);
     Ok(all_met || !settings.check)
 }

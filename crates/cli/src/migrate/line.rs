@@ -1,12 +1,10 @@
 //! Where a migration is, in one line: a moving one on a terminal, elsewhere a plain one a round or every two seconds.
 
-use std::io::IsTerminal;
-
 use godwit_migration::{Phase, Progress};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::migrate::eta::next_eta_ms;
-use crate::output::Output;
+use crate::output::{Output, spinner};
 use crate::units::{byte_count, bytes, millis};
 
 const PLAIN_EVERY_MS: f64 = 2000.0;
@@ -21,14 +19,7 @@ pub(super) struct ProgressLine {
 
 impl ProgressLine {
     pub(super) fn new(output: Output) -> ProgressLine {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            bar.set_style(
-                ProgressStyle::with_template("{spinner} {msg}")
-                    .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-            );
-            bar
-        });
+        let bar = spinner();
         ProgressLine { output, bar, eta_ms: None, printed: None }
     }
 

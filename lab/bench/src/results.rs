@@ -1,0 +1,48 @@
+//! What a scenario leaves behind: one JSON file with the machine, the settings and everything that was measured.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use serde::{Serialize, Serializer};
+
+use crate::machine::Machine;
+
+/// The file's head; what was measured stands beside it.
+#[derive(Serialize)]
+struct Results<'a, S, M> {
+    scenario: &'a str,
+    unix_s: u64,
+    machine: &'a Machine,
+    settings: &'a S,
+    #[serde(flatten)]
+    measured: &'a M,
+}
+
+/// Writes the file and says where it is.
+pub(crate) fn write(
+    folder: &Path,
+    scenario: &str,
+    machine: &Machine,
+    settings: &impl Serialize,
+    measured: &impl Serialize,
+) -> Result<()> {
+    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    fs::create_dir_all(folder)?;
+    let path = folder.join(format!("{scenario}-{unix_s}.json"));
+    let results = Results { scenario, unix_s, machine, settings, measured };
+    fs::write(&path, serde_json::to_string_pretty(&results)?)
+        .with_context(|| format!("writing {}", path.display()))?;
+    println!("\nall figures and reports: {}", path.display());
+    Ok(())
+}
+
+/// Settings in the file read as they were typed.
+pub(crate) fn as_text<T: Display, S: Serializer>(
+    value: &T,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
