@@ -36,6 +36,8 @@ pub struct StreamReceiver {
     end: usize,
     received_bytes: u64,
     unpacker: Unpacker,
+    /// The last pages came straight into guest memory: the next probably will, and are not to be read with their header.
+    direct: bool,
     /// After this nothing more is read.
     deadline: Option<Instant>,
 }
@@ -49,6 +51,7 @@ impl StreamReceiver {
             end: 0,
             received_bytes: 0,
             unpacker: Unpacker::default(),
+            direct: false,
             deadline: None,
         }
     }
@@ -69,7 +72,10 @@ impl StreamReceiver {
     /// # Errors
     /// [`LaneError`]: the lane is unusable afterwards.
     pub fn receive(&mut self) -> Result<Incoming, LaneError> {
+        let at_most = if self.direct { PagesHeader::LEN } else { usize::MAX };
+        self.fill_up_to(HEADER_LEN, at_most)?;
         let header = FrameHeader::parse(self.take::<HEADER_LEN>()?)?;
+        self.direct &= header.kind != Kind::CompressedPages;
         match header.kind {
             Kind::Pages | Kind::CompressedPages => {
                 let fields = *self.take::<{ PagesHeader::LEN - HEADER_LEN }>()?;
@@ -136,6 +142,7 @@ impl StreamReceiver {
     fn raw_pages(&mut self, region: &Region, range: PageRange) -> Result<(), LaneError> {
         let mut offset = range.first * PAGE_SIZE;
         let end = offset + range.count * PAGE_SIZE;
+        self.direct = end - offset > DIRECT_BYTES && self.link.plain().is_some();
         // What has been read already is copied; where much is left it goes straight into memory from the next page on.
         while offset < end {
             let left = end - offset;

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::iperf::Iperf;
-use godwit_lab::trial::{GuestPlan, Needs, Trial, Watched, missing};
+use godwit_lab::trial::{GuestPlan, Needs, Trial, Watched, missing, other_host};
 use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_qemu::ByteSize;
 use serde::Serialize;
@@ -19,7 +19,7 @@ use crate::machine::Machine;
 use crate::results::as_text;
 use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
-use crate::{results, schedule};
+use crate::{results, schedule, warm};
 
 /// Of QEMU's best, at least.
 const TIMES_QEMU: f64 = 3.0;
@@ -144,7 +144,8 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
     };
     let mut subject = Subject::new(&trial, plan)?;
     println!(
-        "settings  idle guest of {} and 64 KiB, {} of it random, 1 vCPU by {}; link as fast as the machine; {}",
+        "settings  idle guest of {} and 64 KiB, {} of it random, 1 vCPU by {}; link as fast as the machine; the destination's memory \
+         touched before each move; {}",
         settings.memory,
         settings.fill,
         trial.vm("a", "bench")?.accel,
@@ -159,11 +160,15 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
     };
     let mut runs: Vec<Vec<Option<Watched>>> = vec![Vec::new(); engines.len()];
     let mut wire = Vec::new();
+    let move_by = |subject: &mut Subject<'_>, engine: Engine| {
+        warm::memory(&trial, other_host(&subject.guest.host), settings.fill.bytes())?;
+        subject.move_by(engine, with_streams)
+    };
     for engine in &engines {
-        subject.move_by(*engine, with_streams).context("warming up")?;
+        move_by(&mut subject, *engine).context("warming up")?;
     }
     for place in schedule::turns(&vec![settings.runs; engines.len()]) {
-        let run = subject.move_by(engines[place], with_streams)?;
+        let run = move_by(&mut subject, engines[place])?;
         if let Some(run) = &run {
             eprintln!("  {}: {:.0} ms", engines[place].name(), run.report.migration_time_ms);
             if engines[place] == Engine::Godwit {

@@ -10,6 +10,7 @@ mod schedule;
 mod subject;
 mod switchover;
 mod table;
+mod warm;
 
 use std::process::ExitCode;
 
