@@ -4,6 +4,7 @@
 mod figures;
 mod lanes;
 mod streams;
+mod sweeps;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{BitRate, LaneError, Stream, StreamReceiver, StreamSender};
-use godwit_ram::{PAGE_SIZE, Region};
+use godwit_ram::Region;
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
 use super::dispatch::{Dispatch, Ending, LaneFigures};
-use super::sweep::{Scope, Sweeper, memory_failure};
+use super::sweep::memory_failure;
 use super::{
     Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
 };
@@ -29,18 +30,11 @@ use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverRepor
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
 use figures::{SentSoFar, progress_of, switchover_report};
 use lanes::Lanes;
-use streams::{Shared, interrupted, open_streams, read_control, wire_number};
+use streams::{Shared, open_streams, read_control, wire_number};
+use sweeps::overdue_failure;
 
 /// Between two pings, and between two words of progress.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
-/// Round trips from here on need congestion windows that take the switchover in one flight.
-const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
-/// The device state of a usual VM, with room: 0.2 MiB measured.
-const DEVICE_STATE_ROOM: u64 = 384 * 1024;
-/// What the last pages of an idle guest take, with room: 0.6 MiB measured.
-const LEAST_LAST_PAGES: u64 = 1024 * 1024;
-/// Beyond this padding costs more than it brings: the wire's rate counts, and no window.
-const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
 /// The longest that the guest is kept from running for a switchover that does not come to its commit.
 const STOPPED_LIMIT: Duration = Duration::from_secs(10);
 /// The longest that the destination may be silent meanwhile, beside round trips: it answers pings every [`PING_INTERVAL`].
@@ -280,18 +274,6 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    /// What has been sent since this was last asked.
-    fn swept(&mut self) -> Sweep {
-        let sent = self.dispatch.sent();
-        let before = std::mem::replace(&mut self.counted, sent);
-        Sweep {
-            // What a broken stream gives back is counted when it is sent again.
-            pages: sent.pages.saturating_sub(before.pages),
-            zero_pages: sent.zero_pages - before.zero_pages,
-            bytes: sent.bytes - before.bytes,
-        }
-    }
-
     /// Bytes handed to all streams.
     fn wire_bytes(&self) -> u64 {
         self.sender.sent_bytes() + self.dispatch.sent().bytes + self.dispatch.padding_bytes()
@@ -451,112 +433,6 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.waiting.push_front((Instant::now(), Input::Machine(event)));
     }
 
-    fn send_round(&mut self, round: u32) {
-        self.dispatch.set_round(round);
-        let scope = if round == 0 { Scope::Everything } else { Scope::Dirty };
-        let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
-        let round_trip = self.clock.round_trip().unwrap_or_default();
-        let Driver { job, sender, dispatch, lanes, events, waiting, last_ping, machine, .. } = self;
-        let (begun, progress) = (job.begun, job.progress);
-        let sweeper = Sweeper { regions: &job.regions, tracker: &mut job.tracker, dispatch };
-        let swept = sweeper.run(scope, |looked_at| {
-            if interrupted(events, waiting, sender)? {
-                return Ok(false);
-            }
-            if last_ping.elapsed() >= PING_INTERVAL {
-                *last_ping = Instant::now();
-                let sent_ns = nanos(last_ping.saturating_duration_since(begun));
-                let pinged = sender.send(&Message::Ping { sent_ns });
-                let looked = pinged.and_then(|()| lanes.look(begun.elapsed(), round_trip, false, sender));
-                looked.map_err(|error| lane_failure(&error))?;
-                let bytes = sender.sent_bytes() + dispatch.sent().bytes;
-                let sent = SentSoFar { bytes, expansion: dispatch.encodings().expansion() };
-                let told = progress_of(machine, total, total - looked_at, sent, begun);
-                progress(Progress { bandwidth_limit: job.pace.holding(), ..told });
-            }
-            Ok(true)
-        });
-        self.swept_all(swept, Awaited::Sent);
-    }
-
-    /// The sweep is over: everything is on the board, or something has come between.
-    fn swept_all(&mut self, swept: Result<bool, Failure>, awaited: Awaited) {
-        match swept {
-            Ok(true) => {
-                self.awaited = Some(awaited);
-                // The streams may have been quicker.
-                self.waiting.push_back((Instant::now(), Input::Moved));
-            }
-            // What interrupted it waits in the queue, and ends the migration.
-            Ok(false) => {}
-            Err(failure) => self.sweep_failed(failure),
-        }
-    }
-
-    /// A broken lane and a failure of this host are different events.
-    fn sweep_failed(&mut self, failure: Failure) {
-        let local = matches!(failure.code, FailureCode::MemoryFailed | FailureCode::NotConverging);
-        self.later(if local { Event::Failed(failure) } else { Event::LaneLost(failure) });
-    }
-
-    /// While the guest stands still. What interrupts it is taken before the commit can be reached.
-    fn send_last_pages(&mut self, round: u32) {
-        self.job.pace.let_go();
-        self.dispatch.set_round(round);
-        self.dispatch.hurry();
-        if let Err(error) = self.dispatch.unseal() {
-            let failure = Failure::new(FailureCode::ProtocolBroken, error.to_string());
-            return self.later(Event::LaneLost(failure));
-        }
-        let Driver { job, sender, dispatch, events, waiting, switchover_since, .. } = self;
-        let sweeper = Sweeper { regions: &job.regions, tracker: &mut job.tracker, dispatch };
-        let swept = sweeper.run(Scope::Dirty, |_| {
-            if switchover_since.is_some_and(|since| since.elapsed() > STOPPED_LIMIT) {
-                return Err(overdue_failure());
-            }
-            interrupted(events, waiting, sender).map(|interrupted| !interrupted)
-        });
-        // What was said during the sweep has not been looked at yet.
-        self.last_heard = Instant::now();
-        self.swept_all(swept, Awaited::LastSent);
-    }
-
-    fn count_remaining(&mut self) {
-        let round_trip = self.clock.round_trip().unwrap_or_default();
-        match self.job.tracker.count_dirty() {
-            Ok(pages) => {
-                self.remaining_pages = pages;
-                let limit_bytes_per_s = self.job.pace.data_bytes_per_s();
-                self.later(Event::RemainingCounted { pages, round_trip, limit_bytes_per_s });
-            }
-            Err(error) => self.later(Event::Failed(memory_failure(&error))),
-        }
-    }
-
-    /// Over a long way a round that was small leaves windows behind that a switchover would have to open while the guest stands
-    /// still. Padding opens them before: on the control stream for the device state, on each data stream for its share of what
-    /// the last sweep would send. The round is over when it has arrived.
-    fn open_windows(&mut self) {
-        if self.clock.round_trip().unwrap_or_default() < LONG_ROUND_TRIP {
-            return;
-        }
-        let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
-        self.dispatch.pad(last_pages.min(self.limited_window()));
-        if let Err(error) = self.sender.pad(DEVICE_STATE_ROOM) {
-            return self.lane_broke(&error);
-        }
-        self.ping();
-        self.window_ping = Some(self.clock_ns(self.last_ping));
-    }
-
-    /// A window beyond what two round trips bring at the limit is of no use, and slow to open.
-    fn limited_window(&self) -> u64 {
-        let two_round_trips_ns = 2 * self.clock.round_trip().unwrap_or_default().as_nanos();
-        let bytes = |bytes_per_s: u64| u128::from(bytes_per_s) * two_round_trips_ns / 1_000_000_000;
-        let limit = self.job.pace.data_bytes_per_s();
-        limit.map_or(u64::MAX, |limit| u64::try_from(bytes(limit)).unwrap_or(u64::MAX))
-    }
-
     fn ping_and_tell(&mut self) {
         let remaining_pages = self.remaining_pages;
         self.ping();
@@ -602,10 +478,4 @@ enum Awaited {
     Applied,
     /// The last pages are handed to the wire.
     LastSent,
-}
-
-fn overdue_failure() -> Failure {
-    let detail =
-        format!("the guest stood still for {} s and its last pages had not gone", STOPPED_LIMIT.as_secs());
-    Failure::new(FailureCode::NotConverging, detail)
 }

@@ -1,0 +1,202 @@
+//! The source's sweeps over guest memory, in rounds and while the guest stands still, and what goes on beside them.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use godwit_lanes::StreamSender;
+use godwit_lanes::pacing::MigrationPace;
+use godwit_ram::PAGE_SIZE;
+use godwit_wire::Message;
+
+use super::figures::{SentSoFar, progress_of};
+use super::lanes::Lanes;
+use super::streams::interrupted;
+use super::{Awaited, Driver, PING_INTERVAL, STOPPED_LIMIT};
+use crate::drive::dispatch::Dispatch;
+use crate::drive::sweep::{Scope, Sweeper, memory_failure};
+use crate::drive::{Events, Input, SourceHypervisor, Tracking, lane_failure};
+use crate::failure::{Failure, FailureCode};
+use crate::ledger::Sweep;
+use crate::report::{Progress, nanos};
+use crate::source::{Event, Source};
+
+/// Round trips from here on need congestion windows that take the switchover in one flight.
+const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
+/// The device state of a usual VM, with room: 0.2 MiB measured.
+const DEVICE_STATE_ROOM: u64 = 384 * 1024;
+/// What the last pages of an idle guest take, with room: 0.6 MiB measured.
+const LEAST_LAST_PAGES: u64 = 1024 * 1024;
+/// Beyond this padding costs more than it brings: the wire's rate counts, and no window.
+const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
+
+impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
+    pub(super) fn send_round(&mut self, round: u32) {
+        self.dispatch.set_round(round);
+        let scope = if round == 0 { Scope::Everything } else { Scope::Dirty };
+        let swept = self.sweep(scope);
+        self.swept_all(swept, Awaited::Sent);
+    }
+
+    /// While the guest stands still. What interrupts it is taken before the commit can be reached.
+    pub(super) fn send_last_pages(&mut self, round: u32) {
+        self.job.pace.let_go();
+        self.dispatch.set_round(round);
+        self.dispatch.hurry();
+        if let Err(error) = self.dispatch.unseal() {
+            let failure = Failure::new(FailureCode::ProtocolBroken, error.to_string());
+            return self.later(Event::LaneLost(failure));
+        }
+        let swept = self.sweep(Scope::Dirty);
+        // What was said during the sweep has not been looked at yet.
+        self.last_heard = Instant::now();
+        self.swept_all(swept, Awaited::LastSent);
+    }
+
+    /// False: something has come that makes it pointless.
+    fn sweep(&mut self, scope: Scope) -> Result<bool, Failure> {
+        let total_pages = self.job.regions.iter().map(|region| region.pages()).sum();
+        let round_trip = self.clock.round_trip().unwrap_or_default();
+        let dispatch = self.dispatch;
+        let Driver { job, sender, lanes, events, waiting, last_ping, machine, .. } = self;
+        let mut beside = Beside {
+            begun: job.begun,
+            progress: job.progress,
+            pace: &job.pace,
+            total_pages,
+            round_trip,
+            stopped_since: self.switchover_since,
+            sender,
+            dispatch,
+            lanes,
+            events,
+            waiting,
+            last_ping,
+            machine,
+        };
+        let sweeper = Sweeper { regions: &job.regions, tracker: &mut job.tracker, dispatch };
+        sweeper.run(scope, |looked_at| beside.goes_on(looked_at))
+    }
+
+    /// The sweep is over: everything is on the board, or something has come between.
+    fn swept_all(&mut self, swept: Result<bool, Failure>, awaited: Awaited) {
+        match swept {
+            Ok(true) => {
+                self.awaited = Some(awaited);
+                // The streams may have been quicker.
+                self.waiting.push_back((Instant::now(), Input::Moved));
+            }
+            // What interrupted it waits in the queue, and ends the migration.
+            Ok(false) => {}
+            Err(failure) => self.sweep_failed(failure),
+        }
+    }
+
+    /// A broken lane and a failure of this host are different events.
+    fn sweep_failed(&mut self, failure: Failure) {
+        let local = matches!(failure.code, FailureCode::MemoryFailed | FailureCode::NotConverging);
+        self.later(if local { Event::Failed(failure) } else { Event::LaneLost(failure) });
+    }
+
+    /// What has been sent since this was last asked.
+    pub(super) fn swept(&mut self) -> Sweep {
+        let sent = self.dispatch.sent();
+        let before = std::mem::replace(&mut self.counted, sent);
+        Sweep {
+            // What a broken stream gives back is counted when it is sent again.
+            pages: sent.pages.saturating_sub(before.pages),
+            zero_pages: sent.zero_pages - before.zero_pages,
+            bytes: sent.bytes - before.bytes,
+        }
+    }
+
+    pub(super) fn count_remaining(&mut self) {
+        let round_trip = self.clock.round_trip().unwrap_or_default();
+        match self.job.tracker.count_dirty() {
+            Ok(pages) => {
+                self.remaining_pages = pages;
+                let limit_bytes_per_s = self.job.pace.data_bytes_per_s();
+                self.later(Event::RemainingCounted { pages, round_trip, limit_bytes_per_s });
+            }
+            Err(error) => self.later(Event::Failed(memory_failure(&error))),
+        }
+    }
+
+    /// Over a long way a round that was small leaves windows behind that a switchover would have to open while the guest stands
+    /// still. Padding opens them before: on the control stream for the device state, on each data stream for its share of what
+    /// the last sweep would send. The round is over when it has arrived.
+    pub(super) fn open_windows(&mut self) {
+        if self.clock.round_trip().unwrap_or_default() < LONG_ROUND_TRIP {
+            return;
+        }
+        let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
+        self.dispatch.pad(last_pages.min(self.limited_window()));
+        if let Err(error) = self.sender.pad(DEVICE_STATE_ROOM) {
+            return self.lane_broke(&error);
+        }
+        self.ping();
+        self.window_ping = Some(self.clock_ns(self.last_ping));
+    }
+
+    /// A window beyond what two round trips bring at the limit is of no use, and slow to open.
+    fn limited_window(&self) -> u64 {
+        let two_round_trips_ns = 2 * self.clock.round_trip().unwrap_or_default().as_nanos();
+        let bytes = |bytes_per_s: u64| u128::from(bytes_per_s) * two_round_trips_ns / 1_000_000_000;
+        let limit = self.job.pace.data_bytes_per_s();
+        limit.map_or(u64::MAX, |limit| u64::try_from(bytes(limit)).unwrap_or(u64::MAX))
+    }
+}
+
+/// What goes on beside a sweep: the destination is pinged, progress told, the lanes looked at.
+struct Beside<'d, 'a> {
+    begun: Instant,
+    progress: &'a (dyn Fn(Progress) + Sync),
+    pace: &'d MigrationPace,
+    total_pages: u64,
+    round_trip: Duration,
+    /// When the guest was asked to stop.
+    stopped_since: Option<Instant>,
+    sender: &'d mut StreamSender,
+    dispatch: &'a Dispatch,
+    lanes: &'d mut Lanes<'a>,
+    events: &'d Events,
+    waiting: &'d mut VecDeque<(Instant, Input)>,
+    last_ping: &'d mut Instant,
+    machine: &'d Source,
+}
+
+impl Beside<'_, '_> {
+    /// To be called again and again with the pages looked at so far. False: the sweep is pointless.
+    fn goes_on(&mut self, looked_at: u64) -> Result<bool, Failure> {
+        if self.stopped_since.is_some_and(|since| since.elapsed() > STOPPED_LIMIT) {
+            return Err(overdue_failure());
+        }
+        if interrupted(self.events, self.waiting, self.sender)? {
+            return Ok(false);
+        }
+        if self.last_ping.elapsed() < PING_INTERVAL {
+            return Ok(true);
+        }
+        *self.last_ping = Instant::now();
+        let sent_ns = nanos(self.last_ping.saturating_duration_since(self.begun));
+        let (now, stopped) = (self.begun.elapsed(), self.stopped_since.is_some());
+        let pinged = self.sender.send(&Message::Ping { sent_ns });
+        let looked = pinged.and_then(|()| self.lanes.look(now, self.round_trip, stopped, self.sender));
+        looked.map_err(|error| lane_failure(&error))?;
+        self.tell(looked_at);
+        Ok(true)
+    }
+
+    fn tell(&self, looked_at: u64) {
+        let bytes = self.sender.sent_bytes() + self.dispatch.sent().bytes + self.dispatch.padding_bytes();
+        let sent = SentSoFar { bytes, expansion: self.dispatch.encodings().expansion() };
+        let remaining = self.total_pages - looked_at;
+        let told = progress_of(self.machine, self.total_pages, remaining, sent, self.begun);
+        (self.progress)(Progress { bandwidth_limit: self.pace.holding(), ..told });
+    }
+}
+
+pub(super) fn overdue_failure() -> Failure {
+    let detail =
+        format!("the guest stood still for {} s and its last pages had not gone", STOPPED_LIMIT.as_secs());
+    Failure::new(FailureCode::NotConverging, detail)
+}
