@@ -23,7 +23,8 @@ pub use godwit_lanes::{BitRate, RateLimit};
 pub use ledger::{Rates, Sweep};
 pub use phase::Phase;
 pub use policy::{
-    Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, Measured, Policy,
+    Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, MOST_SWITCHOVER_BUDGET,
+    Measured, Policy,
 };
 pub use report::{
     EngineKind, FailureReport, LaneReport, Outcome, PhaseReport, Progress, Report, RoundReport,

@@ -24,6 +24,8 @@ pub struct Policy {
 pub const DEFAULT_SWITCHOVER_BUDGET: Duration = Duration::from_millis(20);
 /// QEMU's own downtime limit: what operators of KVM are used to bear.
 pub const DEFAULT_SWITCHOVER_LIMIT: Duration = Duration::from_millis(300);
+/// The longest budget that can be kept: a guest that stands still for a second or two more without its commit is let go.
+pub const MOST_SWITCHOVER_BUDGET: Duration = Duration::from_secs(8);
 /// Rounds after which a guest that does not converge is left where it is.
 const DEFAULT_MAX_ROUNDS: u32 = 40;
 

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
-use godwit_migration::{Compression, EngineKind, FailureReport, Outcome, Progress, Report};
+use godwit_migration::{
+    Compression, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, Progress, Report, millis,
+};
 use godwit_qemu::ResolvedSpec;
 
 use crate::agent::lifecycle::whole;
@@ -16,8 +18,8 @@ use crate::migrations::MigrationControl;
 use crate::store::{Desired, Role};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
-/// The longest downtime limit that QEMU takes (`downtime-limit`, 2000 s).
-const MAX_BUDGET_MS: f64 = 2_000_000.0;
+/// The longest downtime limit that QEMU takes (`downtime-limit`).
+const MOST_QEMU_BUDGET: Duration = Duration::from_secs(2000);
 /// How long a source is kept waiting for an arrived VM's record to be saved: less than it waits for the answer.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
 /// Between two attempts to save a record that a disk did not take.
@@ -30,15 +32,7 @@ impl Agent {
         name: &str,
         request: MigrationRequest,
     ) -> Result<MigrationAccepted, ApiError> {
-        let budget = request.switchover_budget_ms;
-        if !budget.is_finite() || budget <= 0.0 || budget > MAX_BUDGET_MS {
-            let message = format!("a switchover budget of {budget} ms is none");
-            return Err(ApiError::new(
-                ErrorCode::InvalidRequest,
-                message,
-                "give a time above zero and below 2000 s, like 20ms",
-            ));
-        }
+        check_budget(&request)?;
         if let Some(streams) = request.streams
             && !(1..=MAX_STREAMS_A_LANE).contains(&streams)
         {
@@ -296,5 +290,43 @@ impl Agent {
         if let Err(error) = removal.await {
             tracing::error!(%error, "a moved VM's record could not be removed");
         }
+    }
+}
+
+/// A budget that the engine can't keep is no budget: Godwit's lets a guest go that has stood still for ten seconds.
+fn check_budget(request: &MigrationRequest) -> Result<(), ApiError> {
+    let most = match request.engine {
+        EngineKind::Godwit => MOST_SWITCHOVER_BUDGET,
+        EngineKind::Qemu => MOST_QEMU_BUDGET,
+    };
+    let budget = request.switchover_budget_ms;
+    if budget.is_finite() && budget > 0.0 && budget <= millis(most) {
+        return Ok(());
+    }
+    let message = format!("a switchover budget of {budget} ms is not possible");
+    let mend = format!("give a time above zero and of at most {} s, like 20ms", most.as_secs());
+    Err(ApiError::new(ErrorCode::InvalidRequest, message, mend))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_one_that_the_engine_can_keep() {
+        let check = |engine, switchover_budget_ms| {
+            check_budget(&MigrationRequest { engine, switchover_budget_ms, ..MigrationRequest::to("b") })
+        };
+        for good in [0.5, 20.0, 8000.0] {
+            check(EngineKind::Godwit, good).unwrap();
+            check(EngineKind::Qemu, good).unwrap();
+        }
+        check(EngineKind::Qemu, 2e6).unwrap();
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY, 2e6 + 1.0] {
+            check(EngineKind::Qemu, bad).unwrap_err();
+        }
+        let error = check(EngineKind::Godwit, 9000.0).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidRequest);
+        assert!(error.message.contains("9000 ms") && error.mend.contains("8 s"), "{error:?}");
     }
 }

@@ -25,7 +25,7 @@ use crate::clock::PeerClock;
 use crate::encoding::{Compression, EncodingReport};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
-use crate::policy::Policy;
+use crate::policy::{MOST_SWITCHOVER_BUDGET, Policy};
 use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, millis, nanos};
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
 use figures::{SentSoFar, progress_of, switchover_report};
@@ -37,6 +37,7 @@ use sweeps::overdue_failure;
 const PING_INTERVAL: Duration = Duration::from_millis(100);
 /// The longest that the guest is kept from running for a switchover that does not come to its commit.
 const STOPPED_LIMIT: Duration = Duration::from_secs(10);
+const _: () = assert!(MOST_SWITCHOVER_BUDGET.as_secs() < STOPPED_LIMIT.as_secs());
 /// The longest that the destination may be silent meanwhile, beside round trips: it answers pings every [`PING_INTERVAL`].
 const HEARD_LIMIT: Duration = Duration::from_millis(1500);
 /// The longest that a commit goes unanswered before the destination is asked on another way: more than it takes itself to
