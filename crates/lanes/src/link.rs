@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_pki::Peer;
-use godwit_ram::{Part, send_parts, unsent_bytes};
+use godwit_ram::{Part, acked_bytes, send_parts, unsent_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
@@ -80,6 +80,11 @@ impl Link {
     /// Bytes that the socket has taken and not put on the wire; 0 where the kernel does not tell.
     pub(crate) fn unsent_bytes(&self) -> u64 {
         unsent_bytes(self.socket().as_fd()).unwrap_or(0)
+    }
+
+    /// Bytes that the peer has acknowledged; 0 where the kernel does not tell.
+    pub(crate) fn acked_bytes(&self) -> u64 {
+        acked_bytes(self.socket().as_fd()).unwrap_or(0)
     }
 
     /// Whether a read would wait.

@@ -162,6 +162,7 @@ impl MigrationPace {
                 migration: self.number,
                 limiters,
                 over: AtomicBool::new(false),
+                held: AtomicBool::new(false),
                 waiter: Mutex::default(),
             }),
         }
@@ -201,6 +202,8 @@ struct StreamShared {
     /// The migration's, the lane's, the host's.
     limiters: [Arc<Limiter>; 3],
     over: AtomicBool,
+    /// A thread waits here.
+    held: AtomicBool,
     /// The thread that waits here, or did.
     waiter: Mutex<Option<Thread>>,
 }
@@ -217,6 +220,22 @@ impl StreamPace {
     /// # Errors
     /// The stream has been closed on this side, or `keep_alive`'s.
     pub(crate) fn take(
+        &self,
+        bytes: u64,
+        keep_alive: impl FnMut() -> Result<(), LaneError>,
+    ) -> Result<(), LaneError> {
+        self.shared.held.store(true, Ordering::Relaxed);
+        let taken = self.take_from_each(bytes, keep_alive);
+        self.shared.held.store(false, Ordering::Relaxed);
+        taken
+    }
+
+    /// Whether a thread waits for the bytes that it wants to send.
+    pub(crate) fn is_held(&self) -> bool {
+        self.shared.held.load(Ordering::Relaxed)
+    }
+
+    fn take_from_each(
         &self,
         bytes: u64,
         mut keep_alive: impl FnMut() -> Result<(), LaneError>,

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use godwit_pki::{Identity, Peer};
@@ -73,10 +73,16 @@ impl Stream {
         self.peer
     }
 
-    /// Bytes that its senders have handed to the kernel.
+    /// Bytes that the peer's host has acknowledged, also of a call that has not handed all of its own to the kernel yet.
     #[must_use]
-    pub fn sent_bytes(&self) -> u64 {
-        self.sent_bytes.load(Ordering::Relaxed)
+    pub fn carried_bytes(&self) -> u64 {
+        self.link.acked_bytes()
+    }
+
+    /// Whether its sender waits for a limit of bandwidth.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.pace.as_ref().is_some_and(StreamPace::is_held)
     }
 
     pub(crate) fn socket(&self) -> &TcpStream {

@@ -11,6 +11,8 @@ use crate::region::Region;
 const MAX_PARTS_A_CALL: usize = 1024;
 /// Asks a TCP socket how much it has not put on the wire for the first time (`SIOCOUTQNSD` of linux/sockios.h).
 const UNSENT_QUEUE: libc::c_ulong = 0x894b;
+/// Where `tcpi_bytes_acked` lies in what TCP_INFO tells (`struct tcp_info` of linux/tcp.h, since Linux 4.1).
+const ACKED_AT: usize = 120;
 
 /// A piece of what is to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +84,29 @@ pub fn unsent_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
         return Err(io::Error::last_os_error());
     }
     Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
+/// Bytes that a TCP socket's peer has acknowledged since the connection's begin, whatever call handed them over.
+///
+/// # Errors
+/// What the kernel says of a socket that is not TCP's.
+pub fn acked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut info = [0_u8; ACKED_AT + size_of::<u64>()];
+    let mut length = libc::socklen_t::try_from(info.len()).map_err(outside)?;
+    // SAFETY: the kernel writes at most `length` bytes, which `info` has, and the length; both outlive the call.
+    let told = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if told < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(info[ACKED_AT..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
 }
 
 fn send_once(fd: BorrowedFd<'_>, vectors: &mut [libc::iovec]) -> io::Result<usize> {

@@ -65,9 +65,16 @@ struct Line {
     /// What it has sent and is to send in this round.
     quota: Quota,
     sent_bytes: u64,
-    /// What its sender counted when it was last seen to come on, and when that was; none while nothing is on its way.
-    waits: Option<(u64, Instant)>,
+    /// Since when something is on its way and it was not seen to come on; none while nothing is.
+    waits: Option<Waits>,
     failure: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    since: Instant,
+    /// What TCP had carried then, where that was looked at.
+    carried_bytes: Option<u64>,
 }
 
 /// Bytes of one stream in one round.
@@ -99,8 +106,7 @@ impl State {
     /// The stream has come on: it begins to be waited for anew, where anything is on its way.
     fn came_on(&mut self, stream: usize) {
         let waits = self.board.under_way(stream) > 0;
-        let line = &mut self.lines[stream];
-        line.waits = waits.then(|| (line.stream.as_ref().map_or(0, Stream::sent_bytes), Instant::now()));
+        self.lines[stream].waits = waits.then(|| Waits { since: Instant::now(), carried_bytes: None });
     }
 
     fn break_off(&mut self, stream: usize, why: &str) {
@@ -169,23 +175,22 @@ impl Dispatch {
     }
 
     /// Streams that have had something on its way for longer than `limit` and did not come on, while another has nothing to
-    /// do. They are broken off.
+    /// do. They are broken off. A stream comes on where TCP carries anything at all, or where a limit of bandwidth holds it.
     pub(crate) fn break_stalled(&self, limit: Duration) -> Vec<usize> {
+        // The kernel is asked without the lock: it may have a sender to wait for.
+        let carried: Vec<_> = self
+            .stallable()
+            .into_iter()
+            .map(|(number, stream)| (number, stream.carried_bytes(), stream.is_held()))
+            .collect();
         let mut state = self.lock();
-        let State { board, lines, sealed, .. } = &mut *state;
-        let is_live = |stream: &usize| !board.is_broken(*stream);
-        let is_idle = |stream: usize| board.under_way(stream) == 0 && lines[stream].ready;
-        if *sealed || !(0..lines.len()).filter(is_live).any(is_idle) {
-            return Vec::new();
-        }
         let mut stalled = Vec::new();
-        for stream in (0..lines.len()).filter(is_live) {
-            let line = &mut lines[stream];
-            let (Some((bytes, since)), Some(socket)) = (&mut line.waits, &line.stream) else { continue };
-            if *bytes != socket.sent_bytes() {
-                (*bytes, *since) = (socket.sent_bytes(), Instant::now());
-            } else if since.elapsed() > limit {
-                stalled.push(stream);
+        for (number, bytes, is_held) in carried {
+            let Some(waits) = &mut state.lines[number].waits else { continue };
+            if is_held || waits.carried_bytes != Some(bytes) {
+                *waits = Waits { since: Instant::now(), carried_bytes: Some(bytes) };
+            } else if waits.since.elapsed() > limit {
+                stalled.push(number);
             }
         }
         for stream in &stalled {
@@ -197,6 +202,18 @@ impl Dispatch {
             self.work.notify_all();
         }
         stalled
+    }
+
+    /// The streams that have something on its way, where another one could do it.
+    fn stallable(&self) -> Vec<(usize, Stream)> {
+        let state = self.lock();
+        let State { board, lines, sealed, .. } = &*state;
+        let live = || lines.iter().enumerate().filter(|(stream, _)| !board.is_broken(*stream));
+        if *sealed || !live().any(|(stream, line)| board.under_way(stream) == 0 && line.ready) {
+            return Vec::new();
+        }
+        let waiting = live().filter(|(_, line)| line.waits.is_some());
+        waiting.filter_map(|(stream, line)| Some((stream, line.stream.clone()?))).collect()
     }
 
     /// What each lane does now, and whether there has always been work since this was last asked.
@@ -478,3 +495,6 @@ impl Worker<'_> {
         Ok(sent.wire_bytes)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! Streams that stand still, over loopback: what counts as coming on.
+
+use std::net::Ipv4Addr;
+
+use godwit_lanes::pacing::Pacing;
+use godwit_lanes::{Lane, accept, connect, listen};
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(5);
+/// What the least limit lets through at once.
+const BURST_BYTES: u64 = 32 << 10;
+
+/// Both ends of a stream.
+fn ends() -> (Stream, Stream) {
+    let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let near = connect(Lane { from: None, to: listener.local_addr().unwrap() }, LIMIT).unwrap();
+    (near, accept(&[listener], LIMIT).unwrap().unwrap())
+}
+
+fn open(dispatch: &Dispatch, stream: &Stream) -> usize {
+    let number = dispatch.open(0);
+    dispatch.connected(number, stream);
+    dispatch.ready(number);
+    number
+}
+
+/// A stream that has taken a unit, and one that has nothing to do.
+fn one_of_two_busy(busy: &Stream, idle: &Stream) -> Dispatch {
+    let dispatch = Dispatch::default();
+    let (busy, _) = (open(&dispatch, busy), open(&dispatch, idle));
+    dispatch.push(Unit { block: 0, pages: vec![PageRange { first: 0, count: 1 }], zeros: Vec::new() });
+    assert!(matches!(dispatch.take(busy), Work::Unit(_)));
+    assert_eq!(dispatch.break_stalled(Duration::ZERO), [0; 0], "the first look only remembers");
+    dispatch
+}
+
+#[test]
+fn a_stream_that_carries_nothing_is_broken_off() {
+    let ((busy, _far), (idle, _other)) = (ends(), ends());
+    let dispatch = one_of_two_busy(&busy, &idle);
+    assert_eq!(dispatch.break_stalled(LIMIT), [0; 0], "not before its time");
+    while dispatch.break_stalled(Duration::ZERO) != [0] {}
+    let [figures] = &dispatch.lane_figures(1)[..] else { panic!("one lane") };
+    assert_eq!(figures.broken, ["it carried nothing for 0 ms"]);
+}
+
+#[test]
+fn any_byte_that_arrives_counts_though_nobody_reads_it() {
+    let ((busy, _far), (idle, _other)) = (ends(), ends());
+    let dispatch = one_of_two_busy(&busy, &idle);
+    for _ in 0..3 {
+        let before = busy.carried_bytes();
+        busy.sender().send(&Message::UnitEnd).unwrap();
+        while busy.carried_bytes() == before {
+            std::thread::yield_now();
+        }
+        assert_eq!(dispatch.break_stalled(Duration::ZERO), [0; 0]);
+    }
+}
+
+#[test]
+fn who_waits_for_a_limit_does_not_stand_still() {
+    let ((busy, _far), (idle, _other)) = (ends(), ends());
+    // A clock that stands still: the burst goes, and nothing more.
+    let pace = Pacing::with_clock(|| Duration::ZERO).migration("1mbit".parse().unwrap());
+    let busy = busy.paced(pace.stream(Ipv4Addr::LOCALHOST.into()));
+    let dispatch = one_of_two_busy(&busy, &idle);
+    std::thread::scope(|scope| {
+        let held = scope.spawn(|| busy.sender().pad(1 << 20));
+        // Once the burst has gone it waits for good.
+        while busy.carried_bytes() < BURST_BYTES || !busy.is_held() {
+            std::thread::yield_now();
+        }
+        for _ in 0..3 {
+            assert_eq!(dispatch.break_stalled(Duration::ZERO), [0; 0]);
+        }
+        busy.close();
+        assert!(held.join().unwrap().is_err());
+    });
+}
