@@ -283,7 +283,7 @@ impl Agent {
             let removed = agent.store.remove(&vm.name);
             vm.yield_the_cpu();
             vm.process.quit().await;
-            vm.files.clone().remove_all_gently().await;
+            vm.files.remove_all_and_free_later();
             agent.table().remove(&vm.name);
             Ok(removed?)
         });

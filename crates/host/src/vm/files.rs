@@ -192,24 +192,29 @@ impl VmFiles {
         told(&self.dir, remove_if_there(fs::remove_dir_all(&self.dir)));
     }
 
-    /// Removes everything once the guest runs elsewhere, at the lowest priority and in steps: giving gigabytes back to
-    /// the kernel takes a core for tens of milliseconds, just when a guest that moved within the machine's reach, or any
+    /// Removes everything once the guest runs elsewhere. The names go at once, so that the VM may come back; the memory
+    /// behind them at the lowest priority and in steps: giving gigabytes back to the kernel takes a core for tens of
+    /// milliseconds, or seconds where the pages are small, just when a guest that moved within the machine's reach, or any
     /// other guest of this host, wants it.
-    pub async fn remove_all_gently(self) {
-        let (done, removed) = tokio::sync::oneshot::channel();
-        let name = format!("free-{}", self.name);
+    pub fn remove_all_and_free_later(&self) {
+        let open = |path: PathBuf| {
+            let opened = fs::OpenOptions::new().write(true).open(&path);
+            opened.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "freed in one go")).ok()
+        };
+        let memory: Vec<fs::File> = self.memory_files().into_iter().filter_map(open).collect();
+        self.remove_all();
         let body = move || {
             // Of this thread alone (Linux). Refused: then it is done at the ordinary priority.
             let _ = rustix::process::nice(19);
-            for path in self.memory_files() {
-                told(&path, remove_if_there(shrink_in_steps(&path)));
+            for file in memory {
+                if let Err(error) = shrink_in_steps(&file) {
+                    tracing::debug!(%error, "freed in one go");
+                }
             }
-            self.remove_all();
-            let _ = done.send(());
         };
-        match std::thread::Builder::new().name(name).spawn(body) {
-            Ok(_) => drop(removed.await),
-            Err(error) => tracing::error!(%error, "no thread can be started: a moved VM's files are left"),
+        // Without a thread the kernel frees all of it here.
+        if let Err(error) = std::thread::Builder::new().name(format!("free-{}", self.name)).spawn(body) {
+            tracing::debug!(%error, "freed in one go");
         }
     }
 
@@ -276,8 +281,7 @@ impl Drop for StagedFiles {
 }
 
 /// Cuts a file shorter until it is empty, so that no single call holds the kernel for long.
-fn shrink_in_steps(path: &Path) -> io::Result<()> {
-    let file = fs::OpenOptions::new().write(true).open(path)?;
+fn shrink_in_steps(file: &fs::File) -> io::Result<()> {
     let mut length = file.metadata()?.len();
     while length > 0 {
         length = length.saturating_sub(FREE_STEP_BYTES);

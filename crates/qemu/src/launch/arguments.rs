@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use super::Launch;
 use crate::spec::{Accelerator, Backing, Disk, ResolvedSpec};
 
+/// Where blocks of at least this size begin in QEMU's address space: only so can huge pages of the file be mapped as such.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
 /// The numbers, in QEMU, of what it inherits for its monitor and console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedFds {
@@ -88,6 +91,9 @@ impl Launch {
                         files.next().map_or(Value::Null, |path| path.to_string_lossy().into());
                     object["share"] = true.into();
                     object["prealloc"] = false.into();
+                    if block.size.bytes() >= HUGE_PAGE_BYTES {
+                        object["align"] = HUGE_PAGE_BYTES.into();
+                    }
                 }
                 Backing::Private => {
                     object["qom-type"] = "memory-backend-ram".into();

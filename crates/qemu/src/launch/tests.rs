@@ -39,7 +39,7 @@ fn a_small_vm_has_this_command_line() {
         -machine pc-q35-7.2,suppress-vmdesc=on,dump-guest-core=off,mem-merge=off,usb=off,vmport=off,hpet=off,\
         smbus=off,graphics=off,sata=off,memory-backend=ram0 -accel tcg,thread=multi -cpu Westmere-v1,enforce=on \
         -smp 1 -m 1073741824B \
-        -object {\"dump\":false,\"id\":\"ram0\",\"mem-path\":\"/ram/web.0\",\"merge\":false,\"prealloc\":false,\
+        -object {\"align\":2097152,\"dump\":false,\"id\":\"ram0\",\"mem-path\":\"/ram/web.0\",\"merge\":false,\"prealloc\":false,\
         \"qom-type\":\"memory-backend-file\",\"share\":true,\"size\":1073741824} \
         -add-fd fd=12,set=1,opaque=console.log -chardev socket,id=qmp,fd=10,server=on,wait=off \
         -mon chardev=qmp,mode=control \
