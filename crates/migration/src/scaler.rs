@@ -16,13 +16,18 @@ const WORTH: f64 = 1.1;
 const SETTLE: Duration = Duration::from_millis(150);
 /// Slow start from ten segments to 10 MiB.
 const SETTLE_ROUND_TRIPS: u32 = 10;
-/// Over how long the rate is taken.
+/// Over how long the rate is taken at least.
 const WINDOW: Duration = Duration::from_millis(250);
+/// How much each stream is to have carried meanwhile, on average: less says more of single bursts than of a rate.
+const WINDOW_BYTES: u64 = 128 << 10;
+/// After so long a window tells whatever was carried. One begins with the first byte: a path that is cut for a while has no rate.
+const LONGEST_WINDOW: Duration = Duration::from_secs(5);
 
 /// What a lane does now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneSample {
-    /// Bytes handed to its streams' sockets since the begin.
+    /// Bytes that TCP has carried on its streams since the begin. What was handed to sockets comes in steps of whole units, of which
+    /// a slow stream sends less than one in a window.
     pub bytes: u64,
     /// Its streams that take work or are being connected.
     pub streams: usize,
@@ -111,11 +116,16 @@ impl Trial {
             return None;
         }
         let (since, bytes) = *self.window.get_or_insert((now, sample.bytes));
-        let took = now.saturating_sub(since);
-        if took < WINDOW {
+        let (took, carried) = (now.saturating_sub(since), sample.bytes.saturating_sub(bytes));
+        if carried == 0 {
+            self.window = Some((now, sample.bytes));
             return None;
         }
-        let rate = sample.bytes.saturating_sub(bytes) as f64 / took.as_secs_f64();
+        let enough = carried >= WINDOW_BYTES.saturating_mul(sample.streams as u64);
+        if took < WINDOW || (took < LONGEST_WINDOW && !enough) {
+            return None;
+        }
+        let rate = carried as f64 / took.as_secs_f64();
         let worth = self.before.is_none_or(|before| rate >= before * WORTH);
         let more = sample.streams.min(MOST_STREAMS.saturating_sub(sample.streams));
         if !worth || more == 0 {
@@ -179,6 +189,33 @@ mod tests {
         let mut wires = [Wire::new(1e9, 1e6), Wire::new(1e9, 1e6), Wire::new(1e9, 1e6)];
         settle(&mut wires, 12, 200);
         assert_eq!(wires.iter().map(|wire| wire.sample.streams).sum::<usize>(), 12);
+    }
+
+    #[test]
+    fn slow_flows_are_told_apart_too() {
+        // A flow of 200 kbit/s, and a wire of 400 kbit/s.
+        let mut wires = [Wire::new(1e6, 25e3), Wire::new(50e3, 1e9)];
+        settle(&mut wires, 64, 800);
+        assert_eq!(wires.map(|wire| wire.sample.streams), [8, 4]);
+    }
+
+    #[test]
+    fn a_lane_that_carries_nothing_for_a_while_settles_on_nothing() {
+        let (mut scaler, mut wire) = (Scaler::new(1, 64), Wire::new(250e6, 25e6));
+        let mut cut_at = None;
+        for tick in 0..800 {
+            // Cut for twenty seconds as soon as it has got more streams.
+            let is_cut = cut_at.is_some_and(|cut_at| tick - cut_at < 400);
+            if !is_cut {
+                wire.carry();
+            }
+            for opening in scaler.look(TICK * tick, Duration::ZERO, &[wire.sample], true) {
+                assert!(!is_cut, "nothing is known meanwhile");
+                wire.sample.streams += opening.streams;
+                cut_at.get_or_insert(tick);
+            }
+        }
+        assert_eq!(wire.sample.streams, 8);
     }
 
     #[test]

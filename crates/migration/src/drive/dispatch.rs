@@ -218,11 +218,15 @@ impl Dispatch {
 
     /// What each lane does now, and whether there has always been work since this was last asked.
     pub(crate) fn look(&self, lanes: usize) -> (Vec<LaneSample>, bool) {
+        let streams: Vec<_> = self.lock().lines.iter().map(|line| line.stream.clone()).collect();
+        // The kernel is asked without the lock: it may have a sender to wait for.
+        let carried: Vec<_> =
+            streams.iter().map(|stream| stream.as_ref().map_or(0, Stream::carried_bytes)).collect();
         let mut state = self.lock();
         let mut samples = vec![LaneSample::default(); lanes];
         for (stream, line) in state.lines.iter().enumerate() {
             let sample = &mut samples[line.lane];
-            sample.bytes += line.sent_bytes;
+            sample.bytes += carried.get(stream).copied().unwrap_or(0);
             if !state.board.is_broken(stream) {
                 sample.streams += 1;
                 sample.connecting |= !line.ready;
