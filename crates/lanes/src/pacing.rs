@@ -147,6 +147,13 @@ impl MigrationPace {
         self.own.suspend();
     }
 
+    /// Bytes that have gone on a lane without asking, as a control stream's padding does: pages wait for them. `lane` is this
+    /// host's address on it.
+    pub fn charge(&self, lane: IpAddr, bytes: u64) {
+        let limiters = [&self.own, &self.pacing.lane(lane), &self.pacing.shared.host];
+        limiters.iter().for_each(|limiter| limiter.charge(bytes));
+    }
+
     /// It uses the lanes that leave from an address of this host: their limit is one of those that apply.
     pub fn uses(&self, lane: IpAddr) {
         lock(&self.lanes).insert(lane.to_canonical(), self.pacing.lane(lane));

@@ -50,6 +50,8 @@ pub(crate) struct Ledger {
     phases: Vec<(Phase, Duration)>,
     rounds: Vec<RoundReport>,
     round_since: Duration,
+    /// Padding that went with the round.
+    padding_bytes: u64,
     /// On the wire, and of pages, zero pages apart.
     measured_bytes_per_s: Option<(f64, f64)>,
     /// What the limits in force leave for pages.
@@ -65,6 +67,7 @@ impl Ledger {
             phases: Vec::new(),
             rounds: Vec::new(),
             round_since: Duration::ZERO,
+            padding_bytes: 0,
             measured_bytes_per_s: None,
             limit_bytes_per_s: None,
             dirty_pages_per_s: 0.0,
@@ -85,7 +88,12 @@ impl Ledger {
     }
 
     pub(crate) fn round_begins(&mut self, now: Duration) {
-        self.round_since = now;
+        (self.round_since, self.padding_bytes) = (now, 0);
+    }
+
+    /// So many bytes of padding went with the round: their time is not its own.
+    pub(crate) fn padded(&mut self, bytes: u64) {
+        self.padding_bytes = bytes;
     }
 
     /// The sweep's pages are handed to the wire; the destination has not applied them yet.
@@ -111,6 +119,8 @@ impl Ledger {
         let told_by_sending = report.zero_pages <= 8 * report.pages.saturating_sub(report.zero_pages);
         if report.bytes >= TELLING_BYTES && told_by_sending {
             let on_the_wire = took.saturating_sub(round_trip).max(Duration::from_micros(100));
+            let padded = report.bytes.saturating_add(self.padding_bytes);
+            let on_the_wire = on_the_wire.mul_f64(report.bytes as f64 / padded as f64);
             let wire = report.bytes as f64 / on_the_wire.as_secs_f64();
             let pages = report.pages.saturating_sub(report.zero_pages) * u64::from(PAGE_SIZE);
             let carried = pages as f64 / on_the_wire.as_secs_f64();
@@ -213,6 +223,22 @@ mod tests {
         ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124 });
         ledger.round_over(ms(1080), ms(40));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
+    }
+
+    #[test]
+    fn the_time_of_padding_is_not_the_pages() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::PreCopy);
+        ledger.round_begins(ms(0));
+        ledger.round_sent(1, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000 });
+        ledger.padded(12_300_000);
+        ledger.round_over(ms(204), ms(40));
+        // 16.4 MB in 164 ms.
+        assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
+        ledger.round_begins(ms(204));
+        ledger.round_sent(2, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000 });
+        ledger.round_over(ms(286), ms(0));
+        assert!((ledger.rates().wire_bytes_per_s - 5e7).abs() < 1.0, "the next round has none");
     }
 
     #[test]

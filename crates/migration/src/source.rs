@@ -29,6 +29,8 @@ pub enum Event {
     RoundApplied {
         /// Which.
         round: u32,
+        /// Bytes of padding that went with it.
+        padding_bytes: u64,
     },
     /// The answer to [`Action::CountRemaining`].
     RemainingCounted {
@@ -220,7 +222,8 @@ impl Source {
                 self.ledger.limited(limit_bytes_per_s);
                 self.look(now, pages, round_trip)
             }
-            (State::Draining, Event::RoundApplied { round }) if round == self.round => {
+            (State::Draining, Event::RoundApplied { round, padding_bytes }) if round == self.round => {
+                self.ledger.padded(padding_bytes);
                 self.to(State::Counting, vec![Action::CountRemaining])
             }
             (State::Counting, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s }) => {

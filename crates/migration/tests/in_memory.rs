@@ -268,7 +268,7 @@ impl World {
         } else if let Some(word) = self.to_source.pop_front() {
             let event = match word {
                 Word::Ready => SourceEvent::PeerReady,
-                Word::RoundApplied(round) => SourceEvent::RoundApplied { round },
+                Word::RoundApplied(round) => SourceEvent::RoundApplied { round, padding_bytes: 0 },
                 Word::Running => {
                     SourceEvent::PeerRunning(Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 })
                 }
@@ -419,7 +419,7 @@ fn silence_after_the_commit_is_doubt() {
         SourceEvent::PeerReady,
         SourceEvent::RoundSent(sweep),
         SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
-        SourceEvent::RoundApplied { round: 0 },
+        SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
         SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
         SourceEvent::GuestStopped,
         SourceEvent::LastPagesSent(sweep),
@@ -458,7 +458,8 @@ fn a_device_state_before_all_pages_discards_the_shadow() {
 fn an_answer_out_of_order_ends_the_move_and_keeps_the_guest() {
     let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO };
     let running = Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 };
-    for early in [SourceEvent::PeerRunning(running), SourceEvent::RoundApplied { round: 9 }] {
+    for early in [SourceEvent::PeerRunning(running), SourceEvent::RoundApplied { round: 9, padding_bytes: 0 }]
+    {
         let mut source = Source::new(&plan);
         source.on(Duration::ZERO, SourceEvent::Connected);
         source.on(Duration::ZERO, SourceEvent::PeerReady);

@@ -199,7 +199,9 @@ impl VmFiles {
     pub fn remove_all_and_free_later(&self) {
         let open = |path: PathBuf| {
             let opened = fs::OpenOptions::new().write(true).open(&path);
-            opened.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "freed in one go")).ok()
+            opened
+                .inspect_err(|error| tracing::debug!(path = %path.display(), %error, "freed in one go"))
+                .ok()
         };
         let memory: Vec<fs::File> = self.memory_files().into_iter().filter_map(open).collect();
         self.remove_all();

@@ -72,6 +72,12 @@ impl Bucket {
         self.level = self.level.min(self.burst());
     }
 
+    /// Counts bytes that have gone without asking: what comes after waits for them.
+    pub(super) fn charge(&mut self, now: Duration, bytes: u64) {
+        self.refill(now);
+        self.level -= i128::from(bytes) * SCALE;
+    }
+
     /// Takes the bytes, or says how long it is until they can be taken. More than a burst goes when the bucket is full, and what
     /// comes after waits for it.
     pub(super) fn take(&mut self, now: Duration, bytes: u64) -> Result<(), Duration> {
@@ -110,6 +116,14 @@ mod tests {
         let wait = bucket.take(Duration::ZERO, burst).unwrap_err();
         assert_eq!(wait, Duration::from_micros(3 * burst));
         assert_eq!(bucket.take(wait, burst), Ok(()));
+    }
+
+    #[test]
+    fn what_went_without_asking_is_paid_for() {
+        let mut bucket = Bucket::new(Duration::ZERO, 1_000_000);
+        let burst = bucket.burst_bytes();
+        bucket.charge(Duration::ZERO, 2 * burst);
+        assert_eq!(bucket.take(Duration::ZERO, burst), Err(Duration::from_micros(2 * burst)));
     }
 
     /// Someone who sends all the time, and wakes up a little late: (rate, pieces, lateness of each wake-up).

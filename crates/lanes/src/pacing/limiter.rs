@@ -124,6 +124,15 @@ impl Limiter {
         bucket.is_none_or(|mut bucket| bucket.take((self.clock)(), bytes).is_ok())
     }
 
+    /// Counts bytes that have gone without asking.
+    pub(super) fn charge(&self, bytes: u64) {
+        let mut state = self.lock();
+        let now = (self.clock)();
+        if let Some(bucket) = &mut state.bucket {
+            bucket.charge(now, bytes);
+        }
+    }
+
     /// Waits until the bytes may go.
     pub(super) fn take(&self, asking: Asking<'_>, bytes: u64) -> Taken {
         if self.piece_bytes().is_none() {

@@ -151,3 +151,19 @@ fn who_waits_long_says_something_and_goes_on() {
     assert!(waited.is_ok());
     assert_eq!(said, 1);
 }
+
+#[test]
+fn what_control_streams_send_beside_their_messages_is_paid_for_by_pages() {
+    let (pacing, clock) = standing_still();
+    pacing.limit_host(limit("10mbit"));
+    let migration = pacing.migration(RateLimit::NONE);
+    let stream = migration.stream(LANE);
+    let piece = stream.piece_bytes().unwrap();
+    let would_grant = || pacing.shared.host.would_grant(piece);
+    assert!(would_grant());
+    // 9 Mbit/s are for pages: this is a tenth of a second, beside the burst.
+    migration.charge(LANE, 112_500);
+    assert!(!would_grant());
+    clock.store(100, Ordering::SeqCst);
+    assert!(would_grant());
+}

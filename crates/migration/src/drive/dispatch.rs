@@ -265,12 +265,17 @@ impl Dispatch {
         self.work.notify_all();
     }
 
-    /// Has the streams together send at least so many bytes in this round, by padding where there is no other work.
+    /// Has the streams together send at least so many bytes in this round, by padding where there is no other work. Streams that
+    /// are still being connected owe nothing: nobody waits for those.
     pub(crate) fn pad(&self, bytes: u64) {
         let mut state = self.lock();
+        let State { board, lines, .. } = &mut *state;
+        let able =
+            lines.iter_mut().enumerate().filter(|(stream, line)| line.ready && !board.is_broken(*stream));
+        let able: Vec<_> = able.map(|(_, line)| line).collect();
         // Work is taken by the chunk: one of two streams may have to send most of it.
-        let share = bytes * 3 / 2 / state.board.live().max(1) as u64;
-        for line in &mut state.lines {
+        let share = bytes * 3 / 2 / able.len().max(1) as u64;
+        for line in able {
             line.quota.least = share.min(bytes);
         }
         self.work.notify_all();

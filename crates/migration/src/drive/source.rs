@@ -136,6 +136,8 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         remaining_pages: 0,
         switchover_since: None,
         window_ping: None,
+        padding_before: 0,
+        control_padding: 0,
         last_ping: Instant::now(),
         last_heard: Instant::now(),
         finished: false,
@@ -177,8 +179,11 @@ struct Driver<'a, H, T> {
     remaining_pages: u64,
     /// When the guest was asked to stop.
     switchover_since: Option<Instant>,
-    /// The ping behind the padding, whose answer tells that the padding has arrived.
-    window_ping: Option<u64>,
+    /// The ping behind the padding, whose answer tells that the padding has arrived, and when it was sent.
+    window_ping: Option<(u64, Instant)>,
+    /// Padding of data streams before the round, and of the control stream within it.
+    padding_before: u64,
+    control_padding: u64,
     last_ping: Instant,
     /// When the destination last said anything.
     last_heard: Instant,
@@ -260,7 +265,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Some(Awaited::Applied) if self.dispatch.is_applied() && self.window_ping.is_none() => {
                 self.awaited = None;
                 let round = self.machine.round();
-                self.take(at, Event::RoundApplied { round });
+                let on_data_streams = self.dispatch.padding_bytes() - self.padding_before;
+                let padding_bytes = on_data_streams + self.control_padding;
+                self.take(at, Event::RoundApplied { round, padding_bytes });
             }
             Some(Awaited::LastSent) => {
                 self.pages_end = self.dispatch.seal();
@@ -320,6 +327,15 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             State::Stopping | State::LastPages if overdue(STOPPED_LIMIT) => {
                 self.take(Instant::now(), Event::Failed(overdue_failure()));
             }
+            State::Draining
+                if self.window_ping.is_some_and(|(_, sent)| sent.elapsed() > self.window_limit()) =>
+            {
+                tracing::debug!(
+                    "the control stream's window is not known to be open: the switchover goes without"
+                );
+                self.window_ping = None;
+                self.look_at_the_streams(Instant::now());
+            }
             State::Committed if overdue(ANSWER_LIMIT) => {
                 let failure = Failure::new(
                     FailureCode::LaneLost,
@@ -339,7 +355,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Message::Refused(reason) => self.take(at, Event::PeerRefused(Failure::from_peer(&reason))),
             Message::Pong { sent_ns, answered_ns } => {
                 self.clock.pong(sent_ns, answered_ns, self.clock_ns(at));
-                if self.window_ping.is_some_and(|ping_ns| sent_ns >= ping_ns) {
+                if self.window_ping.is_some_and(|(ping_ns, _)| sent_ns >= ping_ns) {
                     self.window_ping = None;
                     self.look_at_the_streams(at);
                 }

@@ -79,3 +79,15 @@ fn who_waits_for_a_limit_does_not_stand_still() {
         assert!(held.join().unwrap().is_err());
     });
 }
+
+#[test]
+fn only_streams_that_are_there_owe_padding() {
+    let (ready, _far) = ends();
+    let dispatch = Dispatch::default();
+    let number = open(&dispatch, &ready);
+    let connecting = dispatch.open(0);
+    dispatch.pad(1000);
+    let Work::Padding(bytes) = dispatch.take(number) else { panic!("no padding") };
+    assert_eq!(bytes, 1000);
+    assert!(dispatch.written(number, bytes), "{connecting} is not waited for");
+}

@@ -22,6 +22,10 @@ use crate::source::{Event, Source};
 
 /// Round trips from here on need congestion windows that take the switchover in one flight.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
+/// How long the control stream's padding may take to arrive, beside [`WINDOW_ROUND_TRIPS`].
+const WINDOW_LIMIT: Duration = Duration::from_secs(2);
+/// Slow start from ten segments to [`DEVICE_STATE_ROOM`], and as much again.
+const WINDOW_ROUND_TRIPS: u32 = 10;
 /// The device state of a usual VM, with room: 0.2 MiB measured.
 const DEVICE_STATE_ROOM: u64 = 384 * 1024;
 /// What the last pages of an idle guest take, with room: 0.6 MiB measured.
@@ -32,6 +36,7 @@ const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
 impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn send_round(&mut self, round: u32) {
         self.dispatch.set_round(round);
+        (self.padding_before, self.control_padding) = (self.dispatch.padding_bytes(), 0);
         let scope = if round == 0 { Scope::Everything } else { Scope::Dirty };
         let swept = self.sweep(scope);
         self.swept_all(swept, Awaited::Sent);
@@ -130,11 +135,21 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         }
         let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
         self.dispatch.pad(last_pages.min(self.limited_window()));
-        if let Err(error) = self.sender.pad(DEVICE_STATE_ROOM) {
+        // The control stream waits for no limit, so that it can always speak; the data streams do so for it.
+        self.control_padding = DEVICE_STATE_ROOM.min(self.limited_window());
+        if let Err(error) = self.sender.pad(self.control_padding) {
             return self.lane_broke(&error);
         }
+        if let Ok(near) = self.job.control.local() {
+            self.job.pace.charge(near.ip(), self.control_padding);
+        }
         self.ping();
-        self.window_ping = Some(self.clock_ns(self.last_ping));
+        self.window_ping = Some((self.clock_ns(self.last_ping), self.last_ping));
+    }
+
+    /// How long the padding's arrival is waited for: it is to save time, not to cost it.
+    pub(super) fn window_limit(&self) -> Duration {
+        WINDOW_LIMIT + WINDOW_ROUND_TRIPS * self.clock.round_trip().unwrap_or_default()
     }
 
     /// A window beyond what two round trips bring at the limit is of no use, and slow to open.
