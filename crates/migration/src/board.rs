@@ -196,14 +196,15 @@ impl Board {
         self.streams[stream].writing = false;
     }
 
-    /// The destination has applied so many units of a stream and takes no more of it: the rest is sent by the others.
+    /// The destination has applied so many units of a stream and takes no more of it: the rest is sent by the others. False: that
+    /// was known.
     ///
     /// # Errors
     /// That can't be.
-    pub fn closed(&mut self, stream: u16, units: u64) -> Result<(), Misaccounted> {
+    pub fn closed(&mut self, stream: u16, units: u64) -> Result<bool, Misaccounted> {
         if self.streams.get(usize::from(stream)).is_some_and(|known| known.closed) {
             // Both ends may notice.
-            return Ok(());
+            return Ok(false);
         }
         self.applied(stream, units)?;
         let gone = &mut self.streams[usize::from(stream)];
@@ -215,7 +216,7 @@ impl Board {
         for unit in back.into_iter().rev() {
             self.queue.push_front(unit);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Whether a stream takes no more work.

@@ -8,7 +8,8 @@ mod intake;
 mod source;
 mod sweep;
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use godwit_ram::{DirtyTracker, PageRange, TrackError};
@@ -150,10 +151,13 @@ pub(crate) enum Input {
     },
 }
 
-/// Where events for a source's driver are put, from any thread.
+/// Where events for a source's driver are put, from any thread. It is bounded by who puts: one `Moved` at a time, one end a
+/// stream, and of the destination's messages no more than were asked for ([`source`]'s reader of the control stream).
 #[derive(Clone, Debug)]
 pub struct Inbox {
     sender: mpsc::Sender<(Instant, Input)>,
+    /// An [`Input::Moved`] waits.
+    moved: Arc<AtomicBool>,
 }
 
 /// The driver's end of an [`Inbox`].
@@ -166,7 +170,7 @@ pub struct Events {
 #[must_use]
 pub fn inbox() -> (Inbox, Events) {
     let (sender, receiver) = mpsc::channel();
-    (Inbox { sender }, Events { receiver })
+    (Inbox { sender, moved: Arc::default() }, Events { receiver })
 }
 
 impl Inbox {
@@ -178,6 +182,18 @@ impl Inbox {
     /// The hypervisor tells something that happened at `at`.
     pub fn hypervisor(&self, at: Instant, event: HypervisorEvent) {
         self.put(at, Input::Hypervisor(event));
+    }
+
+    /// The data streams may have come to what is waited for.
+    pub(crate) fn moved(&self) {
+        if !self.moved.swap(true, Ordering::SeqCst) {
+            self.put_now(Input::Moved);
+        }
+    }
+
+    /// The driver looks at the data streams: what moves from now on is told again.
+    pub(crate) fn looks(&self) {
+        self.moved.store(false, Ordering::SeqCst);
     }
 
     pub(crate) fn put_now(&self, input: Input) {

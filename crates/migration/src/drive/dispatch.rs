@@ -38,6 +38,8 @@ pub(crate) struct Dispatch {
     encodings: Mutex<Encodings>,
     /// The guest stands still.
     hurry: AtomicBool,
+    /// Pings that were not answered yet.
+    pings: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -117,6 +119,18 @@ impl State {
             stream.close();
         }
     }
+}
+
+/// What came of the end of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    /// Its work goes to those that are left.
+    GivenBack {
+        /// So many.
+        live: usize,
+    },
+    /// Nothing: it was closed before, or all that it had has been promised to the destination.
+    Nothing,
 }
 
 /// What there is to do for a stream.
@@ -340,20 +354,25 @@ impl Dispatch {
         self.work.notify_all();
     }
 
-    /// Gives back what a stream had. Returns how many streams are left.
-    pub(crate) fn closed(&self, stream: u16, units: u64) -> Result<usize, Misaccounted> {
+    /// Gives back what a stream had.
+    pub(crate) fn closed(&self, stream: u16, units: u64) -> Result<Closing, Misaccounted> {
         let mut state = self.lock();
         if state.sealed {
             // The destination knows what it was promised, and refuses where that does not come.
-            state.closed_meanwhile.push((stream, units));
-            return Ok(state.board.live());
+            let known = usize::from(stream) < state.lines.len();
+            if known && state.closed_meanwhile.iter().all(|(other, _)| *other != stream) {
+                state.closed_meanwhile.push((stream, units));
+            }
+            return Ok(Closing::Nothing);
         }
-        state.board.closed(stream, units)?;
+        if !state.board.closed(stream, units)? {
+            return Ok(Closing::Nothing);
+        }
         let line = &mut state.lines[usize::from(stream)];
         // Where this side noticed first, it knows more.
         line.failure.get_or_insert_with(|| "the destination takes no more of it".to_owned());
         self.work.notify_all();
-        Ok(state.board.live())
+        Ok(Closing::GivenBack { live: state.board.live() })
     }
 
     pub(crate) fn is_sent(&self) -> bool {
@@ -390,14 +409,24 @@ impl Dispatch {
         state.sealed.then(|| PagesEnd { pages: state.board.pages(), units: state.board.taken() })
     }
 
-    /// There is more to send: what broke meanwhile gives its work back.
-    pub(crate) fn unseal(&self) -> Result<(), Misaccounted> {
+    /// There is more to send: what broke meanwhile gives its work back. Returns how many streams are left.
+    pub(crate) fn unseal(&self) -> Result<usize, Misaccounted> {
         let mut state = self.lock();
         state.sealed = false;
         for (stream, units) in std::mem::take(&mut state.closed_meanwhile) {
             state.board.closed(stream, units)?;
         }
-        Ok(())
+        Ok(state.board.live())
+    }
+
+    /// A ping is sent.
+    pub(crate) fn asked(&self) {
+        self.pings.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A ping is answered. False: there was none.
+    pub(crate) fn answered(&self) -> bool {
+        self.pings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pings| pings.checked_sub(1)).is_ok()
     }
 
     /// Nothing more is taken; the streams' threads end.
@@ -455,7 +484,7 @@ impl Worker<'_> {
             match sent {
                 Ok(bytes) => {
                     if self.dispatch.written(self.number, bytes) {
-                        self.inbox.put_now(Input::Moved);
+                        self.inbox.moved();
                     }
                 }
                 // Not the stream's fault: another would not fare better.

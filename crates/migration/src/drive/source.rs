@@ -5,8 +5,8 @@ mod figures;
 mod lanes;
 mod streams;
 mod sweeps;
+mod waiting;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -32,6 +32,7 @@ use figures::{SentSoFar, progress_of, switchover_report};
 use lanes::Lanes;
 use streams::{Shared, open_streams, read_control, wire_number};
 use sweeps::overdue_failure;
+use waiting::Waiting;
 
 /// Between two pings, and between two words of progress.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
@@ -130,7 +131,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         clock: PeerClock::default(),
         inbox,
         events,
-        waiting: VecDeque::new(),
+        waiting: Waiting::default(),
         device_state_bytes: 0,
         held_device_state: Vec::new(),
         remaining_pages: 0,
@@ -171,7 +172,7 @@ struct Driver<'a, H, T> {
     inbox: &'a Inbox,
     events: Events,
     /// Taken from the inbox while something else was under way.
-    waiting: VecDeque<(Instant, Input)>,
+    waiting: Waiting,
     device_state_bytes: u64,
     /// Written since the guest stopped; it follows the last page.
     held_device_state: Vec<Vec<u8>>,
@@ -249,7 +250,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Input::Machine(event) => self.take(at, event),
             Input::Hypervisor(event) => self.hypervisor_says(at, event),
             Input::Lane(message) => self.peer_says(at, message),
-            Input::Moved => self.look_at_the_streams(at),
+            Input::Moved => {
+                self.inbox.looks();
+                self.look_at_the_streams(at);
+            }
             Input::StreamBroke { number } => self.say(&Message::CloseStream { stream: wire_number(number) }),
         }
     }
@@ -375,7 +379,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn lane_broke(&mut self, error: &LaneError) {
-        self.waiting.push_back((Instant::now(), Input::Machine(Event::LaneLost(lane_failure(error)))));
+        self.waiting.push_back(Instant::now(), Input::Machine(Event::LaneLost(lane_failure(error))));
     }
 
     fn act(&mut self, action: Action) {
@@ -395,7 +399,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::Drain => {
                 self.open_windows();
                 self.awaited = Some(Awaited::Applied);
-                self.waiting.push_back((Instant::now(), Input::Moved));
+                self.waiting.push_back(Instant::now(), Input::Moved);
             }
             Action::CountRemaining => self.count_remaining(),
             Action::BeginSwitchover => {
@@ -447,7 +451,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     /// An event that this thread itself brings about: before anything that others brought meanwhile.
     fn later(&mut self, event: Event) {
-        self.waiting.push_front((Instant::now(), Input::Machine(event)));
+        self.waiting.push_front(Instant::now(), Input::Machine(event));
     }
 
     fn ping_and_tell(&mut self) {
@@ -461,6 +465,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn ping(&mut self) {
         self.last_ping = Instant::now();
+        self.dispatch.asked();
         self.say(&Message::Ping { sent_ns: self.clock_ns(self.last_ping) });
     }
 

@@ -91,3 +91,27 @@ fn only_streams_that_are_there_owe_padding() {
     assert_eq!(bytes, 1000);
     assert!(dispatch.written(number, bytes), "{connecting} is not waited for");
 }
+
+#[test]
+fn what_all_were_promised_is_not_given_back_and_its_ends_do_not_pile_up() {
+    let (stream, _far) = ends();
+    let dispatch = Dispatch::default();
+    open(&dispatch, &stream);
+    assert!(dispatch.seal().is_some());
+    for _ in 0..3 {
+        // A destination that says so again and again, and of streams that there are not.
+        assert_eq!(dispatch.closed(0, 0), Ok(Closing::Nothing));
+        assert_eq!(dispatch.closed(7, 0), Ok(Closing::Nothing));
+    }
+    assert_eq!(dispatch.lock().closed_meanwhile, [(0, 0)]);
+    assert_eq!(dispatch.unseal(), Ok(0), "the last stream is gone");
+    assert_eq!(dispatch.closed(0, 0), Ok(Closing::Nothing));
+}
+
+#[test]
+fn only_pings_that_were_sent_are_answered() {
+    let dispatch = Dispatch::default();
+    dispatch.asked();
+    assert!(dispatch.answered());
+    assert!(!dispatch.answered());
+}

@@ -1,19 +1,17 @@
 //! The source's streams beside the driver: data streams are connected, the control stream is read, and what it says of units goes
 //! to the board at once.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread::Scope;
-use std::time::Instant;
 
 use godwit_lanes::{Incoming, Stream, StreamReceiver, StreamSender};
 use godwit_ram::Region;
 use godwit_wire::Message;
 
 use crate::board::Misaccounted;
-use crate::drive::dispatch::{Dispatch, Worker};
-use crate::drive::{Events, Hello, HypervisorEvent, Inbox, Input, lane_failure, say_hello};
+use crate::drive::dispatch::{Closing, Dispatch, Worker};
+use crate::drive::{Hello, Inbox, Input, lane_failure, say_hello};
 use crate::encoding::{Chooser, Compression};
 use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
@@ -56,7 +54,7 @@ impl Shared<'_> {
                 tracing::warn!(stream = number, %failure, "a data stream can't be opened");
                 // Nothing was sent on it: nothing is to be given back.
                 dispatch.broken(number, &failure.detail);
-                if matches!(dispatch.closed(board_place(number), 0), Ok(0)) {
+                if matches!(dispatch.closed(board_place(number), 0), Ok(Closing::GivenBack { live: 0 })) {
                     inbox.put_now(Input::Machine(Event::LaneLost(failure)));
                 }
             }
@@ -84,29 +82,41 @@ pub(super) fn wire_number(number: usize) -> u16 {
     u16::try_from(number + 1).unwrap_or(u16::MAX)
 }
 
-/// Reads the control stream until it ends. The end of a finished migration is an event that nobody takes.
+/// Reads the control stream until it ends, or until the destination has said what nothing can follow. The end of a finished
+/// migration is an event that nobody takes.
 pub(super) fn read_control(mut receiver: StreamReceiver, inbox: &Inbox, dispatch: &Dispatch) {
+    let (mut ready, mut running) = (false, false);
     loop {
         let told = match receiver.receive() {
             // By way of the driver these would wait for a sweep to end, which may wait for them.
             Ok(Incoming::Message(Message::UnitsApplied { stream, units })) => {
                 board_number(stream).and_then(|number| count(dispatch.applied(number, units))).map(|all| {
                     if all {
-                        inbox.put_now(Input::Moved);
+                        inbox.moved();
                     }
                 })
             }
-            Ok(Incoming::Message(Message::StreamClosed { stream, units })) => board_number(stream)
-                .and_then(|number| count(dispatch.closed(number, units)))
-                .and_then(|left| {
-                    tracing::warn!(stream, left, "a data stream is closed: the others do its work");
-                    inbox.put_now(Input::Moved);
-                    let last = || Failure::new(FailureCode::LaneLost, "the last data stream broke");
-                    if left == 0 { Err(last()) } else { Ok(()) }
-                }),
+            Ok(Incoming::Message(Message::StreamClosed { stream, units })) => {
+                stream_closed(stream, units, inbox, dispatch)
+            }
+            // The driver's inbox has no bound of its own: these come as often as they are asked for, and not more.
             Ok(Incoming::Message(message)) => {
-                inbox.put_now(Input::Lane(message));
-                Ok(())
+                let goes_on = match message {
+                    Message::Pong { .. } => dispatch.answered(),
+                    Message::Ready => !std::mem::replace(&mut ready, true),
+                    Message::Running(_) => !std::mem::replace(&mut running, true),
+                    _ => {
+                        // A refusal, or what it must not say: nothing after it matters.
+                        return inbox.put_now(Input::Lane(message));
+                    }
+                };
+                if goes_on {
+                    inbox.put_now(Input::Lane(message));
+                    Ok(())
+                } else {
+                    let detail = format!("the destination sent a {:?} that nobody asked for", message.kind());
+                    Err(Failure::new(FailureCode::ProtocolBroken, detail))
+                }
             }
             Ok(Incoming::Pages(_)) => {
                 Err(Failure::new(FailureCode::ProtocolBroken, "the destination sent pages"))
@@ -119,6 +129,18 @@ pub(super) fn read_control(mut receiver: StreamReceiver, inbox: &Inbox, dispatch
     }
 }
 
+fn stream_closed(stream: u16, units: u64, inbox: &Inbox, dispatch: &Dispatch) -> Result<(), Failure> {
+    match count(dispatch.closed(board_number(stream)?, units))? {
+        Closing::GivenBack { live } => {
+            tracing::warn!(stream, live, "a data stream is closed: the others do its work");
+            inbox.moved();
+            let last = || Failure::new(FailureCode::LaneLost, "the last data stream broke");
+            if live == 0 { Err(last()) } else { Ok(()) }
+        }
+        Closing::Nothing => Ok(()),
+    }
+}
+
 fn board_number(stream: u16) -> Result<u16, Failure> {
     let none = || Failure::new(FailureCode::ProtocolBroken, "the control stream carries no pages");
     stream.checked_sub(1).ok_or_else(none)
@@ -126,40 +148,4 @@ fn board_number(stream: u16) -> Result<u16, Failure> {
 
 fn count<T>(told: Result<T, Misaccounted>) -> Result<T, Failure> {
     told.map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))
-}
-
-/// Takes what has come during a sweep. A broken stream's work is waited for by the sweep: it is told at once. True: the sweep
-/// is pointless.
-pub(super) fn interrupted(
-    events: &Events,
-    waiting: &mut VecDeque<(Instant, Input)>,
-    sender: &mut StreamSender,
-) -> Result<bool, Failure> {
-    for (at, input) in events.receiver.try_iter() {
-        match input {
-            Input::StreamBroke { number } => {
-                let message = Message::CloseStream { stream: wire_number(number) };
-                sender.send(&message).map_err(|error| lane_failure(&error))?;
-            }
-            other => waiting.push_back((at, other)),
-        }
-    }
-    Ok(waiting.iter().any(|(_, input)| interrupts(input)))
-}
-
-/// Whether a round under way is pointless once this has come.
-fn interrupts(input: &Input) -> bool {
-    match input {
-        Input::Machine(event) => {
-            matches!(
-                event,
-                Event::CancelRequested | Event::LaneLost(_) | Event::Failed(_) | Event::PeerRefused(_)
-            )
-        }
-        Input::Hypervisor(event) => matches!(event, HypervisorEvent::Failed(_)),
-        Input::Lane(message) => {
-            !matches!(message, Message::Pong { .. } | Message::Ready | Message::Running(_))
-        }
-        Input::Moved | Input::StreamBroke { .. } => false,
-    }
 }

@@ -1,6 +1,5 @@
 //! The source's sweeps over guest memory, in rounds and while the guest stands still, and what goes on beside them.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use godwit_lanes::StreamSender;
@@ -10,8 +9,10 @@ use godwit_wire::Message;
 
 use super::figures::{SentSoFar, progress_of};
 use super::lanes::Lanes;
-use super::streams::interrupted;
+use super::streams::wire_number;
+use super::waiting::Waiting;
 use super::{Awaited, Driver, PING_INTERVAL, STOPPED_LIMIT};
+use crate::clock::PeerClock;
 use crate::drive::dispatch::Dispatch;
 use crate::drive::sweep::{Scope, Sweeper, memory_failure};
 use crate::drive::{Events, Input, SourceHypervisor, Tracking, lane_failure};
@@ -47,8 +48,12 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.job.pace.let_go();
         self.dispatch.set_round(round);
         self.dispatch.hurry();
-        if let Err(error) = self.dispatch.unseal() {
-            let failure = Failure::new(FailureCode::ProtocolBroken, error.to_string());
+        let failure = match self.dispatch.unseal() {
+            Ok(0) => Some(Failure::new(FailureCode::LaneLost, "the last data stream broke")),
+            Ok(_) => None,
+            Err(error) => Some(Failure::new(FailureCode::ProtocolBroken, error.to_string())),
+        };
+        if let Some(failure) = failure {
             return self.later(Event::LaneLost(failure));
         }
         let swept = self.sweep(Scope::Dirty);
@@ -60,21 +65,21 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     /// False: something has come that makes it pointless.
     fn sweep(&mut self, scope: Scope) -> Result<bool, Failure> {
         let total_pages = self.job.regions.iter().map(|region| region.pages()).sum();
-        let round_trip = self.clock.round_trip().unwrap_or_default();
         let dispatch = self.dispatch;
-        let Driver { job, sender, lanes, events, waiting, last_ping, machine, .. } = self;
+        let Driver { job, sender, lanes, events, waiting, clock, last_heard, last_ping, machine, .. } = self;
         let mut beside = Beside {
             begun: job.begun,
             progress: job.progress,
             pace: &job.pace,
             total_pages,
-            round_trip,
             stopped_since: self.switchover_since,
             sender,
             dispatch,
             lanes,
             events,
             waiting,
+            clock,
+            last_heard,
             last_ping,
             machine,
         };
@@ -88,7 +93,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             Ok(true) => {
                 self.awaited = Some(awaited);
                 // The streams may have been quicker.
-                self.waiting.push_back((Instant::now(), Input::Moved));
+                self.waiting.push_back(Instant::now(), Input::Moved);
             }
             // What interrupted it waits in the queue, and ends the migration.
             Ok(false) => {}
@@ -167,14 +172,15 @@ struct Beside<'d, 'a> {
     progress: &'a (dyn Fn(Progress) + Sync),
     pace: &'d MigrationPace,
     total_pages: u64,
-    round_trip: Duration,
     /// When the guest was asked to stop.
     stopped_since: Option<Instant>,
     sender: &'d mut StreamSender,
     dispatch: &'a Dispatch,
     lanes: &'d mut Lanes<'a>,
     events: &'d Events,
-    waiting: &'d mut VecDeque<(Instant, Input)>,
+    waiting: &'d mut Waiting,
+    clock: &'d mut PeerClock,
+    last_heard: &'d mut Instant,
     last_ping: &'d mut Instant,
     machine: &'d Source,
 }
@@ -185,7 +191,7 @@ impl Beside<'_, '_> {
         if self.stopped_since.is_some_and(|since| since.elapsed() > STOPPED_LIMIT) {
             return Err(overdue_failure());
         }
-        if interrupted(self.events, self.waiting, self.sender)? {
+        if self.interrupted()? {
             return Ok(false);
         }
         if self.last_ping.elapsed() < PING_INTERVAL {
@@ -194,11 +200,33 @@ impl Beside<'_, '_> {
         *self.last_ping = Instant::now();
         let sent_ns = nanos(self.last_ping.saturating_duration_since(self.begun));
         let (now, stopped) = (self.begun.elapsed(), self.stopped_since.is_some());
+        self.dispatch.asked();
         let pinged = self.sender.send(&Message::Ping { sent_ns });
-        let looked = pinged.and_then(|()| self.lanes.look(now, self.round_trip, stopped, self.sender));
+        let round_trip = self.clock.round_trip().unwrap_or_default();
+        let looked = pinged.and_then(|()| self.lanes.look(now, round_trip, stopped, self.sender));
         looked.map_err(|error| lane_failure(&error))?;
         self.tell(looked_at);
         Ok(true)
+    }
+
+    /// Takes what has come meanwhile. A broken stream's work is waited for by the sweep: it is told at once, and answers to pings
+    /// are read at once, as there may be many. True: the sweep is pointless.
+    fn interrupted(&mut self) -> Result<bool, Failure> {
+        for (at, input) in self.events.receiver.try_iter() {
+            match input {
+                Input::StreamBroke { number } => {
+                    let message = Message::CloseStream { stream: wire_number(number) };
+                    self.sender.send(&message).map_err(|error| lane_failure(&error))?;
+                }
+                Input::Lane(Message::Pong { sent_ns, answered_ns }) => {
+                    *self.last_heard = at;
+                    let received_ns = nanos(at.saturating_duration_since(self.begun));
+                    self.clock.pong(sent_ns, answered_ns, received_ns);
+                }
+                other => self.waiting.push_back(at, other),
+            }
+        }
+        Ok(self.waiting.interrupt())
     }
 
     fn tell(&self, looked_at: u64) {

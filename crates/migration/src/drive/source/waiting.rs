@@ -1,0 +1,77 @@
+//! What has come and is not looked at yet.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use godwit_wire::Message;
+
+use crate::drive::{HypervisorEvent, Input};
+use crate::source::Event;
+
+/// Inputs that were taken from the inbox while something else was under way, and those that the driver brings about itself.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    inputs: VecDeque<(Instant, Input)>,
+    /// Of them, those that make a sweep pointless: asked for again and again.
+    interrupting: usize,
+}
+
+impl Waiting {
+    pub(super) fn push_back(&mut self, at: Instant, input: Input) {
+        self.interrupting += usize::from(interrupts(&input));
+        self.inputs.push_back((at, input));
+    }
+
+    pub(super) fn push_front(&mut self, at: Instant, input: Input) {
+        self.interrupting += usize::from(interrupts(&input));
+        self.inputs.push_front((at, input));
+    }
+
+    pub(super) fn pop_front(&mut self) -> Option<(Instant, Input)> {
+        let (at, input) = self.inputs.pop_front()?;
+        self.interrupting -= usize::from(interrupts(&input));
+        Some((at, input))
+    }
+
+    /// Whether any of them makes a sweep pointless.
+    pub(super) fn interrupt(&self) -> bool {
+        self.interrupting > 0
+    }
+}
+
+/// Whether a round under way is pointless once this has come.
+fn interrupts(input: &Input) -> bool {
+    match input {
+        Input::Machine(event) => {
+            matches!(
+                event,
+                Event::CancelRequested | Event::LaneLost(_) | Event::Failed(_) | Event::PeerRefused(_)
+            )
+        }
+        Input::Hypervisor(event) => matches!(event, HypervisorEvent::Failed(_)),
+        Input::Lane(message) => {
+            !matches!(message, Message::Pong { .. } | Message::Ready | Message::Running(_))
+        }
+        Input::Moved | Input::StreamBroke { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sweep_is_pointless_as_long_as_its_end_waits() {
+        let mut waiting = Waiting::default();
+        waiting.push_back(Instant::now(), Input::Lane(Message::Ready));
+        waiting.push_back(Instant::now(), Input::Moved);
+        assert!(!waiting.interrupt());
+        waiting.push_front(Instant::now(), Input::Machine(Event::CancelRequested));
+        waiting.push_back(Instant::now(), Input::Lane(Message::UnitEnd));
+        assert!(waiting.interrupt());
+        assert!(matches!(waiting.pop_front(), Some((_, Input::Machine(Event::CancelRequested)))));
+        assert!(waiting.interrupt(), "what the destination must not say still waits");
+        while waiting.pop_front().is_some() {}
+        assert!(!waiting.interrupt());
+    }
+}

@@ -1,0 +1,168 @@
+//! Peers that say what they must not: the other end is never the worse for it.
+
+use std::sync::mpsc;
+
+use godwit_lanes::{Lane, Stream, connect};
+use godwit_migration::destination::Ending;
+use godwit_migration::drive::{DestinationJob, Hello, receive, say_hello, welcome};
+use godwit_migration::{Failure, FailureCode, Outcome};
+use godwit_wire::{Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange};
+
+use crate::world::{
+    BLOCKS, FakeDestination, HELLO, ID, LIMIT, accept_one, loopback, lying_destination, path, regions, stream,
+};
+
+/// A destination that a peer of this file's own talks to.
+fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'static str>) {
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, lane) = path(loopback());
+    let (peer, far) = stream(&listener, lane);
+    let (log, said) = mpsc::channel();
+    let regions = regions(&folder, "to");
+    let hypervisor = FakeDestination { state: Vec::new(), load_fails: false, log };
+    let (_keep, cancel) = mpsc::channel();
+    let ending = std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let (regions, hypervisor, cancel) = (regions, hypervisor, cancel);
+            match welcome(far, ID, LIMIT) {
+                Ok(control) => {
+                    let accept = &|| accept_one(&listener);
+                    receive(DestinationJob { control, accept, epoch: 2, regions, hypervisor }, &cancel)
+                }
+                Err(failure) => Ending::Discarded(failure),
+            }
+        });
+        speak(&peer, lane);
+        peer.finish_sending();
+        let ending = receiving.join().unwrap();
+        peer.close();
+        ending
+    });
+    (ending, said.try_iter().collect())
+}
+
+fn refused_with(ending: Ending, code: FailureCode) {
+    match ending {
+        Ending::Discarded(failure) => assert_eq!(failure.code, code, "{failure}"),
+        Ending::Runs => panic!("it runs"),
+    }
+}
+
+#[test]
+fn compressed_pages_that_hold_something_else_end_the_migration() {
+    let (ending, said) = lying_peer(|peer, lane| {
+        say_hello(&mut peer.sender(), &mut peer.receiver(), HELLO).unwrap();
+        let data = connect(lane, LIMIT).unwrap();
+        let mut sender = data.sender();
+        say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
+        // The fields of four pages, and as their content the message that follows.
+        let run = PageRun { block: 0, first: 0, count: 4 };
+        let encoding = Encoding::Compressed { codec: Codec::Zstd, bytes: 16 };
+        sender.send(&Message::Pages(PagesHeader { round: 0, run, encoding })).unwrap();
+        sender.send(&Message::Ping { sent_ns: 0 }).unwrap();
+        let _ = peer.receiver().receive();
+    });
+    refused_with(ending, FailureCode::ProtocolBroken);
+    assert_eq!(said, ["discarded"]);
+}
+
+#[test]
+fn a_peer_of_another_version_is_told_so() {
+    let (ending, said) = lying_peer(|peer, _| {
+        let versions = VersionRange { oldest: 900, newest: 901 };
+        let answer =
+            say_hello(&mut peer.sender(), &mut peer.receiver(), Hello { versions, ..HELLO }).unwrap_err();
+        assert_eq!(answer.code, FailureCode::VersionMismatch);
+        assert!(answer.detail.contains("900 to 901"), "{answer}");
+    });
+    refused_with(ending, FailureCode::VersionMismatch);
+    assert_eq!(said, [""; 0]);
+}
+
+#[test]
+fn a_peer_with_another_migration_is_told_so() {
+    let (ending, _) = lying_peer(|peer, _| {
+        let other = MigrationId([9; 16]);
+        let answer = say_hello(&mut peer.sender(), &mut peer.receiver(), Hello { migration: other, ..HELLO });
+        assert_eq!(answer.unwrap_err().code, FailureCode::UnknownMigration);
+    });
+    refused_with(ending, FailureCode::UnknownMigration);
+}
+
+#[test]
+fn pages_that_the_vm_does_not_have_end_the_lane() {
+    for message in [
+        Message::Zeros(godwit_wire::Zeros {
+            round: 0,
+            runs: vec![godwit_wire::BlockRun { block: 0, first: BLOCKS[0] - 1, count: 2 }],
+        }),
+        Message::Zeros(godwit_wire::Zeros {
+            round: 0,
+            runs: vec![godwit_wire::BlockRun { block: 7, first: 0, count: 1 }],
+        }),
+    ] {
+        let (ending, said) = lying_peer(|peer, lane| {
+            say_hello(&mut peer.sender(), &mut peer.receiver(), HELLO).unwrap();
+            let data = connect(lane, LIMIT).unwrap();
+            let mut sender = data.sender();
+            say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
+            sender.send(&message).unwrap();
+            // Until it is heard there.
+            let _ = peer.receiver().receive();
+        });
+        refused_with(ending, FailureCode::ProtocolBroken);
+        assert_eq!(said, ["discarded"]);
+    }
+}
+
+#[test]
+fn a_lane_that_ends_before_the_commit_leaves_nothing() {
+    let (ending, said) = lying_peer(|peer, _| {
+        let mut sender = peer.sender();
+        say_hello(&mut sender, &mut peer.receiver(), HELLO).unwrap();
+        let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+        sender.send(&Message::Begin(begin)).unwrap();
+    });
+    refused_with(ending, FailureCode::LaneLost);
+    assert_eq!(said, ["discarded"]);
+}
+
+#[test]
+fn something_that_is_no_lane_is_told_apart() {
+    let (ending, _) = lying_peer(|peer, _| {
+        let mut sender = peer.sender();
+        sender.send(&Message::Ready).unwrap();
+    });
+    refused_with(ending, FailureCode::ProtocolBroken);
+}
+
+#[test]
+fn a_destination_that_answers_what_nobody_asked_ends_the_migration_and_keeps_the_guest() {
+    let pong = Message::Pong { sent_ns: 0, answered_ns: 0 };
+    for (flood, what) in [(pong, "Pong"), (Message::Ready, "Ready")] {
+        let result = lying_destination(|control| {
+            let (mut sender, mut receiver) = (control.sender(), control.receiver());
+            receiver.receive().unwrap();
+            sender.send(&Message::Welcome { version: SUPPORTED.newest }).unwrap();
+            // Until the source has had enough.
+            while sender.send(&flood).is_ok() {}
+        });
+        assert_eq!(result.outcome, Outcome::Failed);
+        let failure = result.failure.unwrap();
+        assert_eq!(failure.code, FailureCode::ProtocolBroken, "{failure}");
+        assert!(failure.detail.contains(what), "{failure}");
+    }
+}
+
+#[test]
+fn a_destination_that_refuses_is_heard_once() {
+    let result = lying_destination(|control| {
+        let (mut sender, mut receiver) = (control.sender(), control.receiver());
+        receiver.receive().unwrap();
+        sender.send(&Message::Welcome { version: SUPPORTED.newest }).unwrap();
+        let refusal = Failure::new(FailureCode::MemoryFailed, "no memory is left").to_reason();
+        while sender.send(&Message::Refused(refusal.clone())).is_ok() {}
+    });
+    assert_eq!(result.outcome, Outcome::Failed);
+    assert_eq!(result.failure.unwrap().code, FailureCode::MemoryFailed);
+}

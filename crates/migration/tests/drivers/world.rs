@@ -1,0 +1,408 @@
+//! Both ends of a migration over real lanes, with memory in files and hypervisors that exist here alone.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use godwit_lanes::pacing::{MigrationPace, Pacing};
+use godwit_lanes::{Lane, RateLimit, Stream, accept, connect, listen};
+use godwit_migration::destination::Ending;
+use godwit_migration::drive::{
+    DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, SourceHypervisor, SourceJob,
+    SourceResult, Tracking, WelcomedStream, inbox, receive, send, welcome,
+};
+use godwit_migration::source::Verdict;
+use godwit_migration::{Compression, Failure, FailureCode, Policy, Progress};
+use godwit_ram::{PAGE_SIZE, PageRange, Region, TrackError};
+use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
+
+pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
+pub(crate) const BLOCKS: [u64; 2] = [700, 133];
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const HELLO: Hello = Hello { migration: ID, stream: CONTROL_STREAM, versions: SUPPORTED };
+
+/// Pages written, as (block, page).
+pub(crate) type Dirty = Arc<Mutex<BTreeSet<(usize, u64)>>>;
+
+pub(crate) struct FakeTracking {
+    dirty: Dirty,
+    /// Streams that are cut at the second look at the memory.
+    cut: Arc<Mutex<Vec<Stream>>>,
+    /// How many those are.
+    cuts: usize,
+    looks: u32,
+}
+
+impl Tracking for FakeTracking {
+    fn start(&mut self) -> Result<(), TrackError> {
+        self.dirty.lock().unwrap().clear();
+        Ok(())
+    }
+
+    fn take_dirty(
+        &mut self,
+        block: usize,
+        within: PageRange,
+        max_pages: u64,
+        out: &mut Vec<PageRange>,
+    ) -> Result<u64, TrackError> {
+        self.looks += 1;
+        if self.looks == 2 {
+            // Not before all of them are there: one that came later would stay.
+            while self.cut.lock().unwrap().len() < self.cuts {
+                std::thread::yield_now();
+            }
+            self.cut.lock().unwrap().drain(..).for_each(|stream| stream.close());
+        }
+        let mut dirty = self.dirty.lock().unwrap();
+        let found: Vec<_> = dirty
+            .range((block, within.first)..(block, within.end()))
+            .take(usize::try_from(max_pages).unwrap_or(usize::MAX))
+            .copied()
+            .collect();
+        for entry in &found {
+            dirty.remove(entry);
+            out.push(PageRange { first: entry.1, count: 1 });
+        }
+        let stopped_early = found.len() as u64 == max_pages;
+        Ok(if stopped_early { found.last().unwrap().1 + 1 } else { within.end() })
+    }
+
+    fn count_dirty(&self) -> Result<u64, TrackError> {
+        Ok(self.dirty.lock().unwrap().len() as u64)
+    }
+}
+
+/// What a test sees of the source's guest.
+#[derive(Default)]
+pub(crate) struct Guest {
+    pub(crate) resumed: AtomicU32,
+    pub(crate) released: AtomicBool,
+}
+
+pub(crate) struct FakeSource {
+    guest: Arc<Guest>,
+    inbox: Option<Inbox>,
+    memory: Arc<Region>,
+    dirty: Dirty,
+    cancels_itself: bool,
+}
+
+impl SourceHypervisor for FakeSource {
+    fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure> {
+        events.hypervisor(Instant::now(), HypervisorEvent::DeviceState(vec![1; 500]));
+        events.hypervisor(Instant::now(), HypervisorEvent::Stopped);
+        self.inbox = Some(events.clone());
+        Ok(())
+    }
+
+    fn write_device_state(&mut self) -> Result<(), Failure> {
+        let inbox = self.inbox.as_ref().unwrap();
+        if self.cancels_itself {
+            inbox.cancel();
+            return Ok(());
+        }
+        self.memory.copy_in(5 * PAGE_SIZE, &[0xdd; 64]).unwrap();
+        self.dirty.lock().unwrap().insert((0, 5));
+        inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceState(vec![2; 300_000]));
+        inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), Failure> {
+        self.guest.resumed.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn release(&mut self) {
+        self.guest.released.store(true, Ordering::SeqCst);
+    }
+}
+
+pub(crate) struct FakeDestination {
+    pub(crate) state: Vec<u8>,
+    pub(crate) load_fails: bool,
+    pub(crate) log: mpsc::Sender<&'static str>,
+}
+
+impl DestinationHypervisor for FakeDestination {
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.state.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish_load(&mut self) -> Result<(), Failure> {
+        assert_eq!(self.state.len(), 300_500);
+        if self.load_fails {
+            return Err(Failure::new(FailureCode::HypervisorFailed, "no such device"));
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, run: bool) -> Result<(), Failure> {
+        self.log.send(if run { "runs" } else { "stays paused" }).unwrap();
+        Ok(())
+    }
+
+    fn discard(&mut self, _failure: &Failure) {
+        self.log.send("discarded").unwrap();
+    }
+
+    fn promote(&mut self) {
+        self.log.send("promoted").unwrap();
+    }
+}
+
+pub(crate) fn regions(folder: &tempfile::TempDir, name: &str) -> Vec<Arc<Region>> {
+    BLOCKS
+        .iter()
+        .enumerate()
+        .map(|(block, pages)| {
+            let path = folder.path().join(format!("{name}{block}"));
+            Arc::new(Region::create(&path, pages * PAGE_SIZE, None).unwrap())
+        })
+        .collect()
+}
+
+pub(crate) fn content(regions: &[Arc<Region>]) -> Vec<Vec<u8>> {
+    regions
+        .iter()
+        .map(|region| {
+            let mut bytes = vec![0; usize::try_from(region.size_bytes()).unwrap()];
+            region.copy_out(0, &mut bytes).unwrap();
+            bytes
+        })
+        .collect()
+}
+
+pub(crate) fn fill(regions: &[Arc<Region>]) {
+    for (block, region) in regions.iter().enumerate() {
+        for page in (0..region.pages()).filter(|page| page % 3 != 0) {
+            let byte = u8::try_from((page * 7 + block as u64) % 251 + 1).unwrap();
+            region.copy_in(page * PAGE_SIZE + page % 4000, &[byte; 96]).unwrap();
+        }
+    }
+}
+
+/// A listener and the lane that leads to it.
+pub(crate) fn path(address: SocketAddr) -> (TcpListener, Lane) {
+    let listener = listen(address).unwrap();
+    let to = listener.local_addr().unwrap();
+    (listener, Lane { from: None, to })
+}
+
+/// One stream of a lane, both ends.
+pub(crate) fn stream(listener: &TcpListener, lane: Lane) -> (Stream, Stream) {
+    let near = connect(lane, LIMIT).unwrap();
+    (near, accept(std::slice::from_ref(listener), LIMIT).unwrap().unwrap())
+}
+
+/// Waits a moment for a data stream, as the host's agent does.
+pub(crate) fn accept_one(listener: &TcpListener) -> Option<WelcomedStream> {
+    let stream = accept(std::slice::from_ref(listener), Duration::from_millis(10)).unwrap()?;
+    welcome(stream, ID, LIMIT).ok()
+}
+
+pub(crate) fn loopback() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+/// A way to an address that carries a hello and then nothing more; the answers it carries all. The sockets are kept open.
+pub(crate) fn stalling_lane<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    to: SocketAddr,
+    keep: &mut Vec<TcpStream>,
+) -> Lane {
+    let (listener, lane) = path(loopback());
+    let far = TcpStream::connect(to).unwrap();
+    keep.push(far.try_clone().unwrap());
+    scope.spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let mut hello = [0; 38];
+        (&near).read_exact(&mut hello).unwrap();
+        (&far).write_all(&hello).unwrap();
+        // Until the destination closes it.
+        let _ = std::io::copy(&mut &far, &mut &near);
+    });
+    lane
+}
+
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Twist {
+    pub(crate) load_fails: bool,
+    pub(crate) cancels_itself: bool,
+    pub(crate) paused: bool,
+    pub(crate) ipv6: bool,
+    pub(crate) other_epoch: bool,
+    pub(crate) compression: Compression,
+    /// Data streams; 0 means 1.
+    pub(crate) streams: usize,
+    /// Data streams whose connection is cut when they have carried a little.
+    pub(crate) cut: usize,
+    /// The first data stream carries its hello and then nothing more.
+    pub(crate) stalls: bool,
+}
+
+pub(crate) struct Moved {
+    pub(crate) result: SourceResult,
+    pub(crate) ending: Ending,
+    pub(crate) guest: Arc<Guest>,
+    pub(crate) said: Vec<&'static str>,
+    pub(crate) same_memory: bool,
+}
+
+pub(crate) fn migrate(twist: Twist) -> Moved {
+    migrate_paced(twist, &Pacing::default().migration(RateLimit::NONE), &|_, _| {})
+}
+
+/// What both ends of a migration share in a test.
+pub(crate) struct World {
+    from: Vec<Arc<Region>>,
+    to: Vec<Arc<Region>>,
+    listener: TcpListener,
+    lane: Lane,
+    guest: Arc<Guest>,
+    dirty: Dirty,
+    /// Streams that are cut at the second look at the memory.
+    cut: Arc<Mutex<Vec<Stream>>>,
+    /// Sockets of the lane that stalls, once it is there; none: no lane does.
+    stalled: Mutex<Option<Vec<TcpStream>>>,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    fn new(twist: Twist) -> World {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (regions(&folder, "from"), regions(&folder, "to"));
+        fill(&from);
+        let address = if twist.ipv6 { (Ipv6Addr::LOCALHOST, 0).into() } else { loopback() };
+        let (listener, lane) = path(address);
+        World {
+            from,
+            to,
+            listener,
+            lane,
+            guest: Arc::default(),
+            dirty: Dirty::default(),
+            cut: Arc::default(),
+            stalled: Mutex::new(twist.stalls.then_some(Vec::new())),
+            _folder: folder,
+        }
+    }
+
+    fn tracking(&self, twist: Twist) -> FakeTracking {
+        FakeTracking { dirty: Arc::clone(&self.dirty), cut: Arc::clone(&self.cut), cuts: twist.cut, looks: 0 }
+    }
+
+    fn source(&self, twist: Twist) -> FakeSource {
+        FakeSource {
+            guest: Arc::clone(&self.guest),
+            inbox: None,
+            memory: Arc::clone(&self.from[0]),
+            dirty: Arc::clone(&self.dirty),
+            cancels_itself: twist.cancels_itself,
+        }
+    }
+
+    /// The destination, to its end.
+    fn receive(&self, control: Stream, twist: Twist, log: mpsc::Sender<&'static str>) -> Ending {
+        let job = DestinationJob {
+            control: welcome(control, ID, LIMIT).unwrap(),
+            accept: &|| accept_one(&self.listener),
+            epoch: 2 + u64::from(twist.other_epoch),
+            regions: self.to.clone(),
+            hypervisor: FakeDestination { state: Vec::new(), load_fails: twist.load_fails, log },
+        };
+        let (_keep, cancel) = mpsc::channel();
+        receive(job, &cancel)
+    }
+
+    /// A data stream, twisted as is asked for.
+    fn connect<'scope>(
+        &self,
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        twist: Twist,
+        pace: &MigrationPace,
+    ) -> Result<Stream, Failure> {
+        let mut stalled = self.stalled.lock().unwrap();
+        let lane = match stalled.as_mut().filter(|sockets| sockets.is_empty()) {
+            Some(sockets) => stalling_lane(scope, self.lane.to, sockets),
+            None => self.lane,
+        };
+        drop(stalled);
+        let stream =
+            connect(lane, LIMIT).map_err(|error| Failure::new(FailureCode::LaneLost, error.to_string()))?;
+        let mut cut = self.cut.lock().unwrap();
+        if cut.len() < twist.cut {
+            cut.push(stream.clone());
+        }
+        drop(cut);
+        let near = stream.local().unwrap().ip();
+        Ok(stream.paced(pace.stream(near)))
+    }
+
+    /// The source, to its end.
+    fn send<'scope>(
+        &self,
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        control: Stream,
+        twist: Twist,
+        pace: &MigrationPace,
+        watch: &(dyn Fn(&Inbox, Progress) + Sync),
+    ) -> SourceResult {
+        let (inbox, events) = inbox();
+        let watcher = inbox.clone();
+        let job = SourceJob {
+            control,
+            connect: &|_| self.connect(scope, twist, pace),
+            lanes: 1,
+            streams: Some(twist.streams.max(1)),
+            pace: pace.clone(),
+            migration: ID,
+            epoch: 2,
+            runs: !twist.paused,
+            policy: Policy::default(),
+            compression: twist.compression,
+            preflight: Duration::ZERO,
+            regions: self.from.clone(),
+            tracker: self.tracking(twist),
+            hypervisor: self.source(twist),
+            begun: Instant::now(),
+            progress: &|progress| watch(&watcher, progress),
+            ask_verdict: &|| Verdict::Unknown,
+        };
+        send(job, &inbox, events)
+    }
+}
+
+/// The same under limits; `watch` sees each word of progress, and may change them or cancel.
+pub(crate) fn migrate_paced(
+    twist: Twist,
+    pace: &MigrationPace,
+    watch: &(dyn Fn(&Inbox, Progress) + Sync),
+) -> Moved {
+    let world = World::new(twist);
+    let (control, far_control) = stream(&world.listener, world.lane);
+    let (log, said) = mpsc::channel();
+    let (result, ending) = std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| world.receive(far_control, twist, log));
+        let result = world.send(scope, control, twist, pace, watch);
+        (result, receiving.join().unwrap())
+    });
+    let same_memory = content(&world.from) == content(&world.to);
+    Moved { result, ending, guest: world.guest, said: said.try_iter().collect(), same_memory }
+}
+
+/// A source that a destination of a test's own talks to: what came of it. `speak` gets the control stream.
+pub(crate) fn lying_destination(speak: impl FnOnce(Stream) + Send) -> SourceResult {
+    let (twist, pace) = (Twist::default(), Pacing::default().migration(RateLimit::NONE));
+    let world = World::new(twist);
+    let (control, far_control) = stream(&world.listener, world.lane);
+    std::thread::scope(|scope| {
+        scope.spawn(|| speak(far_control));
+        world.send(scope, control, twist, &pace, &|_, _| {})
+    })
+}
