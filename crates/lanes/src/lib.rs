@@ -6,6 +6,7 @@
 //! frames and sockets; what a message means is the migration's.
 
 mod codec;
+mod interrupt;
 #[cfg(test)]
 mod lane_tests;
 mod link;
@@ -17,6 +18,7 @@ mod sender;
 mod socket;
 mod unit;
 
+pub use interrupt::Interrupt;
 pub use probe::connect_sized;
 pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
 pub use receiver::{Incoming, StreamReceiver};

@@ -15,7 +15,7 @@ use crate::{Lane, LaneError, Stream};
 /// # Errors
 /// [`LaneError::Connect`].
 pub fn connect_sized(lane: Lane, limit: Duration, segment_bytes: u32) -> Result<Stream, LaneError> {
-    connect_with(lane, limit, |socket| SockRef::from(socket).set_tcp_mss(segment_bytes))
+    connect_with(lane, limit, None, |socket| SockRef::from(socket).set_tcp_mss(segment_bytes))
 }
 
 impl Stream {

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::link::{Link, Tls};
 use crate::pacing::StreamPace;
-use crate::{LaneError, StreamReceiver, StreamSender};
+use crate::{Interrupt, LaneError, StreamReceiver, StreamSender};
 
 /// Sent data that stays unacknowledged for this long ends the lane; so does silence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
@@ -187,39 +187,51 @@ pub fn pair(ours: &[IpAddr], theirs: &[SocketAddr]) -> Vec<Lane> {
 /// # Errors
 /// [`LaneError::Connect`].
 pub fn connect(lane: Lane, limit: Duration) -> Result<Stream, LaneError> {
-    connect_with(lane, limit, |_| Ok(()))
+    connect_with(lane, limit, None, |_| Ok(()))
 }
 
-/// The same; `prepare` sets options that must stand before the connection does.
+/// The same, until it is interrupted; `prepare` sets options that must stand before the connection does.
 pub(crate) fn connect_with(
     lane: Lane,
     limit: Duration,
+    interrupt: Option<&Interrupt>,
     prepare: impl FnOnce(&OwnedFd) -> std::io::Result<()>,
 ) -> Result<Stream, LaneError> {
     let to = lane.to;
-    let stream = connect_from(lane, limit, prepare).map_err(|source| LaneError::Connect { to, source })?;
+    let stream =
+        connect_from(lane, limit, interrupt, prepare).map_err(|source| LaneError::Connect { to, source })?;
     Stream::new(stream)
 }
 
 fn connect_from(
     lane: Lane,
     limit: Duration,
+    interrupt: Option<&Interrupt>,
     prepare: impl FnOnce(&OwnedFd) -> std::io::Result<()>,
 ) -> std::io::Result<TcpStream> {
     let family = if lane.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     prepare(&socket)?;
+    let _watched = interrupt.map(|interrupt| interrupt.watch(&socket)).transpose()?;
     if let Some(from) = lane.from {
         rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
     }
     match rustix::net::connect(&socket, &lane.to) {
         Ok(()) => {}
         Err(Errno::INPROGRESS) => {
+            // Before this moment there was nothing to shut down.
+            let is_over = || interrupt.is_some_and(Interrupt::is_over);
+            if is_over() {
+                return Err(std::io::ErrorKind::ConnectionAborted.into());
+            }
             let timeout = Timespec::try_from(limit).map_err(|_| std::io::ErrorKind::InvalidInput)?;
             let mut ready = [PollFd::new(&socket, PollFlags::OUT)];
             if poll(&mut ready, Some(&timeout))? == 0 {
                 return Err(std::io::ErrorKind::TimedOut.into());
+            }
+            if is_over() {
+                return Err(std::io::ErrorKind::ConnectionAborted.into());
             }
             sockopt::socket_error(&socket)??;
         }

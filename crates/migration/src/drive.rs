@@ -21,7 +21,7 @@ use crate::source::Event;
 pub use destination::{DestinationJob, receive};
 pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
-pub use source::{SourceJob, SourceResult, send};
+pub use source::{Connect, SourceJob, SourceResult, send};
 
 /// The hypervisor at the source.
 pub trait SourceHypervisor: Send {

@@ -8,7 +8,7 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{Lane, LaneError, Stream};
+use godwit_lanes::{Interrupt, Lane, LaneError, Stream};
 use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult};
 use godwit_migration::{
     Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, Report, SwitchoverReport, millis,
@@ -135,7 +135,7 @@ impl Outgoing {
         let qmp = &self.vm.process.qmp;
         state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
-        let (stream, paths, left_out) = self.connect(&accepted.addresses, control.pace.clone()).await?;
+        let (stream, paths, left_out) = self.connect_unless_cancelled(control, &accepted.addresses).await?;
         let lanes = paths.lanes.clone();
         let (inbox, events) = drive::inbox();
         let job = Job {
@@ -162,11 +162,32 @@ impl Outgoing {
         Ok(Sent { result: result.map_err(lost)?, lanes, left_out })
     }
 
+    async fn connect_unless_cancelled(
+        &self,
+        control: &MigrationControl,
+        theirs: &[SocketAddr],
+    ) -> Result<(Stream, Paths, Vec<LaneReport>), Failure> {
+        let interrupt = Arc::new(Interrupt::default());
+        let connecting = self.connect(theirs, control.pace.clone(), Arc::clone(&interrupt));
+        tokio::pin!(connecting);
+        let connected = tokio::select! {
+            connected = &mut connecting => connected,
+            () = control.cancelled() => {
+                interrupt.end();
+                connecting.await
+            }
+        };
+        // Where it has come to be all the same, the driver is told.
+        let cancelled = || Failure::new(FailureCode::Cancelled, "cancelled while the lanes were connected");
+        connected.map_err(|failure| if interrupt.is_over() { cancelled() } else { failure })
+    }
+
     /// The control stream, by the first lane that answers, the lanes that may, and those that do not.
     async fn connect(
         &self,
         theirs: &[SocketAddr],
         pace: MigrationPace,
+        interrupt: Arc<Interrupt>,
     ) -> Result<(Stream, Paths, Vec<LaneReport>), Failure> {
         let lanes = godwit_lanes::pair(&self.agent.config().migration_addresses, theirs);
         let mut paths = Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity(), pace };
@@ -174,8 +195,9 @@ impl Outgoing {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
             let mut left_out = Vec::new();
             while let Some(lane) = paths.lanes.first() {
-                match paths.connect(*lane) {
+                match paths.connect(*lane, &interrupt) {
                     Ok(stream) => return Ok((stream, paths, left_out)),
+                    Err(failure) if interrupt.is_over() => return Err(failure),
                     Err(failure) => last = failure,
                 }
                 let lane = paths.lanes.remove(0).to_string();
@@ -216,7 +238,7 @@ impl Outgoing {
             };
             let source = SourceJob {
                 control: job.stream,
-                connect: &|lane| job.paths.data(lane),
+                connect: &|lane, interrupt| job.paths.data(lane, interrupt),
                 lanes: job.paths.lanes.len(),
                 streams: streams.map(|streams| streams as usize),
                 pace: job.paths.pace.clone(),
@@ -353,19 +375,19 @@ struct Paths {
 }
 
 impl Paths {
-    fn connect(&self, lane: Lane) -> Result<Stream, Failure> {
-        let connected = godwit_lanes::connect(lane, CONNECT_LIMIT);
+    fn connect(&self, lane: Lane, interrupt: &Interrupt) -> Result<Stream, Failure> {
+        let connected = interrupt.connect(lane, CONNECT_LIMIT);
         let secured = connected.and_then(|stream| match &self.identity {
-            Some(identity) => stream.secure(identity, &self.host),
+            Some(identity) => interrupt.secure(stream, identity, &self.host),
             None => Ok(stream),
         });
         secured.map_err(|error| lane_lost(&error))
     }
 
     /// A data stream of a lane.
-    fn data(&self, lane: usize) -> Result<Stream, Failure> {
+    fn data(&self, lane: usize, interrupt: &Interrupt) -> Result<Stream, Failure> {
         let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
-        let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?)?;
+        let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, interrupt)?;
         let near = stream.local().map_err(|error| lane_lost(&error))?;
         Ok(stream.paced(self.pace.stream(near.ip())))
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{LaneError, Stream, StreamSender};
+use godwit_lanes::{Interrupt, LaneError, Stream, StreamSender};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
 use godwit_wire::{Message, PagesEnd};
 
@@ -38,6 +38,8 @@ pub(crate) struct Dispatch {
     encodings: Mutex<Encodings>,
     /// The guest stands still.
     hurry: AtomicBool,
+    /// Streams are connected under it.
+    pub(crate) connecting: Interrupt,
     /// Pings that were not answered yet.
     pings: AtomicU64,
 }
@@ -431,6 +433,7 @@ impl Dispatch {
 
     /// Nothing more is taken; the streams' threads end.
     fn end(&self) {
+        self.connecting.end();
         let mut state = self.lock();
         state.over = true;
         state.lines.iter().filter_map(|line| line.stream.as_ref()).for_each(Stream::close);

@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{BitRate, LaneError, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::{BitRate, Interrupt, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::Region;
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
@@ -49,8 +49,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 pub struct SourceJob<'a, H, T> {
     /// The control stream to the destination, connected.
     pub control: Stream,
-    /// Connects a data stream of the lane of this number, from 0 on.
-    pub connect: &'a (dyn Fn(usize) -> Result<Stream, Failure> + Sync),
+    /// Connects a data stream of the lane of this number, from 0 on, until it is interrupted: the migration's end waits for it.
+    pub connect: &'a Connect<'a>,
     /// How many lanes.
     pub lanes: usize,
     /// Streams of each lane; none: as many as measurement finds to pay.
@@ -82,6 +82,9 @@ pub struct SourceJob<'a, H, T> {
     /// Asks the destination, on another way than the lane, whether it runs the guest. May take a while.
     pub ask_verdict: &'a (dyn Fn() -> Verdict + Sync),
 }
+
+/// What connects a stream of a lane.
+pub type Connect<'a> = dyn Fn(usize, &Interrupt) -> Result<Stream, Failure> + Sync + 'a;
 
 /// How it ended.
 #[derive(Clone, Debug)]

@@ -148,6 +148,25 @@ fn a_cancel_does_not_wait_for_a_limit() {
 }
 
 #[test]
+fn a_cancel_does_not_wait_for_a_connection_that_nobody_answers() {
+    let twist = Twist { streams: 2, hangs: true, ..Twist::default() };
+    let moved = migrate_paced(twist, &held("1mbit"), &|inbox, progress| {
+        if progress.phase == Phase::PreCopy {
+            inbox.cancel();
+        }
+    });
+    assert_eq!(moved.result.outcome, Outcome::Cancelled);
+    assert_eq!(moved.said, ["discarded"]);
+}
+
+#[test]
+fn a_guest_that_has_moved_does_not_wait_for_one_either() {
+    let moved = migrate(Twist { streams: 2, hangs: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert!(moved.same_memory);
+}
+
+#[test]
 fn a_stream_that_stands_still_gives_its_work_back() {
     let moved = migrate(Twist { streams: 2, stalls: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
-use godwit_lanes::{Lane, RateLimit, Stream, accept, connect, listen};
+use godwit_lanes::{Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect, listen};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, SourceHypervisor, SourceJob,
@@ -210,6 +210,18 @@ pub(crate) fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
+/// A lane whose connections are never answered, as long as the sockets live.
+fn unanswering() -> (TcpListener, TcpStream, Lane) {
+    use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+    // One connection is all that it keeps for later: the kernel answers no other.
+    let full = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&full, &loopback()).unwrap();
+    listen(&full, 0).unwrap();
+    let full = TcpListener::from(full);
+    let to = full.local_addr().unwrap();
+    (full, TcpStream::connect(to).unwrap(), Lane { from: None, to })
+}
+
 /// A way to an address that carries a hello and then nothing more; the answers it carries all. The sockets are kept open.
 pub(crate) fn stalling_lane<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,
@@ -244,6 +256,8 @@ pub(crate) struct Twist {
     pub(crate) cut: usize,
     /// The first data stream carries its hello and then nothing more.
     pub(crate) stalls: bool,
+    /// The connection of the first data stream is never answered.
+    pub(crate) hangs: bool,
 }
 
 pub(crate) struct Moved {
@@ -270,6 +284,8 @@ pub(crate) struct World {
     cut: Arc<Mutex<Vec<Stream>>>,
     /// Sockets of the lane that stalls, once it is there; none: no lane does.
     stalled: Mutex<Option<Vec<TcpStream>>>,
+    /// The connection that is never answered has been begun.
+    hung: AtomicBool,
     _folder: tempfile::TempDir,
 }
 
@@ -289,6 +305,7 @@ impl World {
             dirty: Dirty::default(),
             cut: Arc::default(),
             stalled: Mutex::new(twist.stalls.then_some(Vec::new())),
+            hung: AtomicBool::new(false),
             _folder: folder,
         }
     }
@@ -326,15 +343,20 @@ impl World {
         scope: &'scope std::thread::Scope<'scope, '_>,
         twist: Twist,
         pace: &MigrationPace,
+        interrupt: &Interrupt,
     ) -> Result<Stream, Failure> {
+        let lost = |error: LaneError| Failure::new(FailureCode::LaneLost, error.to_string());
+        if twist.hangs && !self.hung.swap(true, Ordering::SeqCst) {
+            let (_full, _first, lane) = unanswering();
+            return interrupt.connect(lane, Duration::from_secs(3600)).map_err(lost);
+        }
         let mut stalled = self.stalled.lock().unwrap();
         let lane = match stalled.as_mut().filter(|sockets| sockets.is_empty()) {
             Some(sockets) => stalling_lane(scope, self.lane.to, sockets),
             None => self.lane,
         };
         drop(stalled);
-        let stream =
-            connect(lane, LIMIT).map_err(|error| Failure::new(FailureCode::LaneLost, error.to_string()))?;
+        let stream = connect(lane, LIMIT).map_err(lost)?;
         let mut cut = self.cut.lock().unwrap();
         if cut.len() < twist.cut {
             cut.push(stream.clone());
@@ -357,7 +379,7 @@ impl World {
         let watcher = inbox.clone();
         let job = SourceJob {
             control,
-            connect: &|_| self.connect(scope, twist, pace),
+            connect: &|_, interrupt| self.connect(scope, twist, pace, interrupt),
             lanes: 1,
             streams: Some(twist.streams.max(1)),
             pace: pace.clone(),

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread::Scope;
 
-use godwit_lanes::{Incoming, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::{Incoming, StreamReceiver, StreamSender};
 use godwit_ram::Region;
 use godwit_wire::Message;
 
+use super::Connect;
 use crate::board::Misaccounted;
 use crate::drive::dispatch::{Closing, Dispatch, Worker};
 use crate::drive::{Hello, Inbox, Input, lane_failure, say_hello};
@@ -23,7 +24,7 @@ pub(super) struct Shared<'a> {
     pub(super) dispatch: &'a Dispatch,
     pub(super) inbox: &'a Inbox,
     /// Connects a stream of a lane.
-    pub(super) connect: &'a (dyn Fn(usize) -> Result<Stream, Failure> + Sync),
+    pub(super) connect: &'a Connect<'a>,
     /// The control stream's.
     pub(super) hello: Hello,
     pub(super) compression: Compression,
@@ -63,7 +64,7 @@ impl Shared<'_> {
 
     /// A data stream, connected and welcome.
     fn open(&self, number: usize) -> Result<StreamSender, Failure> {
-        let stream = (self.connect)(self.dispatch.lane_of(number))?;
+        let stream = (self.connect)(self.dispatch.lane_of(number), &self.dispatch.connecting)?;
         self.dispatch.connected(number, &stream);
         let mut sender = stream.sender();
         let hello = Hello { stream: wire_number(number), ..self.hello };
