@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_pki::Peer;
-use godwit_ram::{Part, acked_bytes, send_parts, unsent_bytes};
+use godwit_ram::{Part, acked_bytes, send_parts, unacked_bytes, unsent_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
@@ -85,6 +85,11 @@ impl Link {
     /// Bytes that the peer has acknowledged; 0 where the kernel does not tell.
     pub(crate) fn acked_bytes(&self) -> u64 {
         acked_bytes(self.socket().as_fd()).unwrap_or(0)
+    }
+
+    /// Bytes that the socket has taken and the peer has not acknowledged; 0 where the kernel does not tell.
+    pub(crate) fn unacked_bytes(&self) -> u64 {
+        unacked_bytes(self.socket().as_fd()).unwrap_or(0)
     }
 
     /// Whether a read would wait.

@@ -79,6 +79,12 @@ impl Stream {
         self.link.acked_bytes()
     }
 
+    /// Bytes that were handed to the kernel and have not been acknowledged by the peer's host.
+    #[must_use]
+    pub fn unacked_bytes(&self) -> u64 {
+        self.link.unacked_bytes()
+    }
+
     /// Whether its sender waits for a limit of bandwidth.
     #[must_use]
     pub fn is_held(&self) -> bool {

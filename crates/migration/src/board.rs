@@ -7,6 +7,9 @@
 //!   stream, so an older page never arrives after a newer one;
 //! - what was on its way on a stream that broke is sent again by the others, once the destination has said how many of its
 //!   units it took and that it takes no more.
+//!
+//! What a unit may hold decides how long a slow stream keeps the others waiting at the end of it. Where everything has been applied
+//! the chunks may be made smaller ([`Board::cut_finer`]): nothing is on its way that was accounted for by larger ones.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,6 +17,9 @@ use godwit_ram::PageRange;
 
 /// Pages of a chunk: 2 MiB, the most that is on its way twice when a stream breaks in its middle.
 pub const CHUNK_PAGES: u64 = 512;
+
+/// Pages of the smallest chunk: 64 KiB.
+pub const LEAST_CHUNK_PAGES: u64 = 16;
 
 /// A chunk of a RAM block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,9 +40,9 @@ pub struct Unit {
 }
 
 impl Unit {
-    fn chunk(&self) -> Chunk {
+    fn chunk(&self, pages: u64) -> Chunk {
         let first = self.pages.first().into_iter().chain(self.zeros.first()).map(|range| range.first).min();
-        Chunk { block: self.block, number: first.unwrap_or(0) / CHUNK_PAGES }
+        Chunk { block: self.block, number: first.unwrap_or(0) / pages }
     }
 
     /// How many pages it names.
@@ -91,9 +97,34 @@ pub struct Board {
     owners: HashMap<Chunk, Owner>,
     /// Pages of all units that were taken and not given back.
     pages: u64,
+    /// Pages of a chunk, where that is not [`CHUNK_PAGES`].
+    finer: Option<u64>,
 }
 
 impl Board {
+    /// Pages of a chunk: no unit may lie in two.
+    #[must_use]
+    pub fn chunk_pages(&self) -> u64 {
+        self.finer.unwrap_or(CHUNK_PAGES)
+    }
+
+    /// Makes chunks of at most so many pages, where nothing is on its way or waits; else they stay as they are. Returns how many
+    /// they have now: a part of what they had, by a power of two.
+    pub fn cut_finer(&mut self, pages: u64) -> u64 {
+        let mut cut = self.chunk_pages();
+        while cut > pages && cut > LEAST_CHUNK_PAGES {
+            cut /= 2;
+        }
+        if self.is_applied() {
+            self.finer = Some(cut);
+        }
+        self.chunk_pages()
+    }
+
+    fn chunk(&self, unit: &Unit) -> Chunk {
+        unit.chunk(self.chunk_pages())
+    }
+
     /// Adds a stream and returns its number.
     pub fn open(&mut self) -> usize {
         self.streams.push(Stream::default());
@@ -109,7 +140,8 @@ impl Board {
     }
 
     fn bind(&mut self, stream: usize, unit: Unit) {
-        if let Some(owner) = self.owners.get_mut(&unit.chunk()) {
+        let chunk = self.chunk(&unit);
+        if let Some(owner) = self.owners.get_mut(&chunk) {
             owner.bound += 1;
         }
         self.streams[stream].bound.push_back(unit);
@@ -117,7 +149,7 @@ impl Board {
 
     /// The stream that alone may send a unit now.
     fn owner(&self, unit: &Unit) -> Option<usize> {
-        let owner = self.owners.get(&unit.chunk())?;
+        let owner = self.owners.get(&self.chunk(unit))?;
         let there = &self.streams[owner.stream];
         (!there.closed && (owner.bound > 0 || owner.number > there.applied)).then_some(owner.stream)
     }
@@ -129,7 +161,8 @@ impl Board {
         }
         let unit = loop {
             if let Some(bound) = self.streams[stream].bound.pop_front() {
-                if let Some(owner) = self.owners.get_mut(&bound.chunk()) {
+                let chunk = self.chunk(&bound);
+                if let Some(owner) = self.owners.get_mut(&chunk) {
                     owner.bound -= 1;
                 }
                 break bound;
@@ -146,9 +179,10 @@ impl Board {
         taker.under_way.push_back(unit.clone());
         self.pages += unit.page_count();
         let number = taker.taken;
-        let bound = self.owners.get(&unit.chunk()).filter(|owner| owner.stream == stream);
+        let chunk = self.chunk(&unit);
+        let bound = self.owners.get(&chunk).filter(|owner| owner.stream == stream);
         let bound = bound.map_or(0, |owner| owner.bound);
-        self.owners.insert(unit.chunk(), Owner { stream, number, bound });
+        self.owners.insert(chunk, Owner { stream, number, bound });
         Some(unit)
     }
 
@@ -170,6 +204,7 @@ impl Board {
     /// # Errors
     /// That can't be.
     pub fn applied(&mut self, stream: u16, units: u64) -> Result<(), Misaccounted> {
+        let pages = self.chunk_pages();
         let misaccounted = |sent, before| Misaccounted { stream, claimed: units, sent, before };
         let known = self.streams.get_mut(usize::from(stream)).ok_or(misaccounted(0, 0))?;
         if units > known.taken || units < known.applied || known.closed {
@@ -178,7 +213,7 @@ impl Board {
         let done = usize::try_from(units - known.applied).unwrap_or(usize::MAX);
         known.applied = units;
         let done: Vec<Chunk> =
-            known.under_way.drain(..done.min(known.under_way.len())).map(|unit| unit.chunk()).collect();
+            known.under_way.drain(..done.min(known.under_way.len())).map(|unit| unit.chunk(pages)).collect();
         for chunk in done {
             let done = |owner: &Owner| {
                 owner.stream == usize::from(stream) && owner.number <= units && owner.bound == 0
@@ -331,6 +366,26 @@ mod tests {
     }
 
     #[test]
+    fn chunks_are_cut_finer_only_when_nothing_is_on_its_way() {
+        let mut board = Board::default();
+        let (a, b) = (board.open(), board.open());
+        board.push(unit(0));
+        board.take(a).unwrap();
+        assert_eq!(board.cut_finer(40), CHUNK_PAGES);
+        board.applied(0, 1).unwrap();
+        assert_eq!(board.cut_finer(40), 32);
+        for page in [0, 31, 32] {
+            board.push(unit(page));
+        }
+        assert_eq!(board.take(a), Some(unit(0)));
+        assert_eq!(board.take(b), Some(unit(32)), "another chunk by now");
+        assert_eq!((board.take(b), board.take(a)), (None, Some(unit(31))));
+        board.applied(0, 3).unwrap();
+        board.applied(1, 1).unwrap();
+        assert_eq!((board.cut_finer(64), board.cut_finer(0)), (32, LEAST_CHUNK_PAGES));
+    }
+
+    #[test]
     fn a_claim_that_can_not_be_is_an_error() {
         let mut board = Board::default();
         board.open();
@@ -351,6 +406,7 @@ mod tests {
         Apply(usize),
         Acknowledge(usize),
         Break(usize),
+        Finer(u64),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -360,17 +416,22 @@ mod tests {
             3 => (0..STREAMS).prop_map(Step::Apply),
             2 => (0..STREAMS).prop_map(Step::Acknowledge),
             1 => (0..STREAMS).prop_map(Step::Break),
+            1 => (0..CHUNK_PAGES).prop_map(Step::Finer),
         ];
         prop::collection::vec(step, 0..300)
     }
 
-    /// Few, so that they meet: two chunks.
-    const PAGES: u64 = 3;
+    /// Few, so that they meet: two chunks, of which one may be cut in two.
+    const PAGES: u64 = 4;
     const STREAMS: usize = 4;
 
     /// Page numbers in the first chunk and in the second.
     fn place(page: u64) -> u64 {
-        if page == 2 { CHUNK_PAGES + 7 } else { page }
+        match page {
+            2 => LEAST_CHUNK_PAGES + 3,
+            3 => CHUNK_PAGES + 7,
+            _ => page,
+        }
     }
 
     /// A source, its streams as pipes, and a destination; a page holds how often it was written.
@@ -442,6 +503,7 @@ mod tests {
                     Step::Apply(stream) => { world.apply(stream); }
                     Step::Acknowledge(stream) => world.acknowledge(stream),
                     Step::Break(stream) => world.break_off(stream),
+                    Step::Finer(pages) => { world.board.cut_finer(pages); }
                 }
             }
             // Everybody goes on until there is nothing left to do.

@@ -77,9 +77,21 @@ pub fn send_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<u64> {
 /// # Errors
 /// What the kernel says of a socket that has no such queue.
 pub fn unsent_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    queued(fd, UNSENT_QUEUE)
+}
+
+/// Bytes that a TCP socket has taken and its peer has not acknowledged yet.
+///
+/// # Errors
+/// What the kernel says of a socket that has no such queue.
+pub fn unacked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    queued(fd, libc::TIOCOUTQ)
+}
+
+fn queued(fd: BorrowedFd<'_>, queue: libc::c_ulong) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the kernel writes one int, which outlives the call, and nothing else.
-    let told = unsafe { libc::ioctl(fd.as_raw_fd(), UNSENT_QUEUE, &raw mut bytes) };
+    let told = unsafe { libc::ioctl(fd.as_raw_fd(), queue, &raw mut bytes) };
     if told < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -23,6 +23,18 @@ const IDLE_LIMIT: Duration = Duration::from_secs(2);
 /// How long a full board is waited for before the caller looks at what else there is to do.
 const ROOM_INTERVAL: Duration = Duration::from_millis(5);
 
+/// How long a stream that has enough on its way waits before it is looked at again.
+const FULL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// What a lane's streams take while the guest stands still, so that none of them has the others wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LanePace {
+    /// The most pages of a unit.
+    pub(crate) chunk_pages: u64,
+    /// A stream takes no unit while more of its bytes are not acknowledged.
+    pub(crate) most_unacked_bytes: u64,
+}
+
 /// Work between the driver, which scans, and the streams, which send.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatch {
@@ -72,6 +84,8 @@ struct Line {
     /// Since when something is on its way and it was not seen to come on; none while nothing is.
     waits: Option<Waits>,
     failure: Option<String>,
+    /// Takes nothing more while so many bytes of it are not acknowledged.
+    most_unacked: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,6 +106,14 @@ struct Quota {
 impl Quota {
     fn owed(self) -> u64 {
         self.least.saturating_sub(self.sent)
+    }
+}
+
+impl Line {
+    /// Whether it has as much on its way as it may.
+    fn is_full(&self) -> bool {
+        let unacked = || self.stream.as_ref().map_or(0, Stream::unacked_bytes);
+        self.most_unacked.is_some_and(|most| unacked() > most)
     }
 }
 
@@ -162,6 +184,7 @@ impl Dispatch {
             sent_bytes: 0,
             waits: None,
             failure: None,
+            most_unacked: None,
         });
         state.board.open()
     }
@@ -270,9 +293,23 @@ impl Dispatch {
         self.lock().lines.iter_mut().for_each(|line| line.quota = Quota::default());
     }
 
-    /// The guest stands still from here on: nothing is tried out any more.
-    pub(crate) fn hurry(&self) {
+    /// The guest stands still from here on: nothing is tried out any more. `paces`: how it goes on with the lanes, by their
+    /// numbers; none where one is as good as another.
+    pub(crate) fn hurry(&self, paces: &[Option<LanePace>]) {
         self.hurry.store(true, Ordering::Relaxed);
+        let mut state = self.lock();
+        let State { board, lines, .. } = &mut *state;
+        for line in lines {
+            line.most_unacked = paces.get(line.lane).copied().flatten().map(|pace| pace.most_unacked_bytes);
+        }
+        if let Some(pages) = paces.iter().flatten().map(|pace| pace.chunk_pages).min() {
+            board.cut_finer(pages);
+        }
+    }
+
+    /// Pages of a chunk: no unit may lie in two.
+    pub(crate) fn chunk_pages(&self) -> u64 {
+        self.lock().board.chunk_pages()
     }
 
     pub(crate) fn push(&self, unit: Unit) {
@@ -313,6 +350,12 @@ impl Dispatch {
         loop {
             if state.over || state.board.is_broken(stream) {
                 return Work::Over;
+            }
+            if state.board.waiting() > 0 && state.lines[stream].is_full() {
+                // Others that are faster may take it meanwhile.
+                (state, _) =
+                    self.work.wait_timeout(state, FULL_INTERVAL).unwrap_or_else(PoisonError::into_inner);
+                continue;
             }
             if let Some(unit) = state.board.take(stream) {
                 self.room.notify_all();

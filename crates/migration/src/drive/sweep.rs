@@ -9,7 +9,7 @@ use godwit_ram::{PageRange, Region, gaps};
 
 use super::Tracking;
 use super::dispatch::Dispatch;
-use crate::board::{CHUNK_PAGES, Unit};
+use crate::board::Unit;
 use crate::failure::{Failure, FailureCode};
 
 /// Dirty pages found in one go: 8 MiB, so that what is sent was scanned just now and a cancel does not wait.
@@ -28,6 +28,8 @@ pub(crate) struct Sweeper<'a, T> {
     pub(crate) regions: &'a [Arc<Region>],
     pub(crate) tracker: &'a mut T,
     pub(crate) dispatch: &'a Dispatch,
+    /// Pages of a chunk: no unit lies in two.
+    pub(crate) chunk_pages: u64,
 }
 
 impl<T: Tracking> Sweeper<'_, T> {
@@ -83,10 +85,13 @@ impl<T: Tracking> Sweeper<'_, T> {
         let mut found = Vec::new();
         let next = self.take_dirty(block, rest, SCAN_PAGES, &mut found)?;
         let mut units: Vec<Unit> = Vec::new();
-        let pieces = found.iter().flat_map(|run| by_chunk(*run));
+        let chunk_pages = self.chunk_pages;
+        let pieces = found.iter().flat_map(|run| by_chunk(*run, chunk_pages));
         for piece in pieces {
             match units.last_mut() {
-                Some(unit) if chunk_of(unit.pages[0]) == chunk_of(piece) => unit.pages.push(piece),
+                Some(unit) if unit.pages[0].first / chunk_pages == piece.first / chunk_pages => {
+                    unit.pages.push(piece);
+                }
                 _ => units.push(Unit { block, pages: vec![piece], zeros: Vec::new() }),
             }
         }
@@ -100,7 +105,7 @@ impl<T: Tracking> Sweeper<'_, T> {
         region: &Region,
         rest: PageRange,
     ) -> Result<(u64, Vec<Unit>), Failure> {
-        let (chunk, _) = rest.split(CHUNK_PAGES - rest.first % CHUNK_PAGES);
+        let (chunk, _) = rest.split(self.chunk_pages - rest.first % self.chunk_pages);
         // What was written since tracking began is sent now: the next round need not bring it again.
         let mut written = Vec::new();
         let mut from = chunk.first;
@@ -114,15 +119,11 @@ impl<T: Tracking> Sweeper<'_, T> {
     }
 }
 
-fn chunk_of(run: PageRange) -> u64 {
-    run.first / CHUNK_PAGES
-}
-
 /// A run cut at the chunks' bounds.
-fn by_chunk(run: PageRange) -> impl Iterator<Item = PageRange> {
+fn by_chunk(run: PageRange, chunk_pages: u64) -> impl Iterator<Item = PageRange> {
     let mut rest = run;
     std::iter::from_fn(move || {
-        let (piece, after) = rest.split(CHUNK_PAGES - rest.first % CHUNK_PAGES);
+        let (piece, after) = rest.split(chunk_pages - rest.first % chunk_pages);
         rest = after;
         (!piece.is_empty()).then_some(piece)
     })
@@ -138,8 +139,11 @@ mod tests {
 
     #[test]
     fn a_run_is_cut_at_the_bounds_of_chunks() {
-        let cut: Vec<_> =
-            by_chunk(PageRange { first: 500, count: 600 }).map(|run| (run.first, run.count)).collect();
-        assert_eq!(cut, [(500, 12), (512, 512), (1024, 76)]);
+        let cut = |chunk_pages| {
+            let cut = by_chunk(PageRange { first: 500, count: 600 }, chunk_pages);
+            cut.map(|run| (run.first, run.count)).collect::<Vec<_>>()
+        };
+        assert_eq!(cut(512), [(500, 12), (512, 512), (1024, 76)]);
+        assert_eq!(cut(256), [(500, 12), (512, 256), (768, 256), (1024, 76)]);
     }
 }

@@ -227,15 +227,23 @@ pub(crate) fn stalling_lane<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,
     to: SocketAddr,
     keep: &mut Vec<TcpStream>,
+    has_work: &Arc<AtomicBool>,
 ) -> Lane {
     let (listener, lane) = path(loopback());
     let far = TcpStream::connect(to).unwrap();
     keep.push(far.try_clone().unwrap());
+    let has_work = Arc::clone(has_work);
     scope.spawn(move || {
         let (near, _) = listener.accept().unwrap();
         let mut hello = [0; 38];
         (&near).read_exact(&mut hello).unwrap();
         (&far).write_all(&hello).unwrap();
+        let answers = near.try_clone().unwrap();
+        scope.spawn(move || {
+            // What comes after the hello is left where it is.
+            let _ = answers.peek(&mut [0]);
+            has_work.store(true, Ordering::SeqCst);
+        });
         // Until the destination closes it.
         let _ = std::io::copy(&mut &far, &mut &near);
     });
@@ -284,6 +292,8 @@ pub(crate) struct World {
     cut: Arc<Mutex<Vec<Stream>>>,
     /// Sockets of the lane that stalls, once it is there; none: no lane does.
     stalled: Mutex<Option<Vec<TcpStream>>>,
+    /// The lane that stalls has something to carry.
+    stalled_has_work: Arc<AtomicBool>,
     /// The connection that is never answered has been begun.
     hung: AtomicBool,
     _folder: tempfile::TempDir,
@@ -305,6 +315,7 @@ impl World {
             dirty: Dirty::default(),
             cut: Arc::default(),
             stalled: Mutex::new(twist.stalls.then_some(Vec::new())),
+            stalled_has_work: Arc::default(),
             hung: AtomicBool::new(false),
             _folder: folder,
         }
@@ -351,8 +362,17 @@ impl World {
             return interrupt.connect(lane, Duration::from_secs(3600)).map_err(lost);
         }
         let mut stalled = self.stalled.lock().unwrap();
-        let lane = match stalled.as_mut().filter(|sockets| sockets.is_empty()) {
-            Some(sockets) => stalling_lane(scope, self.lane.to, sockets),
+        let lane = match stalled.as_mut() {
+            Some(sockets) if sockets.is_empty() => {
+                stalling_lane(scope, self.lane.to, sockets, &self.stalled_has_work)
+            }
+            Some(_) => {
+                // It would do all the work.
+                while !self.stalled_has_work.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                self.lane
+            }
             None => self.lane,
         };
         drop(stalled);

@@ -4,16 +4,24 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use godwit_lanes::{LaneError, StreamSender};
+use godwit_ram::PAGE_SIZE;
 use godwit_wire::{MAX_STREAMS, Message};
 
 use super::streams::wire_number;
-use crate::drive::dispatch::{Dispatch, LaneFigures};
-use crate::scaler::{FIRST_STREAMS, Scaler};
+use crate::drive::dispatch::{Dispatch, LaneFigures, LanePace};
+use crate::scaler::{FIRST_STREAMS, LaneSample, Scaler};
 
 /// The longest that a data stream carries nothing of what it has, while another has nothing to do.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
 /// The same while the guest stands still.
 const STALL_LIMIT_STOPPED: Duration = Duration::from_secs(1);
+
+/// What a unit takes of a stream's time while the guest stands still: the others wait for the last one.
+const UNIT_TIME: Duration = Duration::from_millis(5);
+/// Less on its way than this leaves gaps, whatever the stream was seen to carry.
+const LEAST_UNACKED: u64 = 32 << 10;
+/// Less time than this from look to look tells no rate.
+const LEAST_LOOK: Duration = Duration::from_millis(50);
 
 pub(super) struct Lanes<'a> {
     dispatch: &'a Dispatch,
@@ -22,13 +30,59 @@ pub(super) struct Lanes<'a> {
     count: usize,
     /// None: the number of streams is fixed.
     scaler: Option<Scaler>,
+    carried: Vec<Carried>,
+}
+
+/// What a lane was seen to carry.
+#[derive(Clone, Copy, Debug, Default)]
+struct Carried {
+    /// When that was last looked at, and the bytes until then.
+    last: Option<(Duration, u64)>,
+    /// The most in a second, of any time from one look to another.
+    best_bytes_per_s: f64,
+    /// Streams that it has.
+    streams: usize,
+}
+
+impl Carried {
+    fn look(&mut self, now: Duration, sample: LaneSample) {
+        self.streams = sample.streams;
+        let Some((at, bytes)) = self.last else {
+            self.last = Some((now, sample.bytes));
+            return;
+        };
+        let took = now.saturating_sub(at);
+        if took >= LEAST_LOOK {
+            let rate = sample.bytes.saturating_sub(bytes) as f64 / took.as_secs_f64();
+            self.best_bytes_per_s = self.best_bytes_per_s.max(rate);
+            self.last = Some((now, sample.bytes));
+        }
+    }
+
+    /// How its streams go on while the guest stands still; none where nothing is known of it.
+    fn pace(&self, round_trip: Duration) -> Option<LanePace> {
+        if self.streams == 0 || self.best_bytes_per_s <= 0.0 {
+            return None;
+        }
+        let of_a_stream = self.best_bytes_per_s / self.streams as f64;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive, and far from the end"
+        )]
+        let bytes_in = |time: Duration| (of_a_stream * time.as_secs_f64()) as u64;
+        Some(LanePace {
+            chunk_pages: bytes_in(UNIT_TIME) / PAGE_SIZE,
+            most_unacked_bytes: bytes_in(round_trip + UNIT_TIME).max(LEAST_UNACKED),
+        })
+    }
 }
 
 impl<'a> Lanes<'a> {
     /// So many lanes; `is_fixed`: they keep the streams that they begin with.
     pub(super) fn new(dispatch: &'a Dispatch, opener: Sender<usize>, count: usize, is_fixed: bool) -> Self {
         let scaler = (!is_fixed).then(|| Scaler::new(count, usize::from(MAX_STREAMS)));
-        Lanes { dispatch, opener, count, scaler }
+        Lanes { dispatch, opener, count, scaler, carried: vec![Carried::default(); count] }
     }
 
     /// Opens each lane's first streams.
@@ -59,9 +113,15 @@ impl<'a> Lanes<'a> {
             tracing::warn!(stream = number, "a data stream stands still: the others do its work");
             control.send(&Message::CloseStream { stream: wire_number(number) })?;
         }
-        // While the guest stands still a new stream would only carry its last pages by a small window.
-        let Some(scaler) = self.scaler.as_mut().filter(|_| !stopped) else { return Ok(()) };
+        if stopped {
+            // A new stream would only carry the last pages by a small window.
+            return Ok(());
+        }
         let (samples, is_busy) = self.dispatch.look(self.count);
+        for (carried, sample) in self.carried.iter_mut().zip(&samples) {
+            carried.look(now, *sample);
+        }
+        let Some(scaler) = &mut self.scaler else { return Ok(()) };
         for opening in scaler.look(now, round_trip, &samples, is_busy) {
             tracing::debug!(lane = opening.lane, more = opening.streams, "a lane gets more streams");
             (0..opening.streams).for_each(|_| self.open_stream(opening.lane));
@@ -69,8 +129,35 @@ impl<'a> Lanes<'a> {
         Ok(())
     }
 
+    /// How the lanes go on while the guest stands still. Streams of one lane share its wire: nobody waits for one of them alone.
+    pub(super) fn paces(&self, round_trip: Duration) -> Vec<Option<LanePace>> {
+        if self.carried.iter().filter(|carried| carried.streams > 0).count() < 2 {
+            return Vec::new();
+        }
+        self.carried.iter().map(|carried| carried.pace(round_trip)).collect()
+    }
+
     /// What each lane carried.
     pub(super) fn figures(&self) -> Vec<LaneFigures> {
         self.dispatch.lane_figures(self.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_goes_on_as_it_was_seen_to_carry() {
+        let (mut slow, ms) = (Carried::default(), Duration::from_millis);
+        assert_eq!(slow.pace(Duration::ZERO), None);
+        // 12.5 MB/s by two streams, with a pause.
+        for (at, bytes) in [(0, 0), (100, 1_250_000), (200, 1_250_000), (210, 1_500_000), (300, 2_500_000)] {
+            slow.look(ms(at), LaneSample { bytes, streams: 2, connecting: false });
+        }
+        let pace = slow.pace(Duration::ZERO).unwrap();
+        assert_eq!((pace.chunk_pages, pace.most_unacked_bytes), (7, LEAST_UNACKED));
+        // With a way to go, what fills it comes on top.
+        assert_eq!(slow.pace(ms(40)).unwrap().most_unacked_bytes, 6_250_000 * 45 / 1000);
     }
 }

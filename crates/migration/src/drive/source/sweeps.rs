@@ -47,7 +47,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn send_last_pages(&mut self, round: u32) {
         self.job.pace.let_go();
         self.dispatch.set_round(round);
-        self.dispatch.hurry();
+        let round_trip = self.clock.round_trip().unwrap_or_default();
+        self.dispatch.hurry(&self.lanes.paces(round_trip));
         let failure = match self.dispatch.unseal() {
             Ok(0) => Some(Failure::new(FailureCode::LaneLost, "the last data stream broke")),
             Ok(_) => None,
@@ -83,7 +84,12 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             last_ping,
             machine,
         };
-        let sweeper = Sweeper { regions: &job.regions, tracker: &mut job.tracker, dispatch };
+        let sweeper = Sweeper {
+            regions: &job.regions,
+            tracker: &mut job.tracker,
+            dispatch,
+            chunk_pages: dispatch.chunk_pages(),
+        };
         sweeper.run(scope, |looked_at| beside.goes_on(looked_at))
     }
 
