@@ -3,7 +3,6 @@
 //! An agent that can't be reached and an agent that says no are different errors: the first says nothing about what
 //! the host does, the second is the host's own word.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -25,9 +24,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
-use crate::sse::EventParser;
 use crate::{
-    ApiError, CreateVm, ErrorCode, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvent,
+    ApiError, CreateVm, ErrorCode, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvents,
     MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, SetLimit, StartVm, StopVm,
     VmInfo,
 };
@@ -283,24 +281,14 @@ impl Client {
     pub async fn migration_events(&self, id: &str) -> Result<MigrationEvents, ClientError> {
         let path = format!("/v1/migrations/{}/events", segment(id));
         let response = self.send(Method::GET, &path, Bytes::new()).await?;
-        Ok(MigrationEvents {
-            endpoint: self.endpoint.clone(),
-            body: response.into_body(),
-            parser: EventParser::default(),
-            ready: VecDeque::new(),
-        })
+        Ok(MigrationEvents::new(self.endpoint.clone(), response.into_body()))
     }
 
     /// Probes the lanes from this client's host to another; ends with the last event, or with its reader.
     pub async fn probe(&self, request: &ProbeRequest) -> Result<ProbeEvents, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| self.protocol(error))?;
         let response = self.send(Method::POST, "/v1/probes", body.into()).await?;
-        Ok(ProbeEvents {
-            endpoint: self.endpoint.clone(),
-            body: response.into_body(),
-            parser: EventParser::default(),
-            ready: VecDeque::new(),
-        })
+        Ok(ProbeEvents::new(self.endpoint.clone(), response.into_body()))
     }
 
     /// `GET path`, the answer as JSON.
@@ -453,40 +441,6 @@ impl LogStream {
     /// The next bytes; none at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         next_bytes(&self.endpoint, &mut self.body).await
-    }
-}
-
-/// A migration's events as they come.
-#[derive(Debug)]
-pub struct MigrationEvents {
-    endpoint: Endpoint,
-    body: Incoming,
-    parser: EventParser,
-    ready: VecDeque<MigrationEvent>,
-}
-
-impl MigrationEvents {
-    /// The next event. None when the agent closed the stream, which it does after the report; before it, the
-    /// agent went away and the migration's fate is to be asked for again.
-    pub async fn next(&mut self) -> Result<Option<MigrationEvent>, ClientError> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Ok(Some(event));
-            }
-            let Some(bytes) = next_bytes(&self.endpoint, &mut self.body).await? else {
-                return Ok(None);
-            };
-            let protocol = |why: String| ClientError::Protocol { endpoint: self.endpoint.clone(), why };
-            for event in self.parser.push(&bytes).map_err(|error| protocol(error.to_string()))? {
-                let parsed = match event.name.as_str() {
-                    "progress" => serde_json::from_str(&event.data).map(MigrationEvent::Progress),
-                    "report" => serde_json::from_str(&event.data).map(MigrationEvent::Report),
-                    // Events of a later version.
-                    _ => continue,
-                };
-                self.ready.push_back(parsed.map_err(|error| protocol(error.to_string()))?);
-            }
-        }
     }
 }
 

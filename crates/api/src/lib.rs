@@ -5,6 +5,7 @@
 
 mod client;
 mod error;
+mod events;
 mod incoming;
 mod probe;
 mod sse;
@@ -12,12 +13,13 @@ mod types;
 
 pub use godwit_migration::{BitRate, RateLimit};
 
-pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream, MigrationEvents};
+pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream};
 pub use error::{ApiError, ErrorCode};
+pub use events::{Events, MigrationEvents, ProbeEvents, Told};
 pub use incoming::{IncomingAccepted, IncomingRequest, IncomingRun, IncomingState, IncomingStatus};
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,
-    IncomingProbeStatus, PROBE_SECONDS, ProbeEvent, ProbeEvents, ProbeRequest,
+    IncomingProbeStatus, PROBE_SECONDS, ProbeEvent, ProbeRequest,
 };
 pub use sse::{Event, EventParser};
 pub use types::{

@@ -1,15 +1,11 @@
 //! Probes of the lanes between two hosts: what a client asks of the source, and what the source asks of the destination.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use godwit_migration::probe::{CpuReading, ProbeProgress, ProbeReport};
-use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 
-use crate::client::next_bytes;
-use crate::sse::EventParser;
-use crate::{ApiError, ClientError, Endpoint};
+use crate::ApiError;
 
 /// The memory of the VM that an estimate is for when a request names none: 16 GiB.
 pub const DEFAULT_PROBE_GUEST_BYTES: u64 = 16 << 30;
@@ -56,43 +52,6 @@ pub enum ProbeEvent {
     Report(Box<ProbeReport>),
     /// Why nothing was found; the last event.
     Failed(ApiError),
-}
-
-/// A probe's events as they come. Dropping it ends the probe.
-#[derive(Debug)]
-pub struct ProbeEvents {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) body: Incoming,
-    pub(crate) parser: EventParser,
-    pub(crate) ready: VecDeque<ProbeEvent>,
-}
-
-impl ProbeEvents {
-    /// The next event; none when the agent closed the stream, which it does after the last.
-    ///
-    /// # Errors
-    /// [`ClientError`]: the agent is gone, or sends what is no event.
-    pub async fn next(&mut self) -> Result<Option<ProbeEvent>, ClientError> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Ok(Some(event));
-            }
-            let Some(bytes) = next_bytes(&self.endpoint, &mut self.body).await? else {
-                return Ok(None);
-            };
-            let protocol = |why: String| ClientError::Protocol { endpoint: self.endpoint.clone(), why };
-            for event in self.parser.push(&bytes).map_err(|error| protocol(error.to_string()))? {
-                let parsed = match event.name.as_str() {
-                    "progress" => serde_json::from_str(&event.data).map(ProbeEvent::Progress),
-                    "report" => serde_json::from_str(&event.data).map(ProbeEvent::Report),
-                    "failed" => serde_json::from_str(&event.data).map(ProbeEvent::Failed),
-                    // Events of a later version.
-                    _ => continue,
-                };
-                self.ready.push_back(parsed.map_err(|error| protocol(error.to_string()))?);
-            }
-        }
-    }
 }
 
 /// `POST /v1/incoming-probes`: a source asks to be let in with the streams of a probe.

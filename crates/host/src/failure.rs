@@ -1,6 +1,6 @@
 //! Errors of the crates below, as the API tells them.
 
-use godwit_api::{ApiError, ErrorCode};
+use godwit_api::{ApiError, ClientError, ErrorCode};
 use godwit_qemu::{InspectError, SpecError, StartError};
 use godwit_ram::RamError;
 
@@ -59,5 +59,24 @@ impl From<NetworkError> for ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         ApiError::new(ErrorCode::HostFailed, error.to_string(), "")
+    }
+}
+
+/// Why another agent did not do what it was asked; `refused` puts its own word into those of this host.
+pub(crate) fn of_peer(
+    host: &str,
+    error: ClientError,
+    refused: impl FnOnce(ApiError) -> ApiError,
+) -> ApiError {
+    let told = |code, mend: &str| ApiError::new(code, format!("host {host}: {error}"), mend);
+    match error {
+        ClientError::Refused(error) => refused(error),
+        ClientError::Unreachable { .. } => told(
+            ErrorCode::PeerUnreachable,
+            "start the agent there, and check [peers] in this agent's configuration",
+        ),
+        ClientError::Protocol { .. } => {
+            told(ErrorCode::PeerVersion, "both agents must run releases that know each other")
+        }
     }
 }

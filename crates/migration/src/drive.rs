@@ -206,7 +206,9 @@ impl Inbox {
     }
 }
 
-pub(crate) fn lane_failure(error: &godwit_lanes::LaneError) -> Failure {
+/// A lane's error as the failure of a migration: what the peer did wrong, what this host lacks, and what is only lost.
+#[must_use]
+pub fn lane_failure(error: &godwit_lanes::LaneError) -> Failure {
     use godwit_lanes::LaneError;
     let code = match error {
         LaneError::Wire(_)

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
 use godwit_lanes::{LaneError, Stream, accept};
 use godwit_migration::destination::Ending;
-use godwit_migration::drive::{DestinationHypervisor, DestinationJob, WelcomedStream, receive, welcome};
+use godwit_migration::drive::{
+    DestinationHypervisor, DestinationJob, WelcomedStream, lane_failure, receive, welcome,
+};
 use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, nanos};
 use godwit_pki::Identity;
 use godwit_qemu::Accelerator;
@@ -407,7 +409,7 @@ impl Guard {
     }
 
     fn check(&self, stream: Stream) -> Result<WelcomedStream, Failure> {
-        let lost = |error: LaneError| Failure::new(FailureCode::LaneLost, error.to_string());
+        let lost = |error: LaneError| lane_failure(&error);
         stream.limit_silence(HELLO_LIMIT).map_err(lost)?;
         let stream = match &self.identity {
             None => stream,

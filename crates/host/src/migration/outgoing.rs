@@ -8,8 +8,8 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{Interrupt, Lane, LaneError, Stream};
-use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult};
+use godwit_lanes::{Interrupt, Lane, Stream};
+use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult, lane_failure};
 use godwit_migration::{
     Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, Report, SwitchoverReport, millis,
 };
@@ -22,6 +22,7 @@ use super::qemu_source::QemuSource;
 use super::state_stream::{self, qemu_failure};
 use super::verdict::{self, HandOver};
 use crate::agent::Agent;
+use crate::failure::of_peer;
 use crate::migrations::MigrationControl;
 use crate::vm::Vm;
 
@@ -381,20 +382,16 @@ impl Paths {
             Some(identity) => interrupt.secure(stream, identity, &self.host),
             None => Ok(stream),
         });
-        secured.map_err(|error| lane_lost(&error))
+        secured.map_err(|error| lane_failure(&error))
     }
 
     /// A data stream of a lane.
     fn data(&self, lane: usize, interrupt: &Interrupt) -> Result<Stream, Failure> {
         let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
         let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, interrupt)?;
-        let near = stream.local().map_err(|error| lane_lost(&error))?;
+        let near = stream.local().map_err(|error| lane_failure(&error))?;
         Ok(stream.paced(self.pace.stream(near.ip())))
     }
-}
-
-fn lane_lost(error: &LaneError) -> Failure {
-    Failure::new(FailureCode::LaneLost, error.to_string())
 }
 
 pub(super) fn report_of_api(error: ApiError) -> FailureReport {
@@ -402,21 +399,8 @@ pub(super) fn report_of_api(error: ApiError) -> FailureReport {
 }
 
 pub(super) fn report_of_client(host: &str, error: ClientError) -> FailureReport {
-    match error {
-        ClientError::Refused(error) => FailureReport {
-            code: error.code.to_string(),
-            message: format!("host {host} does not take the VM: {}", error.message),
-            mend: error.mend,
-        },
-        ClientError::Unreachable { .. } => FailureReport {
-            code: ErrorCode::PeerUnreachable.to_string(),
-            message: format!("host {host}: {error}"),
-            mend: "start the agent there, and check [peers] in this agent's configuration".into(),
-        },
-        ClientError::Protocol { .. } => FailureReport {
-            code: ErrorCode::PeerVersion.to_string(),
-            message: format!("host {host}: {error}"),
-            mend: "both agents must run releases that know each other".into(),
-        },
-    }
+    report_of_api(of_peer(host, error, |error| {
+        let message = format!("host {host} does not take the VM: {}", error.message);
+        ApiError::new(error.code, message, error.mend)
+    }))
 }

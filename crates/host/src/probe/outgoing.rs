@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Turn;
 use super::incoming::LONGEST;
 use crate::agent::Agent;
-use crate::failure::host_failed;
+use crate::failure::{host_failed, of_peer};
 use crate::network;
 use crate::server::routes::json_event;
 
@@ -106,26 +106,14 @@ fn longest_ms(seconds: f64) -> u64 {
 
 /// Why the destination does not take part.
 fn refused(host: &str, error: ClientError) -> ApiError {
-    match error {
+    of_peer(host, error, |error| match error.code {
         // An older release: its API does not know the request, and so neither whom it is for.
-        ClientError::Refused(error) if matches!(error.code, ErrorCode::NotFound | ErrorCode::Forbidden) => {
+        ErrorCode::NotFound | ErrorCode::Forbidden => {
             let message = format!("host {host} runs a release that knows no probes ({})", error.message);
             ApiError::new(ErrorCode::PeerVersion, message, format!("upgrade Godwit on host {host}"))
         }
-        ClientError::Refused(error) => {
-            ApiError::new(error.code, format!("host {host}: {}", error.message), error.mend)
-        }
-        ClientError::Unreachable { .. } => ApiError::new(
-            ErrorCode::PeerUnreachable,
-            format!("host {host}: {error}"),
-            "start the agent there, and check [peers] in this agent's configuration",
-        ),
-        ClientError::Protocol { .. } => ApiError::new(
-            ErrorCode::PeerVersion,
-            format!("host {host}: {error}"),
-            "both agents must run releases that know each other",
-        ),
-    }
+        code => ApiError::new(code, format!("host {host}: {}", error.message), error.mend),
+    })
 }
 
 impl Outgoing {

@@ -54,6 +54,20 @@ struct Known {
     closed: bool,
 }
 
+impl State {
+    /// A data stream by its number, also one that was never heard of; none: there is none of that number.
+    fn known(&mut self, number: u16) -> Option<&mut Known> {
+        let place = usize::from(number.checked_sub(CONTROL_STREAM + 1)?);
+        if number > MAX_STREAMS {
+            return None;
+        }
+        if self.streams.len() <= place {
+            self.streams.resize_with(place + 1, Known::default);
+        }
+        self.streams.get_mut(place)
+    }
+}
+
 impl Intake {
     pub(super) fn new(
         regions: Vec<Arc<Region>>,
@@ -89,35 +103,24 @@ impl Intake {
     pub(super) fn admit(&self, welcomed: WelcomedStream) -> Option<DataReader<'_>> {
         let WelcomedStream { number, stream, receiver, .. } = welcomed;
         let mut state = self.state();
-        let place = usize::from(number.checked_sub(CONTROL_STREAM + 1)?);
-        if state.over || number > MAX_STREAMS {
-            stream.close();
-            return None;
+        let over = state.over;
+        match state.known(number).filter(|known| !over && !known.closed && known.stream.is_none()) {
+            Some(known) => {
+                known.stream = Some(stream);
+                known.reading = true;
+            }
+            None => {
+                stream.close();
+                return None;
+            }
         }
-        while state.streams.len() <= place {
-            state.streams.push(Known::default());
-        }
-        let known = &mut state.streams[place];
-        if known.closed || known.stream.is_some() {
-            stream.close();
-            return None;
-        }
-        known.stream = Some(stream);
-        known.reading = true;
         Some(DataReader { intake: self, number, receiver, units: 0, answered: 0, pages: 0 })
     }
 
     /// The source's word that a stream broke: its reader ends, and says what it took.
     pub(super) fn close(&self, number: u16) {
         let mut state = self.state();
-        let Some(place) = number.checked_sub(CONTROL_STREAM + 1).map(usize::from) else { return };
-        if number > MAX_STREAMS {
-            return;
-        }
-        while state.streams.len() <= place {
-            state.streams.push(Known::default());
-        }
-        let known = &mut state.streams[place];
+        let Some(known) = state.known(number) else { return };
         match &known.stream {
             Some(stream) => stream.close(),
             None if !known.closed => {
