@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use futures::TryStreamExt;
+use godwit_lanes::Near;
 use godwit_qemu::ResolvedNic;
+use rtnetlink::packet_route::address::AddressHeader;
 use rtnetlink::packet_route::link::LinkAttribute;
 use rtnetlink::{Handle, LinkUnspec, new_connection};
 use tun_rs::{DeviceBuilder, Layer};
@@ -110,25 +112,46 @@ pub(crate) async fn link_exists(name: &str) -> Result<bool, NetworkError> {
     Ok(link_index(&netlink()?, name).await?.is_some())
 }
 
+/// Addresses of this host, each with the network that it is in.
+pub(crate) async fn near(addresses: &[IpAddr]) -> Vec<Near> {
+    let mut all = Vec::with_capacity(addresses.len());
+    for &address in addresses {
+        let found = match netlink() {
+            Ok(netlink) => interface_of(&netlink, address).await,
+            Err(error) => Err(error),
+        };
+        let found = found.inspect_err(|error| tracing::warn!(%address, %error, "its network is not known"));
+        let prefix = found.ok().flatten().map(|found| found.prefix_len);
+        all.push(Near { address, prefix });
+    }
+    all
+}
+
 /// The MTU of the interface that has an address; none where no interface of this host has it.
 pub(crate) async fn mtu_of(address: IpAddr) -> Result<Option<u32>, NetworkError> {
-    let failed = |what: &str, error: rtnetlink::Error| NetworkError::Netlink {
-        what: format!("looking for the {what} of {address}"),
-        why: error.to_string(),
-    };
     let netlink = netlink()?;
-    let mut addresses = netlink.address().get().set_address_filter(address).execute();
-    let Some(found) = addresses.try_next().await.map_err(|error| failed("interface", error))? else {
+    let Some(found) = interface_of(&netlink, address).await? else {
         return Ok(None);
     };
-    let mut links = netlink.link().get().match_index(found.header.index).execute();
-    let link = links.try_next().await.map_err(|error| failed("MTU", error))?;
+    let mut links = netlink.link().get().match_index(found.index).execute();
+    let link = links.try_next().await.map_err(|error| not_found("MTU", address, &error))?;
     Ok(link.and_then(|link| {
         link.attributes.iter().find_map(|attribute| match attribute {
             LinkAttribute::Mtu(mtu) => Some(*mtu),
             _ => None,
         })
     }))
+}
+
+/// The interface that has an address.
+async fn interface_of(netlink: &Handle, address: IpAddr) -> Result<Option<AddressHeader>, NetworkError> {
+    let mut addresses = netlink.address().get().set_address_filter(address).execute();
+    let found = addresses.try_next().await.map_err(|error| not_found("interface", address, &error))?;
+    Ok(found.map(|found| found.header))
+}
+
+fn not_found(what: &str, address: IpAddr, error: &rtnetlink::Error) -> NetworkError {
+    NetworkError::Netlink { what: format!("looking for the {what} of {address}"), why: error.to_string() }
 }
 
 fn open_tap(name: &str) -> std::io::Result<OwnedFd> {

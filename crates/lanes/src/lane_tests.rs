@@ -7,7 +7,7 @@ use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{Codec, Encoding, Message, PageRun, PagesHeader};
 
-use crate::{Incoming, Lane, LaneError, Packing, Stream, accept, connect, listen, pair};
+use crate::{Incoming, Lane, LaneError, Near, Packing, Stream, accept, connect, listen, pair};
 
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -262,15 +262,45 @@ fn an_address_without_a_listener_is_named() {
     assert!(error.contains(&free.to_string()) && error.contains("migration_addresses"), "{error}");
 }
 
+/// `address/prefix`, or an address that no interface has.
+fn near(text: &&str) -> Near {
+    let (address, prefix) =
+        text.split_once('/').map_or((*text, None), |(address, prefix)| (address, Some(prefix)));
+    Near { address: address.parse().unwrap(), prefix: prefix.map(|prefix| prefix.parse().unwrap()) }
+}
+
+fn paired<const N: usize>(ours: &[&str], theirs: [&str; N]) -> Vec<String> {
+    let ours: Vec<Near> = ours.iter().map(near).collect();
+    let theirs = theirs.map(|address| SocketAddr::new(address.parse().unwrap(), 7));
+    pair(&ours, &theirs).iter().map(Lane::to_string).collect()
+}
+
 #[test]
 fn addresses_pair_by_family_and_order() {
-    let ours: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "10.0.1.1"].map(|text| text.parse().unwrap()).into();
-    let theirs: Vec<SocketAddr> =
-        ["[fd00::2]:7", "10.0.0.2:7", "10.0.1.2:7", "10.0.2.2:7"].map(|text| text.parse().unwrap()).into();
-    let lanes: Vec<String> = pair(&ours, &theirs).iter().map(Lane::to_string).collect();
+    let lanes = paired(&["10.0.0.1", "fd00::1", "10.0.1.1"], ["fd00::2", "10.0.0.2", "10.0.1.2", "10.0.2.2"]);
     assert_eq!(
         lanes,
         ["fd00::1 → [fd00::2]:7", "10.0.0.1 → 10.0.0.2:7", "10.0.1.1 → 10.0.1.2:7", "→ 10.0.2.2:7"]
+    );
+}
+
+#[test]
+fn addresses_of_one_network_pair_whatever_is_missing() {
+    // The destination's first address is down.
+    assert_eq!(paired(&["10.0.0.1/24", "10.0.1.1/24"], ["10.0.1.2"]), ["10.0.1.1 → 10.0.1.2:7"]);
+    // The source's is: what is left of both makes a lane that can't be connected.
+    assert_eq!(
+        paired(&["10.0.0.1", "10.0.1.1/24"], ["10.0.0.2", "10.0.1.2"]),
+        ["10.0.0.1 → 10.0.0.2:7", "10.0.1.1 → 10.0.1.2:7"]
+    );
+    assert_eq!(
+        paired(&["fd00:0:0:1::1/64", "fd00:0:0:2::1/64"], ["fd00:0:0:2::2", "fd00:0:0:3::2"]),
+        ["fd00:0:0:2::1 → [fd00:0:0:2::2]:7", "fd00:0:0:1::1 → [fd00:0:0:3::2]:7"]
+    );
+    // Several in one network, and a host route: in order.
+    assert_eq!(
+        paired(&["10.0.0.1/8", "10.0.1.1/8", "10.9.9.9/32"], ["10.7.0.1", "10.7.0.2", "10.7.0.3"]),
+        ["10.0.0.1 → 10.7.0.1:7", "10.0.1.1 → 10.7.0.2:7", "10.9.9.9 → 10.7.0.3:7"]
     );
 }
 

@@ -23,7 +23,7 @@ pub use probe::connect_sized;
 pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
 pub use receiver::{Incoming, StreamReceiver};
 pub use sender::StreamSender;
-pub use socket::{Lane, Stream, accept, connect, listen, pair};
+pub use socket::{Lane, Near, Stream, accept, connect, listen, pair};
 pub use unit::{Effort, Packing, Tally, UnitSent};
 
 use std::net::SocketAddr;

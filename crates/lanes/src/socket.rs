@@ -175,17 +175,51 @@ impl std::fmt::Display for Lane {
     }
 }
 
-/// The lanes between the addresses of two hosts, each in its host's order: the first IPv4 address with the first of the other
-/// host, the second with the second, and IPv6 alike. An address too many on the destination's side is reached from whichever
+/// An address of this host that lanes may leave from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Near {
+    /// The address.
+    pub address: IpAddr,
+    /// How many bits of it name its network; none where no interface has it at the moment.
+    pub prefix: Option<u8>,
+}
+
+impl Near {
+    /// Whether `to` is in its network.
+    fn is_beside(&self, to: IpAddr) -> bool {
+        let Some(prefix) = self.prefix else { return false };
+        let same = |ours: u128, theirs: u128, bits: u8| {
+            let apart = (ours ^ theirs).checked_shr(u32::from(bits.saturating_sub(prefix)));
+            prefix > 0 && apart.unwrap_or(0) == 0
+        };
+        match (self.address, to) {
+            (IpAddr::V4(ours), IpAddr::V4(theirs)) => {
+                same(ours.to_bits().into(), theirs.to_bits().into(), 32)
+            }
+            (IpAddr::V6(ours), IpAddr::V6(theirs)) => same(ours.to_bits(), theirs.to_bits(), 128),
+            _ => false,
+        }
+    }
+}
+
+/// The lanes between the addresses of two hosts, in the order of the destination's. Addresses of one network make a lane, also
+/// where one host lacks an address that the other has; those that are left pair in each host's order, the first IPv4 address with
+/// the first, the second with the second, and IPv6 alike. An address too many on the destination's side is reached from whichever
 /// address the kernel chooses.
 #[must_use]
-pub fn pair(ours: &[IpAddr], theirs: &[SocketAddr]) -> Vec<Lane> {
+pub fn pair(ours: &[Near], theirs: &[SocketAddr]) -> Vec<Lane> {
     let mut left = ours.to_vec();
-    let mut lane = |to: &SocketAddr| {
-        let place = left.iter().position(|from| from.is_ipv4() == to.is_ipv4());
-        Lane { from: place.map(|place| left.remove(place)), to: *to }
+    let mut take = |fits: &dyn Fn(&Near) -> bool| {
+        let place = left.iter().position(fits)?;
+        Some(left.remove(place).address)
     };
-    theirs.iter().map(&mut lane).collect()
+    let mut from: Vec<_> = theirs.iter().map(|to| take(&|near| near.is_beside(to.ip()))).collect();
+    for (from, to) in from.iter_mut().zip(theirs) {
+        if from.is_none() {
+            *from = take(&|near| near.address.is_ipv4() == to.is_ipv4());
+        }
+    }
+    theirs.iter().zip(from).map(|(to, from)| Lane { from, to: *to }).collect()
 }
 
 /// Connects a stream of a lane within `limit`.

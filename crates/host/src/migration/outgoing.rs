@@ -24,6 +24,7 @@ use super::verdict::{self, HandOver};
 use crate::agent::Agent;
 use crate::failure::of_peer;
 use crate::migrations::MigrationControl;
+use crate::network;
 use crate::vm::Vm;
 
 /// How long a lane may take to connect.
@@ -190,7 +191,8 @@ impl Outgoing {
         pace: MigrationPace,
         interrupt: Arc<Interrupt>,
     ) -> Result<(Stream, Paths, Vec<LaneReport>), Failure> {
-        let lanes = godwit_lanes::pair(&self.agent.config().migration_addresses, theirs);
+        let ours = network::near(&self.agent.config().migration_addresses).await;
+        let lanes = godwit_lanes::pair(&ours, theirs);
         let mut paths = Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity(), pace };
         let connected = tokio::task::spawn_blocking(move || {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");

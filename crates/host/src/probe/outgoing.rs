@@ -176,7 +176,7 @@ impl Outgoing {
         let interface_mtu = |address: IpAddr| runtime.block_on(network::mtu_of(address)).ok().flatten();
         let readings = |since_ns: u64| runtime.block_on(readings(&peer, &accepted.id, since_ns));
         let job = ProbeJob {
-            lanes: lanes(&agent, &accepted),
+            lanes: runtime.block_on(lanes(&agent, &accepted)),
             id,
             plan: ProbePlan {
                 time: Duration::from_secs_f64(request.seconds),
@@ -208,8 +208,8 @@ impl Outgoing {
 }
 
 /// The lanes that a migration would use.
-fn lanes(agent: &Agent, accepted: &IncomingProbeAccepted) -> Vec<Lane> {
-    godwit_lanes::pair(&agent.config().migration_addresses, &accepted.addresses)
+async fn lanes(agent: &Agent, accepted: &IncomingProbeAccepted) -> Vec<Lane> {
+    godwit_lanes::pair(&network::near(&agent.config().migration_addresses).await, &accepted.addresses)
 }
 
 async fn readings(peer: &Client, id: &str, since_ns: u64) -> Result<Vec<CpuReading>, Failure> {
