@@ -121,6 +121,20 @@ pub fn acked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(info[ACKED_AT..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
 }
 
+/// Has a TCP socket take no more while so many bytes wait to be put on the wire for the first time; what is on its way does
+/// not count (`TCP_NOTSENT_LOWAT` of tcp(7)).
+///
+/// # Errors
+/// What the kernel says of a socket that is not TCP.
+pub fn limit_unsent_bytes(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let (value, len) = (&raw const bytes, size_of::<u32>() as libc::socklen_t);
+    // SAFETY: the kernel reads one u32, which outlives the call, and nothing else.
+    let set = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value.cast(), len)
+    };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 fn send_once(fd: BorrowedFd<'_>, vectors: &mut [libc::iovec]) -> io::Result<usize> {
     loop {
         // SAFETY: a msghdr of zeros is valid. The vectors describe byte slices that the caller borrows and pages within
