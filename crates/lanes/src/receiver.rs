@@ -15,6 +15,9 @@ use crate::link::Link;
 const BUFFER_BYTES: usize = MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN;
 const _: () = assert!(MAX_PIECE_BYTES <= BUFFER_BYTES);
 
+/// What is taken in one go where pages can't be received straight: it stays in the CPU's cache until it is copied.
+const COPY_BYTES: u64 = 128 * 1024;
+
 /// With more than this to come, pages are received straight into guest memory.
 const DIRECT_BYTES: u64 = 64 * 1024;
 
@@ -156,8 +159,10 @@ impl StreamReceiver {
                 self.received_bytes += left;
                 return Ok(());
             }
-            let at_most = if direct { PAGE_SIZE - offset % PAGE_SIZE } else { u64::MAX };
-            self.fill_up_to(1, usize::try_from(at_most).unwrap_or(usize::MAX))?;
+            let wanted = if direct { PAGE_SIZE - offset % PAGE_SIZE } else { left.min(COPY_BYTES) };
+            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+            let missing = wanted.saturating_sub(self.end - self.start);
+            self.fill_up_to(if direct { 1 } else { wanted }, missing)?;
             let length = (self.end - self.start).min(usize::try_from(left).unwrap_or(usize::MAX));
             region
                 .copy_in(offset, &self.buffer[self.start..self.start + length])

@@ -28,6 +28,8 @@ use crate::zero::is_zero_page;
 
 /// Zeros are written this many bytes at a time.
 const ZERO_BYTES: usize = 64 << 10;
+/// From so many bytes on a copy through the mapping costs no more than one by `pwrite`.
+const MAPPED_COPY_BYTES: usize = 64 << 10;
 static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
 
 /// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process. Dropping it unmaps the file
@@ -259,7 +261,11 @@ impl Region {
     /// [`RamError::NoSpace`] where the pages were not allocated and the host has no memory left.
     pub fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), RamError> {
         self.check_bytes(offset_bytes, from.len() as u64)?;
-        self.file.write_all_at(from, offset_bytes).map_err(|source| match source.kind() {
+        let write = || match from.len() {
+            MAPPED_COPY_BYTES.. if crate::transfer::copy_into_mapping(self, offset_bytes, from)? => Ok(()),
+            _ => self.file.write_all_at(from, offset_bytes),
+        };
+        write().map_err(|source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory => {
                 RamError::NoSpace { path: self.path.clone(), bytes: from.len() as u64 }
             }

@@ -127,10 +127,11 @@ pub fn acked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
 /// # Errors
 /// What the kernel says of a socket that is not TCP.
 pub fn limit_unsent_bytes(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
-    let (value, len) = (&raw const bytes, size_of::<u32>() as libc::socklen_t);
+    const LEN: libc::socklen_t = 4;
+    let value = &raw const bytes;
     // SAFETY: the kernel reads one u32, which outlives the call, and nothing else.
     let set = unsafe {
-        libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value.cast(), len)
+        libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value.cast(), LEN)
     };
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -187,6 +188,32 @@ pub(crate) fn receive(region: &Region, fd: BorrowedFd<'_>, range: PageRange) -> 
         }
     }
     Ok(())
+}
+
+/// Copies bytes into the block through its mapping, by the kernel: it takes no lock of the file, so threads that write different
+/// pages do not wait for each other as they do in `pwrite`, and memory that can't be had is an error and not a SIGBUS. False:
+/// this kernel doesn't let it.
+pub(crate) fn copy_into_mapping(region: &Region, offset_bytes: u64, from: &[u8]) -> io::Result<bool> {
+    let this_process = rustix::process::getpid().as_raw_nonzero().get();
+    let mut copied = 0;
+    while let Some(rest) = from.get(copied..).filter(|rest| !rest.is_empty()) {
+        let to = region.address(offset_bytes).wrapping_add(copied);
+        let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+        let remote = libc::iovec { iov_base: to.cast(), iov_len: rest.len() };
+        // SAFETY: the kernel reads the slice and writes bytes of the region's mapping, which the caller has checked to lie
+        // within it and which the borrow keeps alive; no reference to them exists in this process.
+        let count =
+            unsafe { libc::process_vm_writev(this_process, &raw const local, 1, &raw const remote, 1, 0) };
+        match usize::try_from(count) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => copied += count,
+            Err(_) => match io::Error::last_os_error().raw_os_error() {
+                Some(libc::ENOSYS | libc::EPERM) if copied == 0 => return Ok(false),
+                _ => retry_interrupted()?,
+            },
+        }
+    }
+    Ok(true)
 }
 
 /// After a call that failed: nothing where it was only interrupted, the error otherwise.
