@@ -44,6 +44,8 @@ pub struct Stream {
     sent_bytes: Arc<AtomicU64>,
     /// How fast pages may be sent on it; none: as fast as they can.
     pace: Option<StreamPace>,
+    /// How long its connection took, which is a round trip; none where the peer connected.
+    connected_in: Option<Duration>,
 }
 
 impl Stream {
@@ -59,7 +61,7 @@ impl Stream {
         sockopt::set_tcp_user_timeout(&stream, millis).map_err(std::io::Error::from)?;
         let peer = stream.peer_addr()?;
         let sent_bytes = Arc::default();
-        Ok(Stream { link: Link::Plain(Arc::new(stream)), peer, sent_bytes, pace: None })
+        Ok(Stream { link: Link::Plain(Arc::new(stream)), peer, sent_bytes, pace: None, connected_in: None })
     }
 
     /// Makes the stream secure, as the one who connected; the peer's certificate must be that of `host`.
@@ -103,6 +105,12 @@ impl Stream {
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.pace.as_ref().is_some_and(StreamPace::is_held)
+    }
+
+    /// How long the connection took to come up, one round trip; none where the peer connected.
+    #[must_use]
+    pub fn connected_in(&self) -> Option<Duration> {
+        self.connected_in
     }
 
     pub(crate) fn socket(&self) -> &TcpStream {
@@ -255,8 +263,9 @@ pub(crate) fn connect_with(
     let begun = Instant::now();
     let stream =
         connect_from(lane, limit, interrupt, prepare).map_err(|source| LaneError::Connect { to, source })?;
-    fit_to_way(&stream, begun.elapsed());
-    Stream::new(stream)
+    let connected_in = begun.elapsed();
+    fit_to_way(&stream, connected_in);
+    Ok(Stream { connected_in: Some(connected_in), ..Stream::new(stream)? })
 }
 
 /// Fits what a socket holds to the way's bandwidth × round trip, which the connection's set-up has just measured.

@@ -30,4 +30,4 @@ pub use report::{
     EngineKind, FailureReport, LaneReport, Outcome, PhaseReport, Progress, Report, RoundReport,
     SwitchoverReport, millis, nanos,
 };
-pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler};
+pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler, first_streams};

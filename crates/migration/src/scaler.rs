@@ -1,13 +1,16 @@
 //! How many TCP streams a lane gets: found by measurement. A flow may be capped on its way (by a policer, by a bond that puts each
 //! flow on one of its links, by one core at either end), and then more flows bring more. No I/O, no clock.
 //!
-//! A lane begins with [`FIRST_STREAMS`]. Where twice as many brought at least [`WORTH`] more, twice as many again are tried. What
+//! A lane begins with [`first_streams`]. Where twice as many brought at least [`WORTH`] more, twice as many again are tried. What
 //! was opened in vain stays: an idle stream costs nothing.
 
 use std::time::Duration;
 
 /// Streams of a lane to begin with: one for each end's core, of two that most hosts can spare.
 pub const FIRST_STREAMS: usize = 2;
+/// The same from a round trip of [`FAR`] on: each window opens by a round trip at a time, and so do twice as many together.
+const FIRST_STREAMS_FAR: usize = 4;
+const FAR: Duration = Duration::from_millis(5);
 /// Streams of a lane beyond which more never brought anything.
 pub const MOST_STREAMS: usize = 8;
 /// More streams are worth it from this factor on.
@@ -22,6 +25,12 @@ const WINDOW: Duration = Duration::from_millis(250);
 const WINDOW_BYTES: u64 = 128 << 10;
 /// After so long a window tells whatever was carried. One begins with the first byte: a path that is cut for a while has no rate.
 const LONGEST_WINDOW: Duration = Duration::from_secs(5);
+
+/// Streams of a lane to begin with on a way with this round trip.
+#[must_use]
+pub fn first_streams(round_trip: Duration) -> usize {
+    if round_trip < FAR { FIRST_STREAMS } else { FIRST_STREAMS_FAR }
+}
 
 /// What a lane does now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -216,7 +216,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         scope.spawn(move || read_control(receiver, inbox, dispatch));
         let compression = self.job.compression;
         opening(Shared { regions, dispatch, inbox, connect, hello, compression });
-        self.lanes.open(self.job.streams);
+        self.lanes.open(self.job.streams, self.job.control.connected_in().unwrap_or_default());
         self.take(Instant::now(), Event::Connected);
     }
 

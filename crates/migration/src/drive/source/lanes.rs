@@ -9,7 +9,7 @@ use godwit_wire::{MAX_STREAMS, Message};
 
 use super::streams::wire_number;
 use crate::drive::dispatch::{Dispatch, LaneFigures, LanePace};
-use crate::scaler::{FIRST_STREAMS, LaneSample, Scaler};
+use crate::scaler::{LaneSample, Scaler, first_streams};
 
 /// The longest that a data stream carries nothing of what it has, while another has nothing to do.
 const STALL_LIMIT: Duration = Duration::from_secs(5);
@@ -85,10 +85,10 @@ impl<'a> Lanes<'a> {
         Lanes { dispatch, opener, count, scaler, carried: vec![Carried::default(); count] }
     }
 
-    /// Opens each lane's first streams.
-    pub(super) fn open(&self, streams: Option<usize>) {
+    /// Opens each lane's first streams: so many, or as many as the way's round trip needs.
+    pub(super) fn open(&self, streams: Option<usize>, round_trip: Duration) {
         // In turns: where the most that there may be is reached, no lane is without.
-        for _ in 0..streams.unwrap_or(FIRST_STREAMS).max(1) {
+        for _ in 0..streams.unwrap_or(first_streams(round_trip)).max(1) {
             (0..self.count).for_each(|lane| self.open_stream(lane));
         }
     }
