@@ -6,18 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
-use godwit_lanes::{LaneError, Stream, accept};
 use godwit_migration::destination::Ending;
-use godwit_migration::drive::{
-    DestinationHypervisor, DestinationJob, WelcomedStream, lane_failure, receive, welcome,
-};
+use godwit_migration::drive::{DestinationHypervisor, DestinationJob, WelcomedStream, receive};
 use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, nanos};
-use godwit_pki::Identity;
 use godwit_qemu::Accelerator;
 use godwit_ram::{PageRange, Region};
 use godwit_wire::{CONTROL_STREAM, MigrationId};
 use tokio::sync::watch;
 
+use super::doorman::{Doorman, Guard};
 use super::qemu_destination::QemuDestination;
 use super::qemu_engine;
 use crate::agent::Agent;
@@ -26,14 +23,8 @@ use crate::vm::Vm;
 
 /// How long a source may take from the answer to its request until its lane says hello.
 const LANE_LIMIT: Duration = Duration::from_secs(30);
-/// How long one connection may take to say hello: a stranger must not keep the source out.
-const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// The silence that ends a lane once it is welcome.
-const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the answer to the source's word may take.
 const RUN_LIMIT: Duration = Duration::from_secs(5);
-/// How long a connection is waited for before something else is looked at.
-const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
 /// Memory is allocated ahead of the pages in steps of this many pages (64 MiB).
 const ALLOCATE_PAGES: u64 = 16 * 1024;
 /// Ended migrations that are remembered, for sources that ask again.
@@ -322,7 +313,8 @@ async fn begin(
     let accepted = IncomingAccepted { id: entry.id.to_string(), addresses };
     let guard =
         Guard { id: entry.id, from: doors.from, identity: agent.identity(), listeners: doors.listeners };
-    let arrival = Arrival { guard, epoch: vm.epoch(), regions: vm.regions.clone(), cancel };
+    let arrival =
+        Arrival { doorman: Doorman::open(guard)?, epoch: vm.epoch(), regions: vm.regions.clone(), cancel };
     std::thread::Builder::new()
         .name(format!("in-{}", vm.name))
         .spawn(move || match arrival.serve(hypervisor) {
@@ -340,18 +332,9 @@ struct Doors {
     from: String,
 }
 
-/// Lets the streams of one migration, or of one probe, in.
-pub(crate) struct Guard {
-    pub(crate) id: MigrationId,
-    pub(crate) from: String,
-    /// None: this host is insecure.
-    pub(crate) identity: Option<Identity>,
-    pub(crate) listeners: Vec<TcpListener>,
-}
-
 /// A shadow VM that waits for its lanes and its pages.
 struct Arrival {
-    guard: Guard,
+    doorman: Doorman,
     epoch: u64,
     regions: Vec<Arc<Region>>,
     cancel: mpsc::Receiver<()>,
@@ -366,12 +349,12 @@ impl Arrival {
                 return Ending::Discarded(failure);
             }
         };
-        let Arrival { guard, epoch, regions, cancel } = self;
+        let Arrival { doorman, epoch, regions, cancel } = self;
         let (stop, stopped) = mpsc::channel();
         std::thread::scope(|scope| {
             let ahead = regions.clone();
             scope.spawn(move || allocate_ahead(&ahead, &stopped));
-            let job = DestinationJob { control, accept: &|| guard.let_in(), epoch, regions, hypervisor };
+            let job = DestinationJob { control, accept: &|| doorman.let_in(), epoch, regions, hypervisor };
             let ending = receive(job, &cancel);
             drop(stop);
             ending
@@ -384,7 +367,7 @@ impl Arrival {
             if self.cancel.try_recv().is_ok() {
                 return Err(Failure::new(FailureCode::Cancelled, "cancelled before the source connected"));
             }
-            if let Some(stream) = self.guard.let_in()
+            if let Some(stream) = self.doorman.let_in()
                 && stream.number == CONTROL_STREAM
             {
                 return Ok(stream);
@@ -392,40 +375,6 @@ impl Arrival {
         }
         let detail = format!("the source did not connect within {} s", LANE_LIMIT.as_secs());
         Err(Failure::new(FailureCode::LaneLost, detail))
-    }
-}
-
-impl Guard {
-    /// Waits a moment for a stream of this migration.
-    pub(crate) fn let_in(&self) -> Option<WelcomedStream> {
-        // A connection that was reset at once is no reason to miss the source's.
-        let stream = accept(&self.listeners, ACCEPT_INTERVAL)
-            .inspect_err(|error| tracing::warn!(%error, "a stream was not accepted"))
-            .ok()
-            .flatten()?;
-        let peer = stream.peer();
-        let let_in = self.check(stream);
-        let_in.inspect_err(|failure| tracing::warn!(%peer, %failure, "a stream was refused")).ok()
-    }
-
-    fn check(&self, stream: Stream) -> Result<WelcomedStream, Failure> {
-        let lost = |error: LaneError| lane_failure(&error);
-        stream.limit_silence(HELLO_LIMIT).map_err(lost)?;
-        let stream = match &self.identity {
-            None => stream,
-            Some(identity) => {
-                let (stream, who) = stream.secure_accepted(identity).map_err(lost)?;
-                if who.name != self.from {
-                    let detail = format!("host {} is not the source, which is host {}", who.name, self.from);
-                    return Err(Failure::new(FailureCode::UnknownMigration, detail));
-                }
-                stream
-            }
-        };
-        let limits = stream.clone();
-        let welcomed = welcome(stream, self.id, HELLO_LIMIT)?;
-        limits.limit_silence(SILENCE_LIMIT).map_err(lost)?;
-        Ok(welcomed)
     }
 }
 

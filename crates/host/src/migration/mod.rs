@@ -1,6 +1,7 @@
 //! The engines that move a VM, at both of its ends: the external engine's drivers bound to QEMU, and QEMU's own migration
 //! as the engine of comparison.
 
+mod doorman;
 mod incoming;
 mod outgoing;
 mod qemu_destination;
@@ -23,8 +24,9 @@ use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_pki::Peer;
 use http::StatusCode;
 
+pub(crate) use doorman::{Doorman, Guard};
 pub use incoming::IncomingMigrations;
-pub(crate) use incoming::{Guard, fresh_id, listen};
+pub(crate) use incoming::{fresh_id, listen};
 
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;

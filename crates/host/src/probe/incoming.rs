@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::{Expected, lock};
 use crate::agent::Agent;
 use crate::failure::host_failed;
-use crate::migration::{Guard, fresh_id, listen};
+use crate::migration::{Doorman, Guard, fresh_id, listen};
 
 /// The longest that any probe may take.
 pub(super) const LONGEST: Duration = Duration::from_secs(600);
@@ -35,14 +35,15 @@ pub(super) fn expect(
     let (id, listeners) = (fresh_id()?, listen(agent)?);
     let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
     let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+    let guard = Guard { id, from: from.clone(), identity: agent.identity(), listeners };
+    let doorman = Doorman::open(guard)?;
     let session = Arc::new(ProbeSession::new(limit.min(LONGEST)));
     let (serves, over) = watch::channel(());
     let expected = Expected { id: id.to_string(), session: Arc::clone(&session), over };
     *lock(&agent.probes().incoming) = Some(expected);
-    let guard = Guard { id, from: from.clone(), identity: agent.identity(), listeners };
     let serving = Arc::clone(agent);
     let spawned = std::thread::Builder::new().name("probe-in".to_owned()).spawn(move || {
-        session.serve(&|| guard.let_in());
+        session.serve(&|| doorman.let_in());
         tracing::info!(from, "a probe of this host is over");
         *lock(&serving.probes().incoming) = None;
         drop(turn);

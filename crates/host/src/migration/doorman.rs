@@ -1,0 +1,256 @@
+//! Lets the streams of a migration, or of a probe, in: one thread accepts, and each connection shakes hands on its own, so that one
+//! that says nothing holds nobody up. How many may do so at a time is bounded, whoever connects.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use godwit_api::ApiError;
+use godwit_lanes::{LaneError, Stream, accept};
+use godwit_migration::drive::{WelcomedStream, lane_failure, welcome};
+use godwit_migration::{Failure, FailureCode};
+use godwit_pki::Identity;
+use godwit_wire::MigrationId;
+
+use crate::failure::host_failed;
+
+/// How long one connection may take to say hello.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// The silence that ends a lane once it is welcome.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a connection is waited for before something else is looked at.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
+/// Connections that shake hands at a time: more than a migration opens at once.
+const MOST_HANDSHAKES: usize = 64;
+/// Where there are so many, one that has taken so long gives way to the next.
+const GIVE_WAY: Duration = Duration::from_millis(500);
+
+/// Who may come in.
+pub(crate) struct Guard {
+    pub(crate) id: MigrationId,
+    /// The source host.
+    pub(crate) from: String,
+    /// None: this host is insecure.
+    pub(crate) identity: Option<Identity>,
+    pub(crate) listeners: Vec<TcpListener>,
+}
+
+/// Listens for one migration, or one probe, as long as it lives.
+pub(crate) struct Doorman {
+    shared: Arc<Shared>,
+    welcomed: Mutex<Receiver<WelcomedStream>>,
+}
+
+struct Shared {
+    guard: Guard,
+    patience: Patience,
+    state: Mutex<State>,
+    /// A handshake has ended, or everything.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    over: bool,
+    /// Connections that shake hands, by their order, and since when.
+    shaking: BTreeMap<u64, (Stream, Instant)>,
+    next: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Patience {
+    hello: Duration,
+    give_way: Duration,
+}
+
+impl Doorman {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub(crate) fn open(guard: Guard) -> Result<Doorman, ApiError> {
+        Doorman::with(guard, Patience { hello: HELLO_LIMIT, give_way: GIVE_WAY })
+    }
+
+    fn with(guard: Guard, patience: Patience) -> Result<Doorman, ApiError> {
+        let (sender, welcomed) = sync_channel(MOST_HANDSHAKES);
+        let shared = Arc::new(Shared { guard, patience, state: Mutex::default(), changed: Condvar::new() });
+        let door = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("doorman".to_owned())
+            .spawn(move || door.stand(&sender))
+            .map_err(|error| host_failed("no thread can be started", &error))?;
+        Ok(Doorman { shared, welcomed: Mutex::new(welcomed) })
+    }
+
+    /// Waits a moment for a stream.
+    pub(crate) fn let_in(&self) -> Option<WelcomedStream> {
+        let welcomed = self.welcomed.lock().unwrap_or_else(PoisonError::into_inner);
+        welcomed.recv_timeout(ACCEPT_INTERVAL).ok()
+    }
+}
+
+impl Drop for Doorman {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.over = true;
+        state.shaking.values().for_each(|(stream, _)| stream.close());
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under it panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stand(self: Arc<Self>, welcomed: &SyncSender<WelcomedStream>) {
+        while self.make_room() {
+            match accept(&self.guard.listeners, ACCEPT_INTERVAL) {
+                Ok(Some(stream)) => self.receive(stream, welcomed),
+                Ok(None) => {}
+                // A connection that was reset at once is no reason to miss the source's.
+                Err(error) => tracing::warn!(%error, "a stream was not accepted"),
+            }
+        }
+    }
+
+    /// Waits until there is room for one more. False: it is over.
+    fn make_room(&self) -> bool {
+        let mut state = self.lock();
+        while !state.over && state.shaking.len() >= MOST_HANDSHAKES {
+            let oldest =
+                state.shaking.first_key_value().map(|(_, (stream, since))| (stream, since.elapsed()));
+            let left = oldest.map_or(Duration::ZERO, |(stream, age)| {
+                if age >= self.patience.give_way {
+                    tracing::warn!(peer = %stream.peer(), "too many connections: one that says nothing is closed");
+                    stream.close();
+                }
+                self.patience.give_way.saturating_sub(age)
+            });
+            // Closed ones end by themselves, at once.
+            let wait = left.max(Duration::from_millis(1));
+            (state, _) = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner);
+        }
+        !state.over
+    }
+
+    /// Shakes hands on a thread of its own.
+    fn receive(self: &Arc<Self>, stream: Stream, welcomed: &SyncSender<WelcomedStream>) {
+        let number = {
+            let mut state = self.lock();
+            if state.over {
+                return stream.close();
+            }
+            let number = state.next;
+            state.next += 1;
+            state.shaking.insert(number, (stream.clone(), Instant::now()));
+            number
+        };
+        let (shared, welcomed) = (Arc::clone(self), welcomed.clone());
+        let spawned = std::thread::Builder::new().name("handshake".to_owned()).spawn(move || {
+            let peer = stream.peer();
+            let checked = shared.check(stream);
+            shared.done(number);
+            match checked {
+                // Nobody takes it any more: it is closed with its last handle.
+                Ok(stream) => drop(welcomed.send(stream)),
+                Err(failure) => tracing::warn!(%peer, %failure, "a stream was refused"),
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread can be started for a stream");
+            self.done(number);
+        }
+    }
+
+    fn done(&self, number: u64) {
+        self.lock().shaking.remove(&number);
+        self.changed.notify_all();
+    }
+
+    fn check(&self, stream: Stream) -> Result<WelcomedStream, Failure> {
+        let lost = |error: LaneError| lane_failure(&error);
+        let hello_limit = self.patience.hello;
+        stream.limit_silence(hello_limit).map_err(lost)?;
+        let stream = match &self.guard.identity {
+            None => stream,
+            Some(identity) => {
+                let (stream, who) = stream.secure_accepted(identity).map_err(lost)?;
+                if who.name != self.guard.from {
+                    let detail =
+                        format!("host {} is not the source, which is host {}", who.name, self.guard.from);
+                    return Err(Failure::new(FailureCode::UnknownMigration, detail));
+                }
+                stream
+            }
+        };
+        let limits = stream.clone();
+        let welcomed = welcome(stream, self.guard.id, hello_limit)?;
+        limits.limit_silence(SILENCE_LIMIT).map_err(lost)?;
+        Ok(welcomed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+
+    use godwit_lanes::{Lane, connect, listen};
+    use godwit_migration::drive::{Hello, say_hello};
+    use godwit_wire::SUPPORTED;
+
+    use super::*;
+
+    const ID: MigrationId = MigrationId([7; 16]);
+    const LIMIT: Duration = Duration::from_secs(5);
+    /// So long that a test which waits for it hangs.
+    const FOR_EVER: Duration = Duration::from_secs(3600);
+
+    fn doorman(give_way: Duration) -> (Doorman, SocketAddr) {
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let at = listener.local_addr().unwrap();
+        let guard = Guard { id: ID, from: "a".to_owned(), identity: None, listeners: vec![listener] };
+        (Doorman::with(guard, Patience { hello: FOR_EVER, give_way }).unwrap(), at)
+    }
+
+    /// Says hello, and is let in.
+    fn come_in(doorman: &Doorman, at: SocketAddr, number: u16) {
+        let stream = connect(Lane { from: None, to: at }, LIMIT).unwrap();
+        let hello = Hello { migration: ID, stream: number, versions: SUPPORTED };
+        say_hello(&mut stream.sender(), &mut stream.receiver(), hello).unwrap();
+        let welcomed = std::iter::from_fn(|| Some(doorman.let_in())).flatten().next().unwrap();
+        assert_eq!(welcomed.number, number);
+    }
+
+    #[test]
+    fn who_says_nothing_holds_nobody_up() {
+        let (doorman, at) = doorman(FOR_EVER);
+        let _silent = [(); 3].map(|()| TcpStream::connect(at).unwrap());
+        come_in(&doorman, at, 3);
+    }
+
+    #[test]
+    fn who_says_nothing_gives_way_where_there_are_too_many() {
+        let (doorman, at) = doorman(Duration::ZERO);
+        let _silent: Vec<_> = (0..2 * MOST_HANDSHAKES).map(|_| TcpStream::connect(at).unwrap()).collect();
+        come_in(&doorman, at, 4);
+        assert!(doorman.shared.lock().shaking.len() <= MOST_HANDSHAKES);
+    }
+
+    #[test]
+    fn its_end_ends_every_handshake() {
+        let (doorman, at) = doorman(FOR_EVER);
+        let silent = TcpStream::connect(at).unwrap();
+        let shared = Arc::clone(&doorman.shared);
+        drop(doorman);
+        // Closed as it was, or never accepted.
+        assert!(!matches!(std::io::Read::read(&mut &silent, &mut [0]), Ok(1..)));
+        while !shared.lock().shaking.is_empty() {
+            std::thread::yield_now();
+        }
+    }
+}
