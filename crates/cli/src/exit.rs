@@ -189,6 +189,7 @@ mod tests {
             round_trip_ms: None,
             lanes: Vec::new(),
             encodings: Vec::new(),
+            missing_pages: 0,
             rounds: Vec::new(),
             phases,
             switchover: None,

@@ -72,6 +72,12 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     if !report.encodings.is_empty() {
         lines.push(("pages", encodings(&report.encodings)));
     }
+    if report.missing_pages > 0 {
+        lines.push((
+            "sent after all",
+            format!("{} pages that the destination had no more", report.missing_pages),
+        ));
+    }
     if let Some(limit) = report.bandwidth_limit {
         lines.push(("limit", limit.to_string()));
     }
@@ -89,7 +95,7 @@ fn encodings(encodings: &[EncodingReport]) -> String {
         let sizes = match name {
             EncodingName::Zero => String::new(),
             EncodingName::Raw => format!(" ({})", byte_count(*raw_bytes)),
-            EncodingName::Lz4 | EncodingName::Zstd => {
+            EncodingName::Lz4 | EncodingName::Zstd | EncodingName::Reference => {
                 format!(" ({} in {})", byte_count(*raw_bytes), byte_count(*wire_bytes))
             }
         };
@@ -166,6 +172,7 @@ mod tests {
                     wire_bytes: 1 << 19,
                 },
             ],
+            missing_pages: 3,
             rounds: vec![RoundReport {
                 round: 0,
                 pages: 262_144,
@@ -192,6 +199,7 @@ mod tests {
             "5gbit",
             "262144",
             "pre-copy",
+            "3 pages that the destination had no more",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

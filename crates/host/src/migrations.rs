@@ -243,6 +243,7 @@ mod tests {
             round_trip_ms: None,
             lanes: Vec::new(),
             encodings: vec![],
+            missing_pages: 0,
             rounds: vec![],
             phases: vec![],
             switchover: None,

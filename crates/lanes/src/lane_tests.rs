@@ -7,7 +7,7 @@ use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{Codec, Encoding, Message, PageRun, PagesHeader};
 
-use crate::{Incoming, Lane, LaneError, Near, Packing, Stream, accept, connect, listen, pair};
+use crate::{Incoming, Lane, LaneError, Near, Packing, Stream, UnitPages, accept, connect, listen, pair};
 
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -94,14 +94,15 @@ fn pages_of_all_shapes_arrive(near: &Stream, far: &Stream) {
     let shapes = [(0, 1), (3, 1), (5, 2), (10, 17), (40, 1), (50, 600), (700, 1), (702, 64), (800, 1200)];
     let (lz4, zstd) = (Some(Codec::Lz4), Some(Codec::Zstd));
     let packings = [(None, None), (lz4, None), (None, lz4), (zstd, None), (lz4, zstd)]
-        .map(|(codec, probe)| Packing { codec, probe });
+        .map(|(codec, probe)| Packing { codec, probe, ..Packing::default() });
     let runs: Vec<_> = shapes.iter().map(|&(first, count)| PageRange { first, count }).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut sender = near.sender();
             for (round, packing) in (0..).zip(packings) {
                 sender.send(&Message::Ping { sent_ns: 1 }).unwrap();
-                sender.unit(round, 0, &from, &runs, &[], packing).unwrap();
+                let unit = UnitPages { round, block: 0, region: &from, pages: &runs, zeros: &[] };
+                sender.unit(&unit, packing, None).unwrap();
                 sender.send(&Message::Padding { bytes: 700_000 }).unwrap();
             }
             near.finish_sending();
@@ -168,8 +169,9 @@ fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
     let pages = [PageRange { first: 1, count: 191 }];
     let sent = std::thread::scope(|scope| {
         let sending = scope.spawn(|| {
-            let packing = Packing { codec: Some(Codec::Zstd), probe: Some(Codec::Lz4) };
-            let sent = near.sender().unit(7, 0, &from, &pages, &zeros, packing).unwrap();
+            let packing = Packing { codec: Some(Codec::Zstd), probe: Some(Codec::Lz4), ..Packing::default() };
+            let unit = UnitPages { round: 7, block: 0, region: &from, pages: &pages, zeros: &zeros };
+            let sent = near.sender().unit(&unit, packing, None).unwrap();
             near.finish_sending();
             sent
         });

@@ -14,6 +14,7 @@ pub mod pacing;
 mod probe;
 mod rate;
 mod receiver;
+mod reference;
 mod sender;
 mod socket;
 mod unit;
@@ -22,9 +23,10 @@ pub use interrupt::Interrupt;
 pub use probe::connect_sized;
 pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
 pub use receiver::{Incoming, StreamReceiver};
+pub use reference::{Knowledge, hash_page};
 pub use sender::StreamSender;
 pub use socket::{Lane, Near, Stream, accept, connect, listen, pair};
-pub use unit::{Effort, Packing, Tally, UnitSent};
+pub use unit::{Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent};
 
 use std::net::SocketAddr;
 

@@ -5,7 +5,7 @@ mod paced;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_ram::{PageRange, Part, Region};
 use godwit_wire::{
@@ -16,7 +16,8 @@ use godwit_wire::{
 use crate::codec::{Compressor, MAX_PIECE_BYTES};
 use crate::link::Link;
 use crate::pacing::StreamPace;
-use crate::{LaneError, Packing, UnitSent};
+use crate::reference::{Knowledge, Sought};
+use crate::{LaneError, Packing, Referring, UnitPages, UnitSent};
 use paced::Paced;
 
 /// Compressed bytes that are handed to the socket in one call: it sends them while the next pages are compressed.
@@ -99,31 +100,35 @@ impl StreamSender {
     }
 
     /// Sends a unit: runs of pages of one block as they are in memory now, runs that are zero, and the unit's end. Pages that
-    /// are not worth their compression go raw, whatever `packing` says, and straight from guest memory.
+    /// are not worth their compression go raw, whatever `packing` says, and straight from guest memory. Without `knowledge`
+    /// none is told by its content.
     ///
     /// # Errors
     /// [`LaneError`]: the stream is unusable afterwards.
     pub fn unit(
         &mut self,
-        round: u32,
-        block: u16,
-        region: &Region,
-        pages: &[PageRange],
-        zeros: &[PageRange],
+        unit: &UnitPages<'_>,
         packing: Packing,
+        knowledge: Option<&dyn Knowledge>,
     ) -> Result<UnitSent, LaneError> {
+        let &UnitPages { round, block, region, pages, zeros } = unit;
         let mut sent =
             UnitSent { unsent_before_bytes: self.output.link.unsent_bytes(), ..UnitSent::default() };
         self.batch.clear();
         self.put_zeros(round, block, zeros);
         sent.zero.add(zeros.iter().map(|run| run.count).sum(), self.batch.bytes.len());
         let paced = self.paced();
-        let probed = if packing.probe.is_some() { u64::from(MAX_COMPRESSED_PAGES) } else { 0 };
-        let (probed, rest) = split(pages, probed);
-        for (codec, runs) in [(packing.probe, probed), (packing.codec, rest)] {
-            let most = if codec.is_some() { MAX_COMPRESSED_PAGES } else { u32::MAX }.min(paced.most_pages());
+        let probes = packing.probe.is_some() || packing.reference == Referring::Probe;
+        let (probed, rest) = split(pages, if probes { u64::from(MAX_COMPRESSED_PAGES) } else { 0 });
+        let first = knowledge.filter(|_| packing.reference != Referring::No);
+        let then = knowledge.filter(|_| packing.reference == Referring::All);
+        for (codec, known, runs) in
+            [(packing.probe.or(packing.codec), first, probed), (packing.codec, then, rest)]
+        {
+            let by_piece = codec.is_some() || known.is_some();
+            let most = if by_piece { MAX_COMPRESSED_PAGES } else { u32::MAX }.min(paced.most_pages());
             for frame in frames(round, block, &runs, most) {
-                self.put_frame(region, frame, codec, &mut sent)?;
+                self.put_piece(region, frame, codec, known, &mut sent)?;
                 if self.batch.bytes.len() >= BATCH_BYTES {
                     sent.wire_bytes += self.flush(region, &paced)?;
                 }
@@ -147,26 +152,68 @@ impl StreamSender {
         }
     }
 
-    /// One frame, in the codec's form where that pays.
-    fn put_frame(
+    /// One piece: what is known to be at the destination is told, the rest goes in the codec's form or raw.
+    fn put_piece(
         &mut self,
         region: &Region,
-        mut frame: PagesHeader,
+        piece: PagesHeader,
         codec: Option<Codec>,
+        knowledge: Option<&dyn Knowledge>,
         sent: &mut UnitSent,
     ) -> Result<(), LaneError> {
+        if codec.is_none() && knowledge.is_none() {
+            self.put_frame(piece, None, &[], Duration::ZERO, sent);
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let mut copy = std::mem::take(&mut self.copy);
+        copy.resize(MAX_PIECE_BYTES, 0);
+        let pages = copy.get_mut(..piece.run.count as usize * PAGE_SIZE as usize).unwrap_or_default();
+        region
+            .copy_out(piece.run.first * u64::from(PAGE_SIZE), pages)
+            .map_err(|error| LaneError::Memory(error.to_string()))?;
+        match knowledge {
+            None => self.put_frame(piece, codec, pages, begun.elapsed(), sent),
+            Some(knowledge) => {
+                let sought = Sought::of(knowledge, piece.run, pages);
+                sent.hashing.add(piece.run.count, sought.found(), begun.elapsed());
+                for (run, place) in sought.runs() {
+                    if let Some(place) = place {
+                        let before = self.batch.bytes.len();
+                        Message::References(sought.references(piece.round, run, place))
+                            .encode(&mut self.batch.bytes);
+                        sent.reference.add(u64::from(run.count), self.batch.bytes.len() - before);
+                    } else {
+                        let from = usize::try_from(run.first - piece.run.first).unwrap_or(usize::MAX);
+                        let bytes =
+                            from * PAGE_SIZE as usize..(from + run.count as usize) * PAGE_SIZE as usize;
+                        let rest = PagesHeader { run, ..piece };
+                        self.put_frame(rest, codec, &pages[bytes], Duration::ZERO, sent);
+                    }
+                }
+            }
+        }
+        self.copy = copy;
+        Ok(())
+    }
+
+    /// One frame, in the codec's form where that pays. `copy`: its pages, where there is a codec; `copying`: what making it
+    /// has cost.
+    fn put_frame(
+        &mut self,
+        mut frame: PagesHeader,
+        codec: Option<Codec>,
+        copy: &[u8],
+        copying: Duration,
+        sent: &mut UnitSent,
+    ) {
         let range = PageRange { first: frame.run.first, count: u64::from(frame.run.count) };
         let raw_bytes = frame.run.count as usize * PAGE_SIZE as usize;
         if let Some(codec) = codec {
             let begun = Instant::now();
-            self.copy.resize(MAX_PIECE_BYTES, 0);
-            let copy = &mut self.copy[..raw_bytes];
-            region
-                .copy_out(range.offset_bytes(), copy)
-                .map_err(|error| LaneError::Memory(error.to_string()))?;
             let packed = self.compressor.pack(codec, copy);
             let bytes = packed.map_or(raw_bytes, <[u8]>::len);
-            sent.effort_mut(codec).add(raw_bytes, bytes, begun.elapsed());
+            sent.effort_mut(codec).add(raw_bytes, bytes, copying + begun.elapsed());
             if let Some(packed) = packed {
                 // A piece is at most 256 KiB, and less than that by now.
                 frame.encoding =
@@ -174,13 +221,12 @@ impl StreamSender {
                 self.batch.bytes.extend_from_slice(&frame.to_bytes());
                 self.batch.bytes.extend_from_slice(packed);
                 sent.tally_mut(Some(codec)).add(range.count, PagesHeader::LEN + bytes);
-                return Ok(());
+                return;
             }
         }
         self.batch.bytes.extend_from_slice(&frame.to_bytes());
         self.batch.pages(range);
         sent.tally_mut(None).add(range.count, PagesHeader::LEN + raw_bytes);
-        Ok(())
     }
 
     /// Hands what has been put together to the kernel.

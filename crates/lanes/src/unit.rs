@@ -2,7 +2,23 @@
 
 use std::time::Duration;
 
+use godwit_ram::{PageRange, Region};
 use godwit_wire::Codec;
+
+/// What is sent in one go: pages of one block, as they are in memory now.
+#[derive(Clone, Copy, Debug)]
+pub struct UnitPages<'a> {
+    /// The round that they belong to.
+    pub round: u32,
+    /// The block's number.
+    pub block: u16,
+    /// The block.
+    pub region: &'a Region,
+    /// Runs of pages that are sent, ascending.
+    pub pages: &'a [PageRange],
+    /// Runs of pages that are zero.
+    pub zeros: &'a [PageRange],
+}
 
 /// How a unit's pages are to be sent; by default raw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,6 +27,20 @@ pub struct Packing {
     pub codec: Option<Codec>,
     /// What compresses the first 64 of them instead, to learn what it does.
     pub probe: Option<Codec>,
+    /// Which of them are looked for among what the destination has.
+    pub reference: Referring,
+}
+
+/// Which pages of a unit are told by their content, where the destination has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Referring {
+    /// None: nothing is hashed.
+    #[default]
+    No,
+    /// The first 64, to learn what it brings.
+    Probe,
+    /// All.
+    All,
 }
 
 /// What came of sending a unit.
@@ -26,6 +56,10 @@ pub struct UnitSent {
     pub lz4: Tally,
     /// Pages sent compressed by Zstandard.
     pub zstd: Tally,
+    /// Pages told by their content.
+    pub reference: Tally,
+    /// What looking for pages came to.
+    pub hashing: Hashing,
     /// What LZ4 was tried on.
     pub lz4_effort: Effort,
     /// What Zstandard was tried on.
@@ -75,6 +109,25 @@ impl Tally {
     pub(crate) fn add(&mut self, pages: u64, wire_bytes: usize) {
         self.pages += pages;
         self.wire_bytes += wire_bytes as u64;
+    }
+}
+
+/// What looking for pages by their content came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hashing {
+    /// Pages hashed.
+    pub pages: u64,
+    /// Pages of them that the destination has.
+    pub found: u64,
+    /// How long it took, with the copy that is hashed.
+    pub time: Duration,
+}
+
+impl Hashing {
+    pub(crate) fn add(&mut self, pages: u32, found: u64, time: Duration) {
+        self.pages += u64::from(pages);
+        self.found += found;
+        self.time += time;
     }
 }
 

@@ -266,6 +266,13 @@ impl Board {
         self.pages
     }
 
+    /// Whether what was sent of a page is at the destination before anything that `stream` sends from here on.
+    #[must_use]
+    pub fn is_settled(&self, stream: usize, block: u16, page: u64) -> bool {
+        let chunk = Chunk { block, number: page / self.chunk_pages() };
+        self.owners.get(&chunk).is_none_or(|owner| owner.stream == stream)
+    }
+
     /// Units that nobody has taken.
     #[must_use]
     pub fn waiting(&self) -> usize {
@@ -332,7 +339,9 @@ mod tests {
         board.push(unit(6));
         assert_eq!(board.take(b), None, "an older unit of the chunk still waits for the other stream");
         assert_eq!((board.take(a), board.take(a)), (Some(unit(5)), Some(unit(6))));
+        assert!(board.is_settled(a, 0, 5) && !board.is_settled(b, 0, 5) && board.is_settled(b, 0, 600));
         board.applied(0, 4).unwrap();
+        assert!(board.is_settled(b, 0, 5));
         board.push(unit(7));
         assert_eq!(board.take(b), Some(unit(7)));
     }

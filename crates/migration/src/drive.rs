@@ -1,10 +1,12 @@
 //! The drivers: they carry out what the machines decide, on threads of their own that block on sockets. The hypervisor is
 //! behind two traits whose contracts are part of the hand-over.
 
+mod contents;
 mod destination;
 mod dispatch;
 mod handshake;
 mod intake;
+mod referring;
 mod source;
 mod sweep;
 
@@ -18,9 +20,11 @@ use godwit_wire::Message;
 use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
 
+pub use contents::Offer;
 pub use destination::{DestinationJob, receive};
 pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
+pub use referring::References;
 pub use source::{Connect, SourceJob, SourceResult, send};
 
 /// The hypervisor at the source.

@@ -11,16 +11,20 @@
 //! raw ones waits for them. So the kernel is asked before and after a unit how much it has not put on the wire: what the
 //! queue grew by was not carried. Windows of several units smooth the rest, and the first unit after a change does not count.
 
+mod referral;
 mod report;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
-use godwit_lanes::{Packing, UnitSent};
+use godwit_lanes::{Packing, Referring, UnitSent};
 use godwit_wire::{Codec, PAGE_SIZE};
 use serde::{Deserialize, Serialize};
 
+use referral::{Otherwise, Referral};
+
+pub use referral::Prospect;
 pub use report::{EncodingName, EncodingReport, Encodings};
 
 /// What compresses the pages of a migration.
@@ -97,6 +101,7 @@ struct Window {
     /// What the wire carried of them, and of what was in the socket before.
     carried_bytes: i64,
     wall: Duration,
+    /// Compressing, and looking for pages by their content.
     compressing: Duration,
     /// Before or after one of them the socket held so little that the wire may have had nothing to do meanwhile.
     idle: bool,
@@ -112,9 +117,11 @@ pub struct Chooser {
     current: Option<Codec>,
     units: u64,
     window: Window,
-    /// Method of the window's units; none: the next one begins a run, and does not count.
-    counted: Option<Option<Codec>>,
+    /// Method of the window's units, and whether they were looked for by content; none: the next one begins a run, and does
+    /// not count.
+    counted: Option<(Option<Codec>, bool)>,
     trial: RawTrial,
+    referral: Referral,
 }
 
 /// When raw units are sent although a codec is in use.
@@ -143,24 +150,66 @@ impl Chooser {
             window: Window::default(),
             counted: None,
             trial: RawTrial { interval: FIRST_RAW_TRIAL, ..RawTrial::default() },
+            referral: Referral::default(),
         }
+    }
+
+    /// What is known of references, before each unit that may have them.
+    pub fn prospect(&mut self, prospect: Prospect) {
+        if self.wire_bytes_per_s.is_none() && prospect.possible {
+            self.wire_bytes_per_s = prospect.wire_bytes_per_s;
+        }
+        self.referral.prospect = prospect;
+    }
+
+    /// Wire bytes a second, once they are known.
+    #[must_use]
+    pub fn wire_bytes_per_s(&self) -> Option<f64> {
+        self.wire_bytes_per_s
     }
 
     /// How a unit of so many bytes is to be sent. `hurry`: the guest stands still, so nothing is tried out.
     #[must_use]
     pub fn packing(&mut self, bytes: u64, hurry: bool) -> Packing {
-        let codec = match self.compression {
-            Compression::Auto => return self.choose(bytes, hurry),
-            Compression::None => None,
-            Compression::Lz4 => Some(Codec::Lz4),
-            Compression::Zstd => Some(Codec::Zstd),
+        let packing = match self.compression {
+            Compression::Auto => self.choose(bytes, hurry),
+            Compression::None => Packing::default(),
+            Compression::Lz4 => Packing { codec: Some(Codec::Lz4), ..Packing::default() },
+            Compression::Zstd => Packing { codec: Some(Codec::Zstd), ..Packing::default() },
         };
-        Packing { codec, probe: None }
+        // A trial is of raw pages as such.
+        if hurry || bytes < LEAST_PROBE_BYTES && !self.referral.prospect.always || self.trial.left > 0 {
+            return packing;
+        }
+        if self.compression != Compression::Auto {
+            self.current = packing.codec;
+        }
+        let otherwise = self.otherwise();
+        Packing { reference: self.referral.choose(bytes, self.wire(), otherwise), ..packing }
+    }
+
+    /// The wire's rate, as far as it is known. Where a codec is given it may never show: then it counts as no obstacle.
+    fn wire(&self) -> Option<f64> {
+        let given = matches!(self.compression, Compression::Lz4 | Compression::Zstd);
+        self.wire_bytes_per_s.or(given.then_some(f64::MAX))
+    }
+
+    /// The method in use, without references.
+    fn otherwise(&self) -> Otherwise {
+        let wire = self.wire().unwrap_or(0.0);
+        match self.current.and_then(|codec| self.codecs[place(codec)]) {
+            Some(known) => Otherwise {
+                brings: known.trust * known.promised(wire),
+                packed_per_s: Some(known.bytes_per_s),
+                ratio: known.ratio,
+            },
+            None => Otherwise { brings: wire, packed_per_s: None, ratio: 1.0 },
+        }
     }
 
     fn choose(&mut self, bytes: u64, hurry: bool) -> Packing {
         self.decide();
-        let settled = Packing { codec: self.current, probe: None };
+        let settled = Packing { codec: self.current, ..Packing::default() };
         if hurry || bytes < LEAST_PROBE_BYTES {
             return settled;
         }
@@ -227,23 +276,28 @@ impl Chooser {
 
     /// A unit that [`Chooser::packing`] has told of was sent, and took so long.
     pub fn sent(&mut self, packing: Packing, sent: &UnitSent, wall: Duration) {
-        if self.compression != Compression::Auto {
+        if self.compression != Compression::Auto && !self.referral.prospect.possible {
             return;
         }
+        let refers = packing.reference == Referring::All;
+        self.referral.note(sent.hashing, refers);
         for codec in Codec::ALL {
             self.note_effort(codec, sent);
         }
-        let guest_bytes = (sent.raw.pages + sent.lz4.pages + sent.zstd.pages) * u64::from(PAGE_SIZE);
+        let pages = sent.raw.pages + sent.lz4.pages + sent.zstd.pages + sent.reference.pages;
+        let guest_bytes = pages * u64::from(PAGE_SIZE);
         if guest_bytes < LEAST_WINDOW_BYTES {
             return;
         }
         self.trial.since = self.trial.since.saturating_add(1);
-        if self.counted != Some(packing.codec) {
+        if self.counted != Some((packing.codec, refers)) {
             // The socket still has what was sent by another method, or a connection has just begun.
-            (self.counted, self.window) = (Some(packing.codec), Window::default());
+            (self.counted, self.window) = (Some((packing.codec, refers)), Window::default());
         } else {
-            let probing = packing.probe.map_or(Duration::ZERO, |probe| sent.effort(probe).time);
-            let compressing = packing.codec.map_or(Duration::ZERO, |codec| sent.effort(codec).time);
+            let hashing = sent.hashing.time;
+            let mut probing = packing.probe.map_or(Duration::ZERO, |probe| sent.effort(probe).time);
+            let mut compressing = packing.codec.map_or(Duration::ZERO, |codec| sent.effort(codec).time);
+            *(if refers { &mut compressing } else { &mut probing }) += hashing;
             self.window.add(guest_bytes, sent, wall.saturating_sub(probing), compressing);
         }
         let in_trial = self.trial.left > 0;
@@ -251,7 +305,7 @@ impl Chooser {
         let trial_over = in_trial && self.trial.left == 0;
         let Window { units, wall, .. } = self.window;
         if trial_over || (!in_trial && (units >= WINDOW_UNITS || (units > 0 && wall >= WINDOW_TIME))) {
-            self.close_window(packing.codec, trial_over);
+            self.close_window(packing.codec, refers, trial_over);
         }
     }
 
@@ -297,7 +351,7 @@ impl Chooser {
     }
 
     /// Learns from units of one method in a row.
-    fn close_window(&mut self, method: Option<Codec>, trial_over: bool) {
+    fn close_window(&mut self, method: Option<Codec>, refers: bool, trial_over: bool) {
         let window = std::mem::take(&mut self.window);
         let seconds = window.wall.as_secs_f64();
         if window.units == 0 || seconds <= 0.0 {
@@ -306,10 +360,18 @@ impl Chooser {
         let carried = window.carried_bytes.max(0) as f64;
         let waited = !window.idle && window.compressing.as_secs_f64() < MOST_COMPRESSING * seconds;
         let mut wire = self.wire_bytes_per_s.unwrap_or(0.0);
-        if method.is_none() || waited {
-            let seen = carried / seconds;
+        let seen = carried / seconds;
+        if (method.is_none() && !refers) || waited {
             self.wire_seen(seen, trial_over);
             wire = seen;
+        } else if refers && seen > wire && wire > 0.0 {
+            // It carried that without being waited for.
+            self.wire_bytes_per_s = Some(seen);
+        }
+        if refers {
+            let otherwise = self.otherwise();
+            self.referral.brought(window.guest_bytes as f64, window.wall, wire, otherwise);
+            return;
         }
         if method.is_some() {
             self.trial.faster |= self.trial.waited && !waited;

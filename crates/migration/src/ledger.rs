@@ -19,6 +19,8 @@ pub struct Sweep {
     pub pages: u64,
     /// Zero pages of them.
     pub zero_pages: u64,
+    /// Pages of them that were told by their content.
+    pub told_pages: u64,
     /// Bytes handed to the wire.
     pub bytes: u64,
 }
@@ -28,6 +30,7 @@ impl Sweep {
     pub fn add(&mut self, other: Sweep) {
         self.pages += other.pages;
         self.zero_pages += other.zero_pages;
+        self.told_pages += other.told_pages;
         self.bytes += other.bytes;
     }
 }
@@ -37,7 +40,7 @@ impl Sweep {
 pub struct Rates {
     /// On the wire.
     pub wire_bytes_per_s: f64,
-    /// Of pages that the wire carries, compressed or not, zero pages apart.
+    /// Of pages that the wire carries, compressed or not; those that cost a few bytes apart: zero, or told by their content.
     pub carried_bytes_per_s: f64,
     /// Of pages that the guest dirties.
     pub dirty_bytes_per_s: f64,
@@ -52,6 +55,8 @@ pub(crate) struct Ledger {
     round_since: Duration,
     /// Padding that went with the round.
     padding_bytes: u64,
+    /// Pages of the last round that were told by their content.
+    told_pages: u64,
     /// On the wire, and of pages, zero pages apart.
     measured_bytes_per_s: Option<(f64, f64)>,
     /// What the limits in force leave for pages.
@@ -68,6 +73,7 @@ impl Ledger {
             rounds: Vec::new(),
             round_since: Duration::ZERO,
             padding_bytes: 0,
+            told_pages: 0,
             measured_bytes_per_s: None,
             limit_bytes_per_s: None,
             dirty_pages_per_s: 0.0,
@@ -98,6 +104,7 @@ impl Ledger {
 
     /// The sweep's pages are handed to the wire; the destination has not applied them yet.
     pub(crate) fn round_sent(&mut self, round: u32, sweep: Sweep) {
+        self.told_pages = sweep.told_pages;
         self.rounds.push(RoundReport {
             round,
             pages: sweep.pages,
@@ -115,14 +122,15 @@ impl Ledger {
         };
         let took = now.saturating_sub(self.round_since);
         report.duration_ms = millis(took);
-        // A sweep that found zeros nearly everywhere took its time reading, not sending.
-        let told_by_sending = report.zero_pages <= 8 * report.pages.saturating_sub(report.zero_pages);
+        let sent_pages = report.pages.saturating_sub(report.zero_pages).saturating_sub(self.told_pages);
+        // A sweep that found zeros nearly everywhere, or what the destination has, took its time reading, not sending.
+        let told_by_sending = report.zero_pages + self.told_pages <= 8 * sent_pages;
         if report.bytes >= TELLING_BYTES && told_by_sending {
             let on_the_wire = took.saturating_sub(round_trip).max(Duration::from_micros(100));
             let padded = report.bytes.saturating_add(self.padding_bytes);
             let on_the_wire = on_the_wire.mul_f64(report.bytes as f64 / padded as f64);
             let wire = report.bytes as f64 / on_the_wire.as_secs_f64();
-            let pages = report.pages.saturating_sub(report.zero_pages) * u64::from(PAGE_SIZE);
+            let pages = sent_pages * u64::from(PAGE_SIZE);
             let carried = pages as f64 / on_the_wire.as_secs_f64();
             // Raw pages cost a little more than their bytes.
             self.measured_bytes_per_s = Some((wire, carried.max(wire)));
@@ -216,11 +224,11 @@ mod tests {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0));
-        ledger.round_sent(0, Sweep { pages: 24_000, zero_pages: 0, bytes: 100_000_000 });
+        ledger.round_sent(0, Sweep { pages: 24_000, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() });
         ledger.round_over(ms(1040), ms(40));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(1040));
-        ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124 });
+        ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124, ..Sweep::default() });
         ledger.round_over(ms(1080), ms(40));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
     }
@@ -230,13 +238,13 @@ mod tests {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0));
-        ledger.round_sent(1, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000 });
+        ledger.round_sent(1, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() });
         ledger.padded(12_300_000);
         ledger.round_over(ms(204), ms(40));
         // 16.4 MB in 164 ms.
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(204));
-        ledger.round_sent(2, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000 });
+        ledger.round_sent(2, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() });
         ledger.round_over(ms(286), ms(0));
         assert!((ledger.rates().wire_bytes_per_s - 5e7).abs() < 1.0, "the next round has none");
     }
@@ -248,7 +256,7 @@ mod tests {
         ledger.limited(Some(1_000_000));
         assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "nothing was measured yet");
         ledger.round_begins(ms(0));
-        ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000 });
+        ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() });
         ledger.round_over(ms(1000), ms(0));
         assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "it was faster before the limit came");
         ledger.limited(Some(1_000_000_000));
@@ -258,11 +266,30 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_the_destination_has_promise_nothing_for_others() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::PreCopy);
+        ledger.round_begins(ms(0));
+        ledger.round_sent(
+            0,
+            Sweep { pages: 50_000, told_pages: 25_000, bytes: 103_000_000, ..Sweep::default() },
+        );
+        ledger.round_over(ms(1000), ms(0));
+        assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
+        ledger.round_begins(ms(1000));
+        ledger
+            .round_sent(1, Sweep { pages: 50_000, told_pages: 49_000, bytes: 8_000_000, ..Sweep::default() });
+        ledger.round_over(ms(2000), ms(0));
+        assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
+    }
+
+    #[test]
     fn compressed_pages_count_whole_where_pages_are_asked_for() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0));
-        ledger.round_sent(0, Sweep { pages: 26_000, zero_pages: 1000, bytes: 25_000_000 });
+        ledger
+            .round_sent(0, Sweep { pages: 26_000, zero_pages: 1000, bytes: 25_000_000, ..Sweep::default() });
         ledger.round_over(ms(1000), ms(0));
         let rates = ledger.rates();
         assert!((rates.wire_bytes_per_s - 25e6).abs() < 1.0);

@@ -12,6 +12,7 @@ mod ledger;
 mod phase;
 mod policy;
 pub mod probe;
+pub mod reference;
 mod report;
 mod scaler;
 pub mod source;
@@ -26,6 +27,7 @@ pub use policy::{
     Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, MOST_SWITCHOVER_BUDGET,
     Measured, Policy,
 };
+pub use reference::ReferenceUse;
 pub use report::{
     EngineKind, FailureReport, LaneReport, Outcome, PhaseReport, Progress, Report, RoundReport,
     SwitchoverReport, millis, nanos,

@@ -141,6 +141,9 @@ pub struct Report {
     /// What the pages were sent as; empty where the engine does not tell.
     #[serde(default)]
     pub encodings: Vec<EncodingReport>,
+    /// Pages that were told by their content, were not there any more, and were sent after all.
+    #[serde(default)]
+    pub missing_pages: u64,
     /// Every round.
     pub rounds: Vec<RoundReport>,
     /// Every phase entered.

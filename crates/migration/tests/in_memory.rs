@@ -136,7 +136,7 @@ impl World {
         let pages = content.len() as u64;
         self.pages_sent += pages;
         self.send(Word::Pages(content));
-        Sweep { pages, zero_pages: 0, bytes: pages * 4128 + 2_000_000 }
+        Sweep { pages, bytes: pages * 4128 + 2_000_000, ..Sweep::default() }
     }
 
     fn source_acts(&mut self, action: SourceAction) {
@@ -413,7 +413,7 @@ fn a_cancel_before_the_commit_always_keeps_the_guest_at_the_source() {
 fn silence_after_the_commit_is_doubt() {
     let mut source = Source::new(&Plan { policy: Policy::default(), preflight: Duration::ZERO });
     let second = Duration::from_secs(1);
-    let sweep = Sweep { pages: 1, zero_pages: 0, bytes: 5000 };
+    let sweep = Sweep { pages: 1, bytes: 5000, ..Sweep::default() };
     let script = [
         SourceEvent::Connected,
         SourceEvent::PeerReady,

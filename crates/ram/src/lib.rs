@@ -2,6 +2,7 @@
 //! tracking of what the guest dirties.
 //!
 //! - [`RamDir`]: the host's own tmpfs for guest RAM. [`Region`]: one RAM block, a file in it that QEMU maps shared.
+//!   [`RamFile`]: one that is only read.
 //! - [`send_parts`] and [`Region::receive`]: from a region's pages to a socket and back without a copy in between.
 //! - [`DirtyTracker`]: which pages a running guest has written; [`tracking`] has the essay on how.
 //! - [`PageRange`] and its lists ([`pages`]).
@@ -15,6 +16,7 @@
 )]
 
 mod error;
+mod file;
 pub mod pages;
 mod ramdir;
 mod region;
@@ -23,6 +25,7 @@ mod transfer;
 mod zero;
 
 pub use error::{RamError, TrackError};
+pub use file::RamFile;
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};
 pub use ramdir::RamDir;
 pub use region::Region;

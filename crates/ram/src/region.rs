@@ -150,6 +150,10 @@ impl Region {
         &self.path
     }
 
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The file's device and inode number, as /proc/PID/maps names a mapping of it.
     pub fn file_id(&self) -> (u64, u64) {
         self.file_id

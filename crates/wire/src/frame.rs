@@ -1,8 +1,8 @@
 //! The frame header, and how long a frame of each kind may be.
 
 use crate::{
-    MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_PADDING, MAX_PAGES_PER_FRAME,
-    MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WireError,
+    MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_PADDING,
+    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WireError,
 };
 
 /// Bytes of a frame header: kind (1), reserved and zero (3), payload length (4).
@@ -11,6 +11,10 @@ pub const HEADER_LEN: usize = 8;
 /// Bytes of a pages frame before its pages: round (4), block (2), codec or zero (1), reserved (1), first page (8), page
 /// count (4).
 pub(crate) const PAGES_HEADER: u32 = 20;
+/// Bytes of a references frame before its hashes.
+pub(crate) const REFERENCES_HEADER: u32 = 32;
+/// Bytes of a digests frame before its prefixes.
+pub(crate) const DIGESTS_HEADER: u32 = 16;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $least:expr, $most:expr;)*) => {
@@ -81,6 +85,12 @@ kinds! {
     PagesEnd = 20, 10, 10 + 8 * MAX_STREAMS as u32;
     /// Source → destination: pages, compressed, in fewer bytes than they have.
     CompressedPages = 21, PAGES_HEADER + 1, PAGES_HEADER + PAGE_SIZE * MAX_COMPRESSED_PAGES - 1;
+    /// Source → destination: pages whose content the destination has elsewhere, with their hashes.
+    References = 22, REFERENCES_HEADER + 32, REFERENCES_HEADER + 32 * MAX_REFERENCES;
+    /// Destination → source: pages that could not be made of what a data stream brought.
+    Missing = 23, 3, MAX_RUNS_PAYLOAD;
+    /// Destination → source: what it has, by the beginnings of hashes.
+    Digests = 24, DIGESTS_HEADER + 8, DIGESTS_HEADER + 8 * MAX_DIGESTS;
 }
 
 /// A frame's first bytes.

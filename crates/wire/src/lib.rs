@@ -7,6 +7,7 @@
 mod cursor;
 mod frame;
 mod message;
+mod reference;
 mod runs;
 mod version;
 
@@ -14,6 +15,7 @@ pub use frame::{FrameHeader, HEADER_LEN, Kind};
 pub use message::{
     Begin, BlockRun, Codec, Encoding, Message, PageRun, PagesEnd, PagesHeader, Reason, Running, Zeros,
 };
+pub use reference::{Digests, PageHash, Place, References, prefix};
 pub use runs::MAX_RUNS_PAYLOAD;
 pub use version::{Incompatible, SUPPORTED, VersionRange, negotiate};
 
@@ -21,6 +23,10 @@ pub use version::{Incompatible, SUPPORTED, VersionRange, negotiate};
 pub const MAX_PAGES_PER_FRAME: u32 = 512;
 /// The most pages that one compressed frame carries: 256 KiB, what a receiver unpacks in one go.
 pub const MAX_COMPRESSED_PAGES: u32 = 64;
+/// The most pages that one references frame names.
+pub const MAX_REFERENCES: u32 = 64;
+/// The most pages that one digests frame tells of.
+pub const MAX_DIGESTS: u32 = 4096;
 /// Guest page size on x86-64, bytes.
 pub const PAGE_SIZE: u32 = 4096;
 /// The most RAM blocks of one VM.

@@ -3,8 +3,8 @@
 use crate::cursor::Cursor;
 use crate::frame::{HEADER_LEN, PAGES_HEADER};
 use crate::{
-    FrameHeader, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS,
-    MigrationId, PAGE_SIZE, VersionRange, WireError, runs,
+    Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_PAGES_PER_FRAME,
+    MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange, WireError, runs,
 };
 
 /// The first eight bytes of a lane; the line end shows a lane that went through something that edits text.
@@ -221,6 +221,9 @@ pub enum Message {
     Refused(Reason),
     Abort(Reason),
     Padding { bytes: u32 },
+    References(References),
+    Missing { runs: Vec<BlockRun> },
+    Digests(Digests),
 }
 
 impl Message {
@@ -248,11 +251,14 @@ impl Message {
             Message::Refused(_) => Kind::Refused,
             Message::Abort(_) => Kind::Abort,
             Message::Padding { .. } => Kind::Padding,
+            Message::References(_) => Kind::References,
+            Message::Missing { .. } => Kind::Missing,
+            Message::Digests(_) => Kind::Digests,
         }
     }
 
-    /// Appends the whole frame. For [`Message::Pages`] only what precedes the pages. For [`Message::Zeros`] as many
-    /// runs as fit; the number taken is returned, and the caller sends the rest in further frames. All other
+    /// Appends the whole frame. For [`Message::Pages`] only what precedes the pages. For [`Message::Zeros`] and
+    /// [`Message::Missing`] as many runs as fit; the number taken is returned, and the caller sends the rest in further frames. All other
     /// messages fit by construction of their senders; text is cut at [`MAX_DETAIL`].
     pub fn encode(&self, out: &mut Vec<u8>) -> usize {
         if let Message::Pages(pages) = self {
@@ -315,6 +321,9 @@ impl Message {
             }
             Message::Refused(reason) | Message::Abort(reason) => encode_reason(reason, out),
             Message::Padding { bytes } => out.resize(out.len() + *bytes as usize, 0),
+            Message::References(references) => references.encode(out),
+            Message::Missing { runs } => return runs::encode(runs, out),
+            Message::Digests(digests) => digests.encode(out),
         }
         1
     }
@@ -382,6 +391,9 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
             cursor.rest();
             Message::Padding { bytes: header.length }
         }
+        Kind::References => Message::References(References::decode(cursor)?),
+        Kind::Missing => Message::Missing { runs: runs::decode(cursor)? },
+        Kind::Digests => Message::Digests(Digests::decode(cursor)?),
     })
 }
 

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
 use godwit_wire::{
-    Begin, BlockRun, Codec, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES,
-    MAX_PAGES_PER_FRAME, MAX_STREAMS, Message, MigrationId, PAGE_SIZE, PageRun, PagesEnd, PagesHeader,
-    Reason, Running, VersionRange, WireError, Zeros,
+    Begin, BlockRun, Codec, Digests, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS,
+    MAX_COMPRESSED_PAGES, MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE,
+    PageRun, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WireError, Zeros,
 };
 use proptest::prelude::*;
 
@@ -36,6 +36,20 @@ fn compressed_pages() -> impl Strategy<Value = PagesHeader> {
             PagesHeader { round, run: PageRun { block, first, count }, encoding }
         },
     )
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    (any::<u16>(), 0..MAX_BLOCKS, 0..1u64 << 50).prop_map(|(content, block, page)| Place {
+        content,
+        block,
+        page,
+    })
+}
+
+fn references() -> impl Strategy<Value = References> {
+    let hashes = prop::collection::vec(any::<[u8; 32]>(), 1..=MAX_REFERENCES as usize);
+    (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, place(), hashes)
+        .prop_map(|(round, block, first, place, hashes)| References { round, block, first, place, hashes })
 }
 
 fn message() -> impl Strategy<Value = Message> {
@@ -80,6 +94,10 @@ fn message() -> impl Strategy<Value = Message> {
         reason().prop_map(Message::Refused),
         reason().prop_map(Message::Abort),
         (1..5000u32).prop_map(|bytes| Message::Padding { bytes }),
+        references().prop_map(Message::References),
+        runs().prop_map(|runs| Message::Missing { runs }),
+        (place(), prop::collection::vec(any::<u64>(), 1..500))
+            .prop_map(|(place, prefixes)| Message::Digests(Digests { place, prefixes })),
     ]
 }
 
@@ -92,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_payloads_never_panic(code in 0u8..32, payload in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_payloads_never_panic(code in 0u8..40, payload in prop::collection::vec(any::<u8>(), 0..300)) {
         let length = u32::try_from(payload.len()).unwrap().to_le_bytes();
         let header = [code, 0, 0, 0, length[0], length[1], length[2], length[3]];
         if let Ok(header) = FrameHeader::parse(&header) {
@@ -108,7 +126,7 @@ proptest! {
         // Byte strings end where the frame ends, so a shorter one is another valid one.
         let open_ended = matches!(
             header.kind,
-            Kind::DeviceState | Kind::Refused | Kind::Abort | Kind::Padding | Kind::Zeros | Kind::Ready | Kind::UnitEnd
+            Kind::DeviceState | Kind::Refused | Kind::Abort | Kind::Padding | Kind::Zeros | Kind::Missing | Kind::Ready | Kind::UnitEnd
         );
         if !open_ended {
             let payload = &frame[HEADER_LEN..];
@@ -165,6 +183,31 @@ fn compressed_pages_that_can_not_be_are_refused() {
     assert!(decode(&raw).is_ok());
     raw[14] = 1;
     assert!(decode(&raw).is_err());
+}
+
+#[test]
+fn references_that_can_not_be_are_refused() {
+    let place = Place { content: 3, block: 1, page: 9 };
+    let good = References { round: 1, block: 0, first: 7, place, hashes: vec![[5; 32]; 3] };
+    let frame = |references: &References| {
+        let mut frame = Vec::new();
+        Message::References(references.clone()).encode(&mut frame);
+        frame
+    };
+    assert!(decode(&frame(&good)).is_ok());
+    let bad = [
+        References { block: MAX_BLOCKS, ..good.clone() },
+        References { place: Place { block: MAX_BLOCKS, ..place }, ..good.clone() },
+        References { first: u64::MAX - 1, ..good.clone() },
+        References { place: Place { page: u64::MAX - 1, ..place }, ..good.clone() },
+    ];
+    for references in bad {
+        assert!(matches!(decode(&frame(&references)), Err(WireError::BadValue { .. })), "{references:?}");
+    }
+    // A count that is another than the hashes'.
+    let mut frame = frame(&good);
+    frame[HEADER_LEN + 28] = 2;
+    assert!(decode(&frame).is_err());
 }
 
 #[test]

@@ -102,6 +102,7 @@ impl Agent {
             round_trip_ms: None,
             lanes: Vec::new(),
             encodings: Vec::new(),
+            missing_pages: 0,
             rounds: Vec::new(),
             phases: Vec::new(),
             switchover: None,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
 use godwit_migration::destination::Ending;
-use godwit_migration::drive::{DestinationHypervisor, DestinationJob, WelcomedStream, receive};
+use godwit_migration::drive::{DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive};
 use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, nanos};
 use godwit_qemu::Accelerator;
 use godwit_ram::{PageRange, Region};
@@ -354,7 +354,9 @@ impl Arrival {
         std::thread::scope(|scope| {
             let ahead = regions.clone();
             scope.spawn(move || allocate_ahead(&ahead, &stopped));
-            let job = DestinationJob { control, accept: &|| doorman.let_in(), epoch, regions, hypervisor };
+            let offer = Offer::default();
+            let job =
+                DestinationJob { control, accept: &|| doorman.let_in(), epoch, regions, offer, hypervisor };
             let ending = receive(job, &cancel);
             drop(stop);
             ending

@@ -1,7 +1,7 @@
 //! The destination's driver: a thread that does what the machine says, one that reads the control stream, and one for each data
 //! stream, which writes pages into memory ([`super::intake`]).
 
-use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use godwit_lanes::{Incoming, LaneError, StreamReceiver, StreamSender};
 use godwit_ram::Region;
 use godwit_wire::{Kind, Message, PagesEnd, Running};
 
+use super::contents::{Contents, Offer, Teller};
 use super::handshake::WelcomedStream;
 use super::intake::Intake;
 use super::{DestinationHypervisor, lane_failure};
@@ -26,31 +27,43 @@ pub struct DestinationJob<'a, H> {
     pub epoch: u64,
     /// The shadow VM's RAM, block by block.
     pub regions: Vec<Arc<Region>>,
+    /// What the source may refer to, beside the guest's own pages.
+    pub offer: Offer,
     /// The shadow VM.
     pub hypervisor: H,
 }
 
 /// Runs a migration at its destination, to its end.
 pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Receiver<()>) -> Ending {
-    let DestinationJob { control, accept, epoch, regions, hypervisor } = job;
+    let DestinationJob { control, accept, epoch, regions, offer, hypervisor } = job;
     let WelcomedStream { stream: control, sender, receiver, .. } = control;
-    let block_pages = regions.iter().map(|region| region.pages()).collect();
+    let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
+    let contents = Contents::new(&offer, &block_pages);
     let (events, inbox) = mpsc::sync_channel(WAITING_MESSAGES);
     let sender = Arc::new(Mutex::new(sender));
-    let intake = Intake::new(regions, Arc::clone(&sender), events.clone());
+    let intake = Intake::new(regions, contents, Arc::clone(&sender), events.clone());
     let begun = Instant::now();
+    let (go_on, teller) = mpsc::channel();
     let mut driver = Driver {
         machine: Destination::new(block_pages, epoch),
         sender: Arc::clone(&sender),
+        telling: Some((Teller::new(&offer), go_on)),
         intake: &intake,
         hypervisor,
         begun,
         running: Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 },
         ending: None,
     };
-    let mut reader = Reader { receiver, sender, begun, events };
+    let mut reader = Reader { receiver, sender: Arc::clone(&sender), begun, events };
     std::thread::scope(|scope| {
         let reading = scope.spawn(move || reader.run());
+        let intake = &intake;
+        scope.spawn(move || {
+            // It never comes where the migration ends before it begins.
+            if let Ok(rest) = teller.recv() {
+                rest.go_on(&sender, &teller, || intake.is_over());
+            }
+        });
         scope.spawn(|| {
             while !intake.is_over() {
                 if let Some(stream) = accept()
@@ -62,6 +75,7 @@ pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Re
         });
         let ending = driver.until_ended(&inbox, cancel);
         intake.end();
+        driver.telling = None;
         // What was said last must arrive: closing with unread bytes would reset the connection. So the source closes first.
         control.finish_sending();
         let limit = Instant::now() + CLOSE_LIMIT;
@@ -95,6 +109,8 @@ const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 struct Driver<'a, H> {
     machine: Destination,
     sender: Arc<Mutex<StreamSender>>,
+    /// What tells the source what is here, and where it goes on with that.
+    telling: Option<(Teller<'a>, Sender<Teller<'a>>)>,
     intake: &'a Intake,
     hypervisor: H,
     begun: Instant,
@@ -163,7 +179,15 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
     /// Carries an action out; some bring an event about.
     fn act(&mut self, action: Action) -> Option<Event> {
         match action {
-            Action::SendReady => self.say(&Message::Ready),
+            Action::SendReady => {
+                let telling = self.telling.take();
+                if let Some((mut teller, go_on)) = telling {
+                    teller.begin(&self.sender);
+                    // Who takes it is there as long as this.
+                    let _ = go_on.send(teller);
+                }
+                self.say(&Message::Ready);
+            }
             Action::FinishLoad => {
                 let loaded = self.hypervisor.finish_load();
                 self.running.loaded_ns = self.now_ns();

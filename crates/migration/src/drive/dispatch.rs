@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Interrupt, LaneError, Stream, StreamSender};
+use godwit_lanes::{Interrupt, LaneError, Stream, StreamSender, UnitPages};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
 use godwit_wire::{Message, PagesEnd};
 
+use super::referring::{OfStream, Referring};
 use super::{Inbox, Input};
 use crate::board::{Board, Misaccounted, Unit};
 use crate::encoding::{Chooser, Encodings};
@@ -424,6 +425,11 @@ impl Dispatch {
         self.lock().is_sent()
     }
 
+    /// Whether what was sent of a page arrives before what this stream sends from here on.
+    pub(crate) fn is_settled(&self, stream: usize, block: u16, page: u64) -> bool {
+        self.lock().board.is_settled(stream, block, page)
+    }
+
     pub(crate) fn is_applied(&self) -> bool {
         self.lock().is_applied()
     }
@@ -438,6 +444,7 @@ impl Dispatch {
         Sweep {
             pages: self.lock().board.pages(),
             zero_pages: self.zero_pages.load(Ordering::Relaxed),
+            told_pages: self.encodings().told_pages(),
             bytes: self.bytes.load(Ordering::Relaxed),
         }
     }
@@ -515,6 +522,7 @@ pub(crate) struct Worker<'a> {
     pub(crate) chooser: Chooser,
     pub(crate) regions: &'a [Arc<Region>],
     pub(crate) dispatch: &'a Dispatch,
+    pub(crate) referring: &'a Referring,
     pub(crate) inbox: &'a Inbox,
 }
 
@@ -568,11 +576,16 @@ impl Worker<'_> {
         let zero_pages = page_count(&zeros);
         let round = self.dispatch.round.load(Ordering::Relaxed);
         let hurry = self.dispatch.hurry.load(Ordering::Relaxed);
+        self.chooser.prospect(self.referring.prospect());
         let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, hurry);
+        self.referring.begins(packing, page_count(&full));
+        let known = OfStream { referring: self.referring, dispatch: self.dispatch, stream: self.number };
+        let pages = UnitPages { round, block: unit.block, region, pages: &full, zeros: &zeros };
         // Whatever keeps the unit from leaving counts: it is what the encoding has to make up for.
         let begun = Instant::now();
-        let sent = self.sender.unit(round, unit.block, region, &full, &zeros, packing)?;
+        let sent = self.sender.unit(&pages, packing, Some(&known))?;
         self.chooser.sent(packing, &sent, begun.elapsed());
+        self.referring.sent(&sent, self.chooser.wire_bytes_per_s());
         self.dispatch.encodings.lock().unwrap_or_else(PoisonError::into_inner).add(&sent);
         self.dispatch.zero_pages.fetch_add(zero_pages, Ordering::Relaxed);
         self.dispatch.bytes.fetch_add(sent.wire_bytes, Ordering::Relaxed);

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{PageRange, Region};
-use godwit_wire::{BlockRun, CONTROL_STREAM, MAX_STREAMS, Message, PagesEnd};
+use godwit_wire::{BlockRun, CONTROL_STREAM, MAX_STREAMS, Message, PagesEnd, References};
 
+use super::contents::{Contents, say_missing};
 use super::destination::{Input, lock};
 use super::handshake::WelcomedStream;
 use super::lane_failure;
@@ -25,6 +26,7 @@ const COMPLETE_LIMIT: Duration = Duration::from_secs(10);
 
 pub(super) struct Intake {
     regions: Vec<Arc<Region>>,
+    contents: Contents,
     /// The control stream's, for answers.
     control: Arc<Mutex<StreamSender>>,
     events: SyncSender<(Instant, Input)>,
@@ -71,6 +73,7 @@ impl State {
 impl Intake {
     pub(super) fn new(
         regions: Vec<Arc<Region>>,
+        contents: Contents,
         control: Arc<Mutex<StreamSender>>,
         events: SyncSender<(Instant, Input)>,
     ) -> Intake {
@@ -81,6 +84,7 @@ impl Intake {
         let rounds = regions.iter().map(chunks).collect();
         Intake {
             regions,
+            contents,
             control,
             events,
             state: Mutex::default(),
@@ -114,7 +118,8 @@ impl Intake {
                 return None;
             }
         }
-        Some(DataReader { intake: self, number, receiver, units: 0, answered: 0, pages: 0 })
+        let (missing, scratch) = (Vec::new(), Vec::new());
+        Some(DataReader { intake: self, number, receiver, units: 0, answered: 0, pages: 0, missing, scratch })
     }
 
     /// The source's word that a stream broke: its reader ends, and says what it took.
@@ -156,7 +161,13 @@ impl Intake {
         while state.streams.iter().any(|known| known.reading) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        Ok(self.pages.load(Ordering::SeqCst))
+        match self.contents.lacks() {
+            0 => Ok(self.pages.load(Ordering::SeqCst)),
+            lacking => {
+                let detail = format!("{lacking} pages were told by what is not here, and did not come since");
+                Err(Failure::new(FailureCode::ProtocolBroken, detail))
+            }
+        }
     }
 
     /// Ends all readers.
@@ -199,6 +210,10 @@ pub(super) struct DataReader<'a> {
     answered: u64,
     /// Pages of the unit under way.
     pages: u64,
+    /// Pages that could not be made of what was told, and that the source does not know of yet.
+    missing: Vec<BlockRun>,
+    /// What pages are looked at in.
+    scratch: Vec<u8>,
 }
 
 impl DataReader<'_> {
@@ -208,6 +223,8 @@ impl DataReader<'_> {
                 || (self.units > self.answered && self.receiver.is_idle())
             {
                 self.answered = self.units;
+                // First: who knows that the unit is applied knows what is missing of it.
+                say_missing(std::mem::take(&mut self.missing), |message| self.intake.say(message));
                 let Self { number, units, .. } = self;
                 self.intake.say(&Message::UnitsApplied { stream: number, units });
             }
@@ -231,6 +248,7 @@ impl DataReader<'_> {
                 let region = self.region(run.block, run.first, count)?;
                 self.intake.note_round(run.block, PageRange { first: run.first, count }, round)?;
                 self.receiver.pages(&region, pages)?;
+                self.intake.contents.written(run.block, PageRange { first: run.first, count });
                 self.pages += count;
             }
             Incoming::Message(Message::Zeros(zeros)) => {
@@ -239,6 +257,7 @@ impl DataReader<'_> {
                     self.zero(run, zeros.round)?;
                 }
             }
+            Incoming::Message(Message::References(references)) => self.refer(&references)?,
             Incoming::Message(Message::UnitEnd) => {
                 self.intake.pages.fetch_add(std::mem::take(&mut self.pages), Ordering::SeqCst);
                 self.units += 1;
@@ -274,6 +293,23 @@ impl DataReader<'_> {
         let range = PageRange { first, count };
         self.intake.note_round(block, range, round)?;
         region.zero(range).map_err(|error| LaneError::Memory(error.to_string()))?;
+        self.intake.contents.written(block, range);
+        self.pages += count;
+        Ok(())
+    }
+
+    /// Makes pages of what is here already.
+    fn refer(&mut self, references: &References) -> Result<(), LaneError> {
+        let &References { round, block, first, .. } = references;
+        let count = references.count();
+        self.within_unit(&BlockRun { block, first, count })?;
+        let region = self.region(block, first, count)?;
+        if first.checked_add(count).is_none_or(|end| end > region.pages()) {
+            return Err(LaneError::OutOfBounds { block, first, count });
+        }
+        self.intake.note_round(block, PageRange { first, count }, round)?;
+        let Intake { contents, regions, .. } = self.intake;
+        contents.take(references, regions, &region, &mut self.scratch, &mut self.missing)?;
         self.pages += count;
         Ok(())
     }
@@ -297,6 +333,7 @@ impl DataReader<'_> {
         let failure = lane_failure(error);
         if failure.code == FailureCode::LaneLost {
             tracing::warn!(stream = self.number, %error, units = self.units, "a data stream broke");
+            say_missing(self.missing, |message| self.intake.say(message));
             self.intake.say(&Message::StreamClosed { stream: self.number, units: self.units });
         } else {
             let _ = self.intake.events.send((Instant::now(), Input::Event(Event::Failed(failure))));

@@ -17,6 +17,7 @@ use godwit_ram::Region;
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
 use super::dispatch::{Dispatch, Ending, LaneFigures};
+use super::referring::{References, Referring};
 use super::sweep::memory_failure;
 use super::{
     Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
@@ -67,6 +68,8 @@ pub struct SourceJob<'a, H, T> {
     pub policy: Policy,
     /// What compresses the pages.
     pub compression: Compression,
+    /// What pages may be told by, instead of being sent.
+    pub references: References,
     /// How long the checks took, since `begun`.
     pub preflight: Duration,
     /// The guest's RAM, block by block.
@@ -111,6 +114,8 @@ pub struct SourceResult {
     pub lanes: Vec<LaneFigures>,
     /// What the pages were sent as.
     pub encodings: Vec<EncodingReport>,
+    /// Pages that were told by their content and had to be sent after all.
+    pub missing_pages: u64,
 }
 
 /// Runs a migration at its source, to its end. On every outcome but [`Outcome::Completed`] and [`Outcome::InDoubt`] the guest
@@ -122,11 +127,14 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
 ) -> SourceResult {
     let control = job.control.clone();
     let (dispatch, regions) = (Dispatch::default(), job.regions.clone());
+    let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
+    let referring = Referring::new(job.references, &block_pages);
     let (opener, numbers) = mpsc::channel();
     let driver = Driver {
         machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight }),
         sender: job.control.sender(),
         dispatch: &dispatch,
+        referring: &referring,
         lanes: Lanes::new(&dispatch, opener, job.lanes, job.streams.is_some()),
         awaited: None,
         pages_end: None,
@@ -147,13 +155,13 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         finished: false,
         job,
     };
-    let (dispatch, regions) = (&dispatch, &regions);
+    let (dispatch, regions, referring) = (&dispatch, &regions, &referring);
     std::thread::scope(|scope| {
         let _ending = Ending { dispatch, control: control.clone() };
         // It ends before the scope does: with it, whoever waits for streams to open.
         let mut driver = driver;
         let opening = |shared| open_streams(scope, numbers, shared);
-        driver.connect(scope, control.receiver(), regions, opening);
+        driver.connect(scope, control.receiver(), regions, referring, opening);
         driver.until_finished();
         driver.result()
     })
@@ -164,6 +172,7 @@ struct Driver<'a, H, T> {
     machine: Source,
     sender: StreamSender,
     dispatch: &'a Dispatch,
+    referring: &'a Referring,
     lanes: Lanes<'a>,
     /// What the streams are waited for.
     awaited: Option<Awaited>,
@@ -202,6 +211,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         scope: &'scope std::thread::Scope<'scope, '_>,
         mut receiver: StreamReceiver,
         regions: &'scope [Arc<Region>],
+        referring: &'scope Referring,
         opening: impl FnOnce(Shared<'scope>),
     ) where
         'a: 'scope,
@@ -213,9 +223,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
         self.job.control.send_in_bursts();
         let (inbox, dispatch, connect) = (self.inbox, self.dispatch, self.job.connect);
-        scope.spawn(move || read_control(receiver, inbox, dispatch));
+        scope.spawn(move || read_control(receiver, inbox, dispatch, referring));
         let compression = self.job.compression;
-        opening(Shared { regions, dispatch, inbox, connect, hello, compression });
+        opening(Shared { regions, dispatch, referring, inbox, connect, hello, compression });
         self.lanes.open(self.job.streams, self.job.control.connected_in().unwrap_or_default());
         self.take(Instant::now(), Event::Connected);
     }
@@ -271,6 +281,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             Some(Awaited::Applied) if self.dispatch.is_applied() && self.window_ping.is_none() => {
                 self.awaited = None;
+                self.referring.settled();
                 let round = self.machine.round();
                 let on_data_streams = self.dispatch.padding_bytes() - self.padding_before;
                 let padding_bytes = on_data_streams + self.control_padding;
@@ -490,6 +501,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             round_trip: self.clock.round_trip(),
             lanes: self.lanes.figures(),
             encodings: self.dispatch.encodings().report(),
+            missing_pages: self.referring.missing_pages(),
         }
     }
 }

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use godwit_ram::{PageRange, Region, gaps};
+use godwit_ram::{PageRange, Region, gaps, pages::normalise};
 
 use super::Tracking;
 use super::dispatch::Dispatch;
+use super::referring::Referring;
 use crate::board::Unit;
 use crate::failure::{Failure, FailureCode};
 
@@ -30,6 +31,8 @@ pub(crate) struct Sweeper<'a, T> {
     pub(crate) dispatch: &'a Dispatch,
     /// Pages of a chunk: no unit lies in two.
     pub(crate) chunk_pages: u64,
+    /// What the destination misses is dirty as well.
+    pub(crate) referring: &'a Referring,
 }
 
 impl<T: Tracking> Sweeper<'_, T> {
@@ -84,6 +87,11 @@ impl<T: Tracking> Sweeper<'_, T> {
     fn dirty(&mut self, block: u16, rest: PageRange) -> Result<(u64, Vec<Unit>), Failure> {
         let mut found = Vec::new();
         let next = self.take_dirty(block, rest, SCAN_PAGES, &mut found)?;
+        let dirty = found.len();
+        self.referring.take(block, PageRange::between(rest.first, next), &mut found);
+        if found.len() > dirty {
+            normalise(&mut found);
+        }
         let mut units: Vec<Unit> = Vec::new();
         let chunk_pages = self.chunk_pages;
         let pieces = found.iter().flat_map(|run| by_chunk(*run, chunk_pages));

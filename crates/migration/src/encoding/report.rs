@@ -16,6 +16,8 @@ pub enum EncodingName {
     Lz4,
     /// Compressed by Zstandard.
     Zstd,
+    /// Told by their content, which the destination had.
+    Reference,
 }
 
 impl std::fmt::Display for EncodingName {
@@ -25,6 +27,7 @@ impl std::fmt::Display for EncodingName {
             EncodingName::Raw => "raw",
             EncodingName::Lz4 => "lz4",
             EncodingName::Zstd => "zstd",
+            EncodingName::Reference => "reference",
         })
     }
 }
@@ -49,13 +52,15 @@ pub struct Encodings {
     raw: Tally,
     lz4: Tally,
     zstd: Tally,
+    reference: Tally,
 }
 
 impl Encodings {
     /// Adds a unit.
     pub fn add(&mut self, sent: &UnitSent) {
-        let sums = [&mut self.zero, &mut self.raw, &mut self.lz4, &mut self.zstd];
-        for (sum, new) in sums.into_iter().zip([sent.zero, sent.raw, sent.lz4, sent.zstd]) {
+        let sums = [&mut self.zero, &mut self.raw, &mut self.lz4, &mut self.zstd, &mut self.reference];
+        let new = [sent.zero, sent.raw, sent.lz4, sent.zstd, sent.reference];
+        for (sum, new) in sums.into_iter().zip(new) {
             sum.pages += new.pages;
             sum.wire_bytes += new.wire_bytes;
         }
@@ -64,8 +69,9 @@ impl Encodings {
     /// What was used.
     #[must_use]
     pub fn report(&self) -> Vec<EncodingReport> {
-        use EncodingName::{Lz4, Raw, Zero, Zstd};
-        [(Zero, self.zero), (Raw, self.raw), (Lz4, self.lz4), (Zstd, self.zstd)]
+        use EncodingName::{Lz4, Raw, Reference, Zero, Zstd};
+        let told = (Reference, self.reference);
+        [(Zero, self.zero), (Raw, self.raw), (Lz4, self.lz4), (Zstd, self.zstd), told]
             .into_iter()
             .filter(|(_, tally)| tally.pages > 0)
             .map(|(name, Tally { pages, wire_bytes })| EncodingReport {
@@ -77,10 +83,16 @@ impl Encodings {
             .collect()
     }
 
-    /// Bytes of pages for each byte on the wire, zero pages apart; 1 where nothing was compressed.
+    /// Pages told by their content.
+    #[must_use]
+    pub fn told_pages(&self) -> u64 {
+        self.reference.pages
+    }
+
+    /// Bytes of pages for each byte on the wire, zero pages apart; 1 where nothing was compressed or told.
     #[must_use]
     pub fn expansion(&self) -> f64 {
-        let sent = [self.raw, self.lz4, self.zstd];
+        let sent = [self.raw, self.lz4, self.zstd, self.reference];
         let pages: u64 = sent.iter().map(|tally| tally.pages).sum();
         let wire_bytes: u64 = sent.iter().map(|tally| tally.wire_bytes).sum();
         let raw_bytes = pages * u64::from(PAGE_SIZE);

@@ -22,7 +22,12 @@ struct Link {
     buffer: f64,
     /// Speed and ratio of LZ4 and Zstandard.
     codecs: [(f64, f64); 2],
+    /// The part of the pages that the destination has, where references are possible.
+    found: Option<f64>,
 }
+
+/// Guest bytes hashed in a second.
+const HASHING: f64 = 1500.0 * MB;
 
 const MB: f64 = 1e6;
 /// Pieces in which pages go to the socket.
@@ -48,6 +53,14 @@ impl Link {
     fn best(&self) -> f64 {
         METHODS.map(|method| self.rate(method)).into_iter().fold(0.0, f64::max)
     }
+
+    /// Guest bytes a second of a method for what the destination has not got.
+    fn rate_with_references(&self, method: Option<Codec>) -> f64 {
+        let found = self.found.unwrap_or(0.0);
+        let on_wire = (1.0 - found) * self.packed(method, 1.0) + found * 0.01;
+        let work = 1.0 / HASHING + (1.0 - found) * self.compressing(method, 1.0);
+        1.0 / (work + on_wire / self.socket).max(on_wire / self.wire)
+    }
 }
 
 /// A stream that sends full units as its chooser says.
@@ -57,6 +70,8 @@ struct Stream {
     queued: f64,
     /// Guest bytes sent by each method, raw first.
     bytes: [f64; 3],
+    /// Guest bytes of units whose pages were all looked for.
+    looked_for: f64,
     seconds: f64,
     /// How much the host's other work disturbs it: 0 not at all, 1 up to half or double the speed from one piece to the next.
     unrest: f64,
@@ -69,6 +84,7 @@ impl Stream {
             chooser: Chooser::new(Compression::Auto),
             queued: 0.0,
             bytes: [0.0; 3],
+            looked_for: 0.0,
             seconds: 0.0,
             unrest: 0.0,
             drawn: 1,
@@ -85,7 +101,7 @@ impl Stream {
 
     /// Sends so many units, and returns the guest bytes a second.
     fn run(&mut self, link: &Link, units: u32) -> f64 {
-        (self.bytes, self.seconds) = ([0.0; 3], 0.0);
+        (self.bytes, self.looked_for, self.seconds) = ([0.0; 3], 0.0, 0.0);
         for _ in 0..units {
             self.unit(link);
         }
@@ -99,16 +115,41 @@ impl Stream {
     }
 
     fn unit(&mut self, link: &Link) {
+        let possible = link.found.is_some();
+        self.chooser.prospect(Prospect { possible, foreign: possible, ..Prospect::default() });
         let packing = self.chooser.packing(UNIT_BYTES as u64, false);
         let mut sent = UnitSent { unsent_before_bytes: self.queued as u64, ..UnitSent::default() };
-        let probed = if packing.probe.is_some() { PROBE_PAGES } else { 0 };
+        let probes = packing.probe.is_some() || packing.reference == Referring::Probe;
+        let probed = if probes { PROBE_PAGES } else { 0 };
         let mut wall = 0.0;
-        for (method, pages) in [(packing.probe, probed), (packing.codec, UNIT_PAGES - probed)] {
-            wall += self.pages(link, method, pages, &mut sent);
+        let first = (packing.probe.or(packing.codec), probed, packing.reference != Referring::No);
+        let rest = (packing.codec, UNIT_PAGES - probed, packing.reference == Referring::All);
+        for (method, pages, refers) in [first, rest] {
+            let (told, hashing) = if refers { self.look_for(link, pages, &mut sent) } else { (0, 0.0) };
+            wall += hashing + self.pages(link, method, pages - told, &mut sent);
+        }
+        if packing.reference == Referring::All {
+            self.looked_for += UNIT_BYTES;
         }
         sent.unsent_after_bytes = self.queued as u64;
         self.seconds += wall;
         self.chooser.sent(packing, &sent, Duration::from_secs_f64(wall));
+    }
+
+    /// Hashes pages: how many of them the destination has, and how long it took.
+    fn look_for(&mut self, link: &Link, pages: u64, sent: &mut UnitSent) -> (u64, f64) {
+        let disturbance = self.disturbance();
+        let seconds = (pages * u64::from(PAGE_SIZE)) as f64 / HASHING * disturbance;
+        #[allow(clippy::cast_sign_loss)]
+        let told = (pages as f64 * link.found.unwrap_or(0.0)).round() as u64;
+        self.queued = (self.queued - seconds * link.wire).max(0.0) + told as f64 * 40.0;
+        sent.hashing.pages += pages;
+        sent.hashing.found += told;
+        sent.hashing.time += Duration::from_secs_f64(seconds);
+        sent.reference.pages += told;
+        sent.reference.wire_bytes += told * 40;
+        sent.wire_bytes += told * 40;
+        (told, seconds)
     }
 
     fn pages(&mut self, link: &Link, method: Option<Codec>, pages: u64, sent: &mut UnitSent) -> f64 {
@@ -142,6 +183,9 @@ impl Stream {
         *tally = Tally { pages: tally.pages + pages, wire_bytes: tally.wire_bytes + packed as u64 };
         let time = Duration::from_secs_f64(compressing);
         let effort = Effort { raw_bytes: bytes as u64, packed_bytes: packed as u64, time };
+        if pages == 0 {
+            return 0.0;
+        }
         match method {
             Some(Codec::Lz4) => sent.lz4_effort = effort,
             Some(Codec::Zstd) => sent.zstd_effort = effort,
@@ -158,6 +202,7 @@ fn loopback() -> Link {
         socket: 800.0 * MB,
         buffer: 4.0 * MB,
         codecs: [(500.0 * MB, 0.5), (280.0 * MB, 0.4)],
+        found: None,
     }
 }
 
@@ -255,7 +300,7 @@ fn in_a_hurry_nothing_is_tried() {
     let mut stream = Stream::new();
     stream.run(&gigabit(), 64);
     let known = stream.chooser.packing(1 << 20, true);
-    assert_eq!(known, Packing { codec: Some(Codec::Zstd), probe: None });
+    assert_eq!(known, Packing { codec: Some(Codec::Zstd), ..Packing::default() });
     assert!((0..200).all(|_| stream.chooser.packing(1 << 20, true) == known));
 }
 
@@ -272,6 +317,75 @@ fn what_is_asked_for_is_done() {
     }
 }
 
+#[test]
+fn what_the_destination_has_is_told_where_that_is_faster() {
+    for link in [gigabit(), random(gigabit())] {
+        let link = Link { found: Some(0.98), ..link };
+        let mut stream = Stream::new();
+        stream.run(&link, 8);
+        let rate = stream.run(&link, 128);
+        assert!(stream.looked_for > 0.95 * 128.0 * UNIT_BYTES, "{}", stream.looked_for / UNIT_BYTES);
+        assert!(rate > 0.9 * link.rate_with_references(None), "{rate}");
+    }
+}
+
+#[test]
+fn on_a_wire_as_fast_as_memory_nothing_is_looked_for() {
+    for found in [0.0, 0.3, 0.98] {
+        let link = Link { found: Some(found), socket: 2500.0 * MB, ..random(loopback()) };
+        let mut stream = Stream::new();
+        stream.run(&link, 64);
+        let rate = stream.run(&link, 512);
+        assert!(rate > 0.96 * link.best(), "{found}: {rate} of {}: {:?}", link.best(), stream);
+    }
+}
+
+#[test]
+fn what_the_destination_has_not_costs_next_to_nothing() {
+    for link in [gigabit(), random(gigabit()), loopback()] {
+        let link = Link { found: Some(0.0), ..link };
+        let mut stream = Stream::new();
+        stream.run(&link, 64);
+        let rate = stream.run(&link, 256);
+        assert!(
+            stream.looked_for < 0.02 * 256.0 * UNIT_BYTES,
+            "{link:?}: {}",
+            stream.looked_for / UNIT_BYTES
+        );
+        assert!(rate > 0.9 * link.best(), "{link:?}: {rate} of {}", link.best());
+    }
+}
+
+#[test]
+fn references_follow_what_the_destination_has() {
+    let mut stream = Stream::new();
+    for found in [0.0, 0.9, 0.0, 0.9] {
+        let link = Link { found: Some(found), ..random(gigabit()) };
+        stream.run(&link, 16);
+        stream.run(&link, 64);
+        let part = stream.looked_for / (64.0 * UNIT_BYTES);
+        assert!(if found > 0.5 { part > 0.9 } else { part < 0.1 }, "{found}: {part}");
+    }
+}
+
+#[test]
+fn what_is_missed_all_the_time_is_not_told_any_more() {
+    let link = Link { found: Some(0.9), ..random(gigabit()) };
+    let mut stream = Stream::new();
+    stream.run(&link, 32);
+    let prospect = Prospect { possible: true, foreign: true, missing: 1.0, ..Prospect::default() };
+    stream.chooser.prospect(prospect);
+    assert_ne!(stream.chooser.packing(2 << 20, false).reference, Referring::All);
+}
+
+#[test]
+fn a_given_codec_is_kept_with_references() {
+    let mut stream = Stream { chooser: Chooser::new(Compression::Lz4), ..Stream::new() };
+    let link = Link { found: Some(0.9), ..gigabit() };
+    stream.run(&link, 64);
+    assert!(stream.part(Some(Codec::Lz4)) > 0.999 && stream.looked_for > 56.0 * UNIT_BYTES, "{stream:?}");
+}
+
 fn link() -> impl Strategy<Value = Link> {
     let wire = (1.0..4.0f64).prop_map(|log| 10f64.powf(log) * MB);
     let lz4 = (300.0..1500.0f64, 0.1..1.0f64).prop_map(|(speed, ratio)| (speed * MB, ratio));
@@ -282,6 +396,7 @@ fn link() -> impl Strategy<Value = Link> {
             socket: socket * MB,
             buffer: buffer * MB,
             codecs: [lz4, (lz4.0 * slower, lz4.1 * smaller)],
+            found: None,
         },
     )
 }

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use godwit_lanes::{Lane, Stream, connect};
 use godwit_migration::destination::Ending;
-use godwit_migration::drive::{DestinationJob, Hello, receive, say_hello, welcome};
+use godwit_migration::drive::{DestinationJob, Hello, Offer, receive, say_hello, welcome};
 use godwit_migration::{Failure, FailureCode, Outcome};
 use godwit_wire::{Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange};
 
@@ -13,7 +13,7 @@ use crate::world::{
 };
 
 /// A destination that a peer of this file's own talks to.
-fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'static str>) {
+pub(crate) fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'static str>) {
     let folder = tempfile::tempdir().unwrap();
     let (listener, lane) = path(loopback());
     let (peer, far) = stream(&listener, lane);
@@ -27,7 +27,8 @@ fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'static str>) 
             match welcome(far, ID, LIMIT) {
                 Ok(control) => {
                     let accept = &|| accept_one(&listener);
-                    receive(DestinationJob { control, accept, epoch: 2, regions, hypervisor }, &cancel)
+                    let offer = Offer::default();
+                    receive(DestinationJob { control, accept, epoch: 2, regions, offer, hypervisor }, &cancel)
                 }
                 Err(failure) => Ending::Discarded(failure),
             }
@@ -41,7 +42,7 @@ fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'static str>) 
     (ending, said.try_iter().collect())
 }
 
-fn refused_with(ending: Ending, code: FailureCode) {
+pub(crate) fn refused_with(ending: Ending, code: FailureCode) {
     match ending {
         Ending::Discarded(failure) => assert_eq!(failure.code, code, "{failure}"),
         Ending::Runs => panic!("it runs"),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
 
 mod lying;
+mod references;
 mod world;
 
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -11,8 +11,8 @@ use godwit_lanes::pacing::{MigrationPace, Pacing};
 use godwit_lanes::{Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect, listen};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
-    DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, SourceHypervisor, SourceJob,
-    SourceResult, Tracking, WelcomedStream, inbox, receive, send, welcome,
+    DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Offer, References,
+    SourceHypervisor, SourceJob, SourceResult, Tracking, WelcomedStream, inbox, receive, send, welcome,
 };
 use godwit_migration::source::Verdict;
 use godwit_migration::{Compression, Failure, FailureCode, Policy, Progress};
@@ -187,6 +187,16 @@ pub(crate) fn fill(regions: &[Arc<Region>]) {
     }
 }
 
+fn repeat(regions: &[Arc<Region>]) {
+    let mut page = [0; 4096];
+    for region in regions {
+        for number in (1..region.pages()).step_by(5) {
+            region.copy_out((number - 1) * PAGE_SIZE, &mut page).unwrap();
+            region.copy_in(number * PAGE_SIZE, &page).unwrap();
+        }
+    }
+}
+
 /// A listener and the lane that leads to it.
 pub(crate) fn path(address: SocketAddr) -> (TcpListener, Lane) {
     let listener = listen(address).unwrap();
@@ -258,6 +268,9 @@ pub(crate) struct Twist {
     pub(crate) ipv6: bool,
     pub(crate) other_epoch: bool,
     pub(crate) compression: Compression,
+    pub(crate) references: References,
+    /// Every fifth page holds the same as the one before.
+    pub(crate) repeats: bool,
     /// Data streams; 0 means 1.
     pub(crate) streams: usize,
     /// Data streams whose connection is cut when they have carried a little.
@@ -284,8 +297,10 @@ pub(crate) fn migrate(twist: Twist) -> Moved {
 pub(crate) struct World {
     from: Vec<Arc<Region>>,
     to: Vec<Arc<Region>>,
-    listener: TcpListener,
-    lane: Lane,
+    /// Memory that the destination has beside.
+    offer: Offer,
+    pub(crate) listener: TcpListener,
+    pub(crate) lane: Lane,
     guest: Arc<Guest>,
     dirty: Dirty,
     /// Streams that are cut at the second look at the memory.
@@ -300,15 +315,19 @@ pub(crate) struct World {
 }
 
 impl World {
-    fn new(twist: Twist) -> World {
+    pub(crate) fn new(twist: Twist) -> World {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (regions(&folder, "from"), regions(&folder, "to"));
         fill(&from);
+        if twist.repeats {
+            repeat(&from);
+        }
         let address = if twist.ipv6 { (Ipv6Addr::LOCALHOST, 0).into() } else { loopback() };
         let (listener, lane) = path(address);
         World {
             from,
             to,
+            offer: Offer::default(),
             listener,
             lane,
             guest: Arc::default(),
@@ -342,6 +361,7 @@ impl World {
             accept: &|| accept_one(&self.listener),
             epoch: 2 + u64::from(twist.other_epoch),
             regions: self.to.clone(),
+            offer: self.offer.clone(),
             hypervisor: FakeDestination { state: Vec::new(), load_fails: twist.load_fails, log },
         };
         let (_keep, cancel) = mpsc::channel();
@@ -387,7 +407,7 @@ impl World {
     }
 
     /// The source, to its end.
-    fn send<'scope>(
+    pub(crate) fn send<'scope>(
         &self,
         scope: &'scope std::thread::Scope<'scope, '_>,
         control: Stream,
@@ -408,6 +428,7 @@ impl World {
             runs: !twist.paused,
             policy: Policy::default(),
             compression: twist.compression,
+            references: twist.references,
             preflight: Duration::ZERO,
             regions: self.from.clone(),
             tracker: self.tracking(twist),
@@ -426,7 +447,17 @@ pub(crate) fn migrate_paced(
     pace: &MigrationPace,
     watch: &(dyn Fn(&Inbox, Progress) + Sync),
 ) -> Moved {
-    let world = World::new(twist);
+    migrate_offered(twist, pace, watch, Offer::default())
+}
+
+/// The same to a destination that has other memory.
+pub(crate) fn migrate_offered(
+    twist: Twist,
+    pace: &MigrationPace,
+    watch: &(dyn Fn(&Inbox, Progress) + Sync),
+    offer: Offer,
+) -> Moved {
+    let world = World { offer, ..World::new(twist) };
     let (control, far_control) = stream(&world.listener, world.lane);
     let (log, said) = mpsc::channel();
     let (result, ending) = std::thread::scope(|scope| {

@@ -12,6 +12,7 @@ use godwit_wire::Message;
 use super::Connect;
 use crate::board::Misaccounted;
 use crate::drive::dispatch::{Closing, Dispatch, Worker};
+use crate::drive::referring::Referring;
 use crate::drive::{Hello, Inbox, Input, lane_failure, say_hello};
 use crate::encoding::{Chooser, Compression};
 use crate::failure::{Failure, FailureCode};
@@ -22,6 +23,7 @@ use crate::source::Event;
 pub(super) struct Shared<'a> {
     pub(super) regions: &'a [Arc<Region>],
     pub(super) dispatch: &'a Dispatch,
+    pub(super) referring: &'a Referring,
     pub(super) inbox: &'a Inbox,
     /// Connects a stream of a lane.
     pub(super) connect: &'a Connect<'a>,
@@ -45,11 +47,11 @@ pub(super) fn open_streams<'scope>(
 
 impl Shared<'_> {
     fn run(&self, number: usize) {
-        let &Shared { regions, dispatch, inbox, .. } = self;
+        let &Shared { regions, dispatch, referring, inbox, .. } = self;
         match self.open(number) {
             Ok(sender) => {
                 let chooser = Chooser::new(self.compression);
-                Worker { number, sender, chooser, regions, dispatch, inbox }.run();
+                Worker { number, sender, chooser, regions, dispatch, referring, inbox }.run();
             }
             Err(failure) => {
                 tracing::warn!(stream = number, %failure, "a data stream can't be opened");
@@ -85,7 +87,12 @@ pub(super) fn wire_number(number: usize) -> u16 {
 
 /// Reads the control stream until it ends, or until the destination has said what nothing can follow. The end of a finished
 /// migration is an event that nobody takes.
-pub(super) fn read_control(mut receiver: StreamReceiver, inbox: &Inbox, dispatch: &Dispatch) {
+pub(super) fn read_control(
+    mut receiver: StreamReceiver,
+    inbox: &Inbox,
+    dispatch: &Dispatch,
+    referring: &Referring,
+) {
     let (mut ready, mut running) = (false, false);
     loop {
         let told = match receiver.receive() {
@@ -100,6 +107,9 @@ pub(super) fn read_control(mut receiver: StreamReceiver, inbox: &Inbox, dispatch
             Ok(Incoming::Message(Message::StreamClosed { stream, units })) => {
                 stream_closed(stream, units, inbox, dispatch)
             }
+            // Before the word that what it was part of is applied.
+            Ok(Incoming::Message(Message::Missing { runs })) => referring.missing(&runs),
+            Ok(Incoming::Message(Message::Digests(digests))) => referring.take_in(&digests),
             // The driver's inbox has no bound of its own: these come as often as they are asked for, and not more.
             Ok(Incoming::Message(message)) => {
                 let goes_on = match message {

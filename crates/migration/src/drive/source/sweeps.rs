@@ -66,7 +66,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     /// False: something has come that makes it pointless.
     fn sweep(&mut self, scope: Scope) -> Result<bool, Failure> {
         let total_pages = self.job.regions.iter().map(|region| region.pages()).sum();
-        let dispatch = self.dispatch;
+        let (dispatch, referring) = (self.dispatch, self.referring);
         let Driver { job, sender, lanes, events, waiting, clock, last_heard, last_ping, machine, .. } = self;
         let mut beside = Beside {
             begun: job.begun,
@@ -88,6 +88,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             regions: &job.regions,
             tracker: &mut job.tracker,
             dispatch,
+            referring,
             chunk_pages: dispatch.chunk_pages(),
         };
         sweeper.run(scope, |looked_at| beside.goes_on(looked_at))
@@ -121,6 +122,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             // What a broken stream gives back is counted when it is sent again.
             pages: sent.pages.saturating_sub(before.pages),
             zero_pages: sent.zero_pages - before.zero_pages,
+            told_pages: sent.told_pages - before.told_pages,
             bytes: sent.bytes - before.bytes,
         }
     }
@@ -128,7 +130,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn count_remaining(&mut self) {
         let round_trip = self.clock.round_trip().unwrap_or_default();
         match self.job.tracker.count_dirty() {
-            Ok(pages) => {
+            Ok(dirty) => {
+                let pages = dirty + self.referring.waiting();
                 self.remaining_pages = pages;
                 let limit_bytes_per_s = self.job.pace.data_bytes_per_s();
                 self.later(Event::RemainingCounted { pages, round_trip, limit_bytes_per_s });

@@ -1,0 +1,127 @@
+//! Pages told by their content. What the destination has is the migration's to know ([`Knowledge`]); here a piece of pages is
+//! hashed and cut into what is told and what is sent. The pages are a copy: the guest writes while it is read.
+
+use godwit_wire::{PAGE_SIZE, PageHash, PageRun, Place, References};
+
+/// What is known of the content that the destination has. It may be wrong: the destination looks before it believes.
+pub trait Knowledge {
+    /// Where a page's content, of this hash, probably is.
+    fn find(&self, hash: &PageHash, block: u16, page: u64) -> Option<Place>;
+
+    /// A page of this content is being sent otherwise.
+    fn sent(&self, hash: &PageHash, block: u16, page: u64);
+}
+
+/// The hash by which a page is told.
+#[must_use]
+pub fn hash_page(page: &[u8]) -> PageHash {
+    blake3::hash(page).into()
+}
+
+/// A piece of pages, each looked for.
+#[derive(Debug)]
+pub(crate) struct Sought {
+    run: PageRun,
+    pages: Vec<(PageHash, Option<Place>)>,
+}
+
+impl Sought {
+    /// Looks for the pages of a run; `copy` is what they hold.
+    pub(crate) fn of(knowledge: &dyn Knowledge, run: PageRun, copy: &[u8]) -> Sought {
+        let look = |(page, bytes): (u64, &[u8])| {
+            let hash = hash_page(bytes);
+            let place = knowledge.find(&hash, run.block, page);
+            if place.is_none() {
+                // At once: a page further on may have the same content, and arrives after this one.
+                knowledge.sent(&hash, run.block, page);
+            }
+            (hash, place)
+        };
+        let pages = (run.first..).zip(copy.chunks_exact(PAGE_SIZE as usize)).map(look).collect();
+        Sought { run, pages }
+    }
+
+    /// How many pages the destination has.
+    pub(crate) fn found(&self) -> u64 {
+        self.pages.iter().filter(|(_, place)| place.is_some()).count() as u64
+    }
+
+    /// The run cut where its pages are not in a row at the destination, each piece with the place of its first page; none: it
+    /// is to be sent.
+    pub(crate) fn runs(&self) -> Vec<(PageRun, Option<Place>)> {
+        let mut runs: Vec<(PageRun, Option<Place>)> = Vec::new();
+        for (page, (_, place)) in (self.run.first..).zip(&self.pages) {
+            match runs.last_mut() {
+                Some((run, first)) if continues(*first, u64::from(run.count), *place) => run.count += 1,
+                _ => runs.push((PageRun { first: page, count: 1, ..self.run }, *place)),
+            }
+        }
+        runs
+    }
+
+    /// What tells the destination of one of [`Sought::runs`].
+    pub(crate) fn references(&self, round: u32, run: PageRun, place: Place) -> References {
+        let from = usize::try_from(run.first - self.run.first).unwrap_or(usize::MAX);
+        let hashes = self.pages.iter().skip(from).take(run.count as usize).map(|(hash, _)| *hash).collect();
+        References { round, block: run.block, first: run.first, place, hashes }
+    }
+}
+
+/// Whether `next` is where the page after `count` from `first` on has to be.
+fn continues(first: Option<Place>, count: u64, next: Option<Place>) -> bool {
+    match (first, next) {
+        (None, None) => true,
+        (Some(first), Some(next)) => next == Place { page: first.page + count, ..first },
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Fake {
+        known: HashMap<PageHash, Place>,
+        sent: RefCell<Vec<u64>>,
+    }
+
+    impl Knowledge for Fake {
+        fn find(&self, hash: &PageHash, _block: u16, _page: u64) -> Option<Place> {
+            self.known.get(hash).copied()
+        }
+
+        fn sent(&self, _hash: &PageHash, _block: u16, page: u64) {
+            self.sent.borrow_mut().push(page);
+        }
+    }
+
+    #[test]
+    fn a_piece_is_cut_into_what_is_told_and_what_is_sent() {
+        let pages: Vec<[u8; 4096]> = (0..8u8).map(|page| [page + 1; 4096]).collect();
+        let mut fake = Fake::default();
+        for (page, content, at) in [(0, 1, 70), (1, 1, 71), (2, 2, 72), (5, 1, 9), (7, 1, 11)] {
+            let place = Place { content, block: 3, page: at };
+            fake.known.insert(hash_page(&pages[page]), place);
+        }
+        let run = PageRun { block: 4, first: 100, count: 8 };
+        let sought = Sought::of(&fake, run, &pages.concat());
+        let cut: Vec<_> = sought
+            .runs()
+            .into_iter()
+            .map(|(run, place)| (run.first, run.count, place.map(|place| (place.content, place.page))))
+            .collect();
+        let expected =
+            [(100, 2, Some((1, 70))), (102, 1, Some((2, 72))), (103, 2, None), (105, 1, Some((1, 9)))];
+        assert_eq!(cut[..4], expected);
+        assert_eq!(cut[4..], [(106, 1, None), (107, 1, Some((1, 11)))]);
+        assert_eq!((sought.found(), fake.sent.into_inner()), (5, vec![103, 104, 106]));
+        let place = Place { content: 1, block: 3, page: 70 };
+        let told = sought.references(6, PageRun { block: 4, first: 100, count: 2 }, place);
+        assert_eq!((told.round, told.block, told.first, told.place), (6, 4, 100, place));
+        assert_eq!(told.hashes, [hash_page(&pages[0]), hash_page(&pages[1])]);
+    }
+}

@@ -1,0 +1,203 @@
+//! The destination's side of references: pages are made of what this host has already, where that is still what the source
+//! means; what is not is said to be missing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use godwit_lanes::{LaneError, StreamSender, hash_page};
+use godwit_ram::{PAGE_SIZE, PageRange, Region, push_merged};
+use godwit_wire::{BlockRun, Digests, Message, PAGE_SIZE as PAGE_BYTES, Place, References};
+
+use super::destination::lock;
+use crate::reference::{Content, PageBits};
+
+/// Pieces of digests that follow each other without a pause: what is said in between, the answers to pings above all, does not
+/// wait longer than these few KiB take.
+const PIECES_IN_A_ROW: usize = 8;
+const PAUSE: Duration = Duration::from_millis(1);
+/// Pages that the source is told of before it begins, where that needs no work: 2 MiB of digests.
+const FIRST_PAGES: u64 = 256 << 10;
+
+/// What a destination lets a source refer to, beside the guest's own pages.
+#[derive(Clone, Debug, Default)]
+pub struct Offer {
+    /// Memory that is here, the most promising first.
+    pub contents: Vec<Arc<Content>>,
+    /// The source is told of so many pages at most.
+    pub most_pages: u64,
+}
+
+/// What pages may be made of, and which could not be.
+#[derive(Debug)]
+pub(super) struct Contents {
+    contents: Vec<Arc<Content>>,
+    lacking: Mutex<PageBits>,
+    /// How many are in there: mostly none.
+    lacks: AtomicU64,
+}
+
+impl Contents {
+    pub(super) fn new(offer: &Offer, block_pages: &[u64]) -> Contents {
+        Contents {
+            contents: offer.contents.clone(),
+            lacking: Mutex::new(PageBits::new(block_pages)),
+            lacks: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes pages of what they are said to be. What can't be is appended to `missing`. `own`: the arriving guest's memory,
+    /// of which `region` is the block written to; the pages are known to lie within it.
+    pub(super) fn take(
+        &self,
+        references: &References,
+        own: &[Arc<Region>],
+        region: &Region,
+        scratch: &mut Vec<u8>,
+        missing: &mut Vec<BlockRun>,
+    ) -> Result<(), LaneError> {
+        let pages = PageRange::new(references.first, references.count());
+        scratch.resize(usize::try_from(pages.len_bytes()).unwrap_or(0), 0);
+        let found = self.read(references.place, own, scratch);
+        let mut good = Vec::new();
+        let mut bad = Vec::new();
+        for ((page, bytes), hash) in
+            (pages.first..).zip(scratch.chunks_exact(PAGE_BYTES as usize)).zip(&references.hashes)
+        {
+            let is_it = found && hash_page(bytes) == *hash;
+            push_merged(if is_it { &mut good } else { &mut bad }, 0, PageRange::new(page, 1));
+        }
+        let Place { content, block, page } = references.place;
+        let in_place = (content, block, page) == (0, references.block, references.first);
+        for run in good {
+            self.written(references.block, run);
+            let from = usize::try_from((run.first - pages.first) * PAGE_SIZE).unwrap_or(usize::MAX);
+            let bytes = scratch.get(from..from + usize::try_from(run.len_bytes()).unwrap_or(0));
+            if let Some(bytes) = bytes.filter(|_| !in_place) {
+                region
+                    .copy_in(run.offset_bytes(), bytes)
+                    .map_err(|error| LaneError::Memory(error.to_string()))?;
+            }
+        }
+        for PageRange { first, count } in bad {
+            self.note_missing(references.block, first, count);
+            missing.push(BlockRun { block: references.block, first, count });
+        }
+        Ok(())
+    }
+
+    /// False: there is no such content.
+    fn read(&self, place: Place, own: &[Arc<Region>], to: &mut [u8]) -> bool {
+        if let Some(other) = place.content.checked_sub(1) {
+            return self.contents.get(usize::from(other)).is_some_and(|it| it.copy_out(place, to).is_ok());
+        }
+        let offset = place.page.checked_mul(PAGE_SIZE);
+        let region = own.get(usize::from(place.block));
+        offset.zip(region).is_some_and(|(offset, region)| region.copy_out(offset, to).is_ok())
+    }
+
+    fn note_missing(&self, block: u16, first: u64, count: u64) {
+        let mut lacking = self.lacking.lock().unwrap_or_else(PoisonError::into_inner);
+        for page in first..first + count {
+            lacking.insert(block, page);
+        }
+        self.lacks.store(lacking.count(), Ordering::SeqCst);
+    }
+
+    /// Pages have come: they are missing no more.
+    pub(super) fn written(&self, block: u16, pages: PageRange) {
+        if self.lacks() > 0 {
+            let mut lacking = self.lacking.lock().unwrap_or_else(PoisonError::into_inner);
+            lacking.take(block, pages, &mut Vec::new());
+            self.lacks.store(lacking.count(), Ordering::SeqCst);
+        }
+    }
+
+    /// Pages that were missing and have not come since.
+    pub(super) fn lacks(&self) -> u64 {
+        self.lacks.load(Ordering::SeqCst)
+    }
+}
+
+/// Says which pages are missing, in as many messages as it takes.
+pub(super) fn say_missing(mut runs: Vec<BlockRun>, say: impl Fn(&Message)) {
+    while !runs.is_empty() {
+        let mut measure = Vec::new();
+        let message = Message::Missing { runs };
+        let taken = message.encode(&mut measure);
+        let Message::Missing { runs: mut all } = message else { return };
+        let rest = all.split_off(taken);
+        say(&Message::Missing { runs: all });
+        runs = rest;
+    }
+}
+
+/// Tells a source what is here.
+pub(super) struct Teller<'a> {
+    /// Number and content, and the block and the pages of its next piece.
+    pieces: Box<dyn Iterator<Item = Piece<'a>> + Send + 'a>,
+    left: u64,
+}
+
+struct Piece<'a> {
+    number: u16,
+    content: &'a Content,
+    block: u16,
+    pages: PageRange,
+}
+
+impl<'a> Teller<'a> {
+    pub(super) fn new(offer: &'a Offer) -> Teller<'a> {
+        let pieces = (1..=u16::MAX).zip(&offer.contents).flat_map(|(number, content)| {
+            let piece = move |(block, pages)| Piece { number, content, block, pages };
+            content.pieces().map(piece)
+        });
+        Teller { pieces: Box::new(pieces), left: offer.most_pages }
+    }
+
+    /// Before the source begins: what needs no work, and is not so much that it would have to wait.
+    pub(super) fn begin(&mut self, sender: &Mutex<StreamSender>) {
+        let least_left = self.left.saturating_sub(FIRST_PAGES);
+        while self.left > least_left {
+            let Some(piece) = self.pieces.next() else { return };
+            let known = piece.content.is_worked_out(piece.block, piece.pages);
+            if !self.tell(&piece, sender) || !known {
+                return;
+            }
+        }
+    }
+
+    /// The rest, until all is told, or it is over: `end` is disconnected then, or `is_over` says so.
+    pub(super) fn go_on<T>(
+        mut self,
+        sender: &Mutex<StreamSender>,
+        end: &Receiver<T>,
+        is_over: impl Fn() -> bool,
+    ) {
+        let mut in_a_row = 0;
+        while let Some(piece) = self.pieces.next() {
+            if is_over() || self.left == 0 || !self.tell(&piece, sender) {
+                return;
+            }
+            in_a_row += 1;
+            let pauses = in_a_row % PIECES_IN_A_ROW == 0;
+            if pauses && matches!(end.recv_timeout(PAUSE), Err(RecvTimeoutError::Disconnected)) {
+                return;
+            }
+        }
+    }
+
+    /// False: the source hears nothing any more.
+    fn tell(&mut self, piece: &Piece<'_>, sender: &Mutex<StreamSender>) -> bool {
+        let &Piece { number, content, block, pages } = piece;
+        // What can't be read any more is not told.
+        let prefixes = content.digests(block, pages).unwrap_or_default();
+        if prefixes.is_empty() {
+            return true;
+        }
+        self.left = self.left.saturating_sub(prefixes.len() as u64);
+        let place = Place { content: number, block, page: pages.first };
+        lock(sender).send(&Message::Digests(Digests { place, prefixes })).is_ok()
+    }
+}

@@ -1,0 +1,158 @@
+//! The source's side of references: what its streams share of what the destination has, and what is owed because a reference
+//! failed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use godwit_lanes::{Knowledge, Packing, Referring as Asked, UnitSent};
+use godwit_ram::PageRange;
+use godwit_wire::{BlockRun, Digests, PageHash, Place, prefix};
+
+use super::dispatch::Dispatch;
+use crate::encoding::Prospect;
+use crate::failure::{Failure, FailureCode};
+use crate::reference::{Known, Owed, ReferenceUse};
+
+/// How a source tells pages by their content.
+#[derive(Clone, Copy, Debug)]
+pub struct References {
+    /// What by; no more than the destination agreed to.
+    pub by: ReferenceUse,
+    /// Wherever it is possible, not only where it pays.
+    pub always: bool,
+    /// Memory for what is known of the destination's content, bytes.
+    pub known_bytes: u64,
+}
+
+impl References {
+    /// Memory for what is known of 1.8 million pages.
+    pub const KNOWN_BYTES: u64 = 64 << 20;
+}
+
+impl Default for References {
+    fn default() -> Self {
+        References { by: ReferenceUse::None, always: false, known_bytes: References::KNOWN_BYTES }
+    }
+}
+
+/// What is told by its content, and what came of it.
+#[derive(Debug)]
+pub(crate) struct Referring {
+    by: ReferenceUse,
+    always: bool,
+    known: Known,
+    owed: Mutex<Owed>,
+    /// Pages told by their content, and those that were missing then.
+    told: AtomicU64,
+    missed: AtomicU64,
+    /// What a stream saw last of the wire, bytes a second: a new stream begins with that.
+    wire_bytes_per_s: AtomicU64,
+}
+
+impl Referring {
+    pub(crate) fn new(references: References, block_pages: &[u64]) -> Referring {
+        Referring {
+            by: references.by,
+            always: references.always,
+            known: Known::new(references.known_bytes),
+            owed: Mutex::new(Owed::new(block_pages)),
+            told: AtomicU64::new(0),
+            missed: AtomicU64::new(0),
+            wire_bytes_per_s: AtomicU64::new(0),
+        }
+    }
+
+    fn owed(&self) -> MutexGuard<'_, Owed> {
+        // Counts and bits, each changed by one assignment.
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a chooser has to know.
+    pub(crate) fn prospect(&self) -> Prospect {
+        let (told, missed) = (self.told.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed));
+        let wire = self.wire_bytes_per_s.load(Ordering::Relaxed);
+        Prospect {
+            possible: self.by != ReferenceUse::None,
+            always: self.always,
+            foreign: self.known.foreign() > 0,
+            missing: if told == 0 { 0.0 } else { (missed as f64 / told as f64).min(1.0) },
+            wire_bytes_per_s: (wire > 0).then_some(wire as f64),
+        }
+    }
+
+    /// A unit of so many pages is about to be sent.
+    pub(crate) fn begins(&self, packing: Packing, pages: u64) {
+        if packing.reference != Asked::No {
+            self.owed().risk(pages);
+        }
+    }
+
+    /// A unit was sent, by a stream that sees such a wire.
+    pub(crate) fn sent(&self, sent: &UnitSent, wire_bytes_per_s: Option<f64>) {
+        self.told.fetch_add(sent.reference.pages, Ordering::Relaxed);
+        if let Some(rate) = wire_bytes_per_s {
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `as` saturates
+            self.wire_bytes_per_s.store(rate as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// The destination tells what it has.
+    pub(crate) fn take_in(&self, digests: &Digests) -> Result<(), Failure> {
+        if self.by != ReferenceUse::All || digests.place.content == 0 {
+            let detail = "the destination told of content that nobody asked for";
+            return Err(Failure::new(FailureCode::ProtocolBroken, detail));
+        }
+        self.known.take_in(digests);
+        Ok(())
+    }
+
+    /// The destination could not make pages of what it was sent.
+    pub(crate) fn missing(&self, runs: &[BlockRun]) -> Result<(), Failure> {
+        self.missed.fetch_add(runs.iter().map(|run| run.count).sum(), Ordering::Relaxed);
+        self.owed()
+            .missing(runs)
+            .map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))
+    }
+
+    /// Everything that was sent has been applied.
+    pub(crate) fn settled(&self) {
+        self.owed().settled();
+    }
+
+    /// Pages that are owed.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.owed().waiting()
+    }
+
+    /// Takes what is owed within a range, to be sent.
+    pub(crate) fn take(&self, block: u16, within: PageRange, out: &mut Vec<PageRange>) {
+        self.owed().take(block, within, out);
+    }
+
+    /// Pages that were told to be missing.
+    pub(crate) fn missing_pages(&self) -> u64 {
+        self.owed().told()
+    }
+}
+
+/// What one stream goes by.
+pub(crate) struct OfStream<'a> {
+    pub(crate) referring: &'a Referring,
+    pub(crate) dispatch: &'a Dispatch,
+    pub(crate) stream: usize,
+}
+
+impl Knowledge for OfStream<'_> {
+    fn find(&self, hash: &PageHash, block: u16, page: u64) -> Option<Place> {
+        let place = self.referring.known.find(prefix(hash))?;
+        // What is on its way on another stream may arrive after this.
+        if place.content == 0 && !self.dispatch.is_settled(self.stream, place.block, place.page) {
+            return None;
+        }
+        (!self.referring.owed().was_missing(block, page)).then_some(place)
+    }
+
+    fn sent(&self, hash: &PageHash, block: u16, page: u64) {
+        self.referring.known.insert(prefix(hash), Place { content: 0, block, page });
+    }
+}

@@ -1,0 +1,147 @@
+//! What a source knows of its destination's content: the place of a page by the beginning of its hash.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use godwit_wire::{Digests, MAX_BLOCKS, Place};
+
+/// Parts with a lock each: as many as data streams look at once without waiting for each other.
+const SHARDS: usize = 64;
+/// Bytes of an entry in a table that is full: key, value and a byte of the table's own, of which 7 of 8 slots are used.
+const SLOT_BYTES: usize = 17;
+/// Bits of a page's number in an entry; 64 blocks take 6 more, the content's number the rest.
+const PAGE_BITS: u32 = 42;
+const BLOCK_BITS: u32 = 6;
+const _: () = assert!(1 << BLOCK_BITS == MAX_BLOCKS && PAGE_BITS + BLOCK_BITS + 16 == 64);
+
+/// Places by content, as many as fit into the memory that it may have; what came first stays.
+#[derive(Debug)]
+pub struct Known {
+    shards: Vec<Mutex<HashMap<u64, u64>>>,
+    most_a_shard: usize,
+    /// Entries of content that is not the guest's own.
+    foreign: AtomicU64,
+}
+
+impl Known {
+    /// Knows nothing; takes at most so many bytes of memory.
+    #[must_use]
+    pub fn new(most_bytes: u64) -> Known {
+        let slots = usize::try_from(most_bytes).unwrap_or(usize::MAX) / SHARDS / SLOT_BYTES;
+        // Tables have a power of two of slots.
+        let slots = if slots.is_power_of_two() { slots } else { slots.next_power_of_two() / 2 };
+        Known {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            most_a_shard: slots / 8 * 7,
+            foreign: AtomicU64::new(0),
+        }
+    }
+
+    fn shard(&self, prefix: u64) -> MutexGuard<'_, HashMap<u64, u64>> {
+        // Its own methods do not panic half-way.
+        let shard = &self.shards[usize::try_from(prefix >> 58).unwrap_or(0) % SHARDS];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes where content of a prefix is. The guest's own pages give way to others', which stay as they are, and to later ones.
+    pub fn insert(&self, prefix: u64, place: Place) {
+        let Some(packed) = pack(place).filter(|_| prefix != 0) else { return };
+        let is_own = |packed: u64| packed >> (PAGE_BITS + BLOCK_BITS) == 0;
+        let mut shard = self.shard(prefix);
+        let room = shard.len() < self.most_a_shard;
+        match shard.get_mut(&prefix) {
+            Some(known) if is_own(*known) => *known = packed,
+            Some(_) => return,
+            None if room => drop(shard.insert(prefix, packed)),
+            None => return,
+        }
+        if !is_own(packed) {
+            self.foreign.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes what a destination tells.
+    pub fn take_in(&self, digests: &Digests) {
+        let Place { page: first, .. } = digests.place;
+        for (page, &prefix) in (first..).zip(&digests.prefixes) {
+            self.insert(prefix, Place { page, ..digests.place });
+        }
+    }
+
+    /// Where content of a prefix probably is.
+    #[must_use]
+    pub fn find(&self, prefix: u64) -> Option<Place> {
+        self.shard(prefix).get(&prefix).copied().map(unpack)
+    }
+
+    /// How many pages of content that is not the guest's own it knows.
+    #[must_use]
+    pub fn foreign(&self) -> u64 {
+        self.foreign.load(Ordering::Relaxed)
+    }
+}
+
+/// None: no VM has such a page.
+fn pack(place: Place) -> Option<u64> {
+    let Place { content, block, page } = place;
+    (page < 1 << PAGE_BITS && block < MAX_BLOCKS).then_some(
+        u64::from(content) << (PAGE_BITS + BLOCK_BITS)
+            | u64::from(block) << PAGE_BITS
+            | (page & ((1 << PAGE_BITS) - 1)),
+    )
+}
+
+#[allow(clippy::cast_possible_truncation)] // fields of 16, 6 and 42 bits
+fn unpack(packed: u64) -> Place {
+    Place {
+        content: (packed >> (PAGE_BITS + BLOCK_BITS)) as u16,
+        block: (packed >> PAGE_BITS) as u16 % MAX_BLOCKS,
+        page: packed & ((1 << PAGE_BITS) - 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn places_survive(content in any::<u16>(), block in 0..MAX_BLOCKS, page in 0..1u64 << PAGE_BITS) {
+            let place = Place { content, block, page };
+            prop_assert_eq!(pack(place).map(unpack), Some(place));
+        }
+
+        #[test]
+        fn whatever_is_told_it_stays_within_its_memory(
+            prefixes in prop::collection::vec(any::<u64>(), 0..4000),
+            page in any::<u64>(),
+            most_bytes in 0u64..200_000,
+        ) {
+            let known = Known::new(most_bytes);
+            known.take_in(&Digests { place: Place { content: 1, block: 70, page }, prefixes: prefixes.clone() });
+            prop_assert_eq!(known.foreign(), 0);
+            let page = page % (1 << 41);
+            known.take_in(&Digests { place: Place { content: 1, block: 0, page }, prefixes });
+            prop_assert!(known.foreign() * SLOT_BYTES as u64 <= most_bytes);
+        }
+    }
+
+    #[test]
+    fn own_pages_give_way() {
+        let known = Known::new(1 << 20);
+        let at = |content, page| Place { content, block: 2, page };
+        for place in [at(0, 1), at(0, 2)] {
+            known.insert(7, place);
+            assert_eq!(known.find(7), Some(place));
+        }
+        known.insert(7, at(3, 9));
+        known.insert(7, at(0, 4));
+        known.insert(7, at(5, 4));
+        assert_eq!((known.find(7), known.foreign()), (Some(at(3, 9)), 1));
+        known.insert(0, at(3, 9));
+        assert_eq!((known.find(0), known.find(8)), (None, None));
+    }
+}

@@ -1,0 +1,284 @@
+//! Pages told by what the destination has: it is the same guest that arrives, whatever the destination has or says.
+
+use std::sync::Arc;
+
+use godwit_lanes::pacing::Pacing;
+use godwit_lanes::{Incoming, RateLimit, accept, connect};
+use godwit_migration::drive::{Hello, Offer, References, SourceResult, say_hello, welcome};
+use godwit_migration::reference::Content;
+use godwit_migration::{Compression, EncodingName, FailureCode, Outcome, ReferenceUse};
+use godwit_ram::{PAGE_SIZE, Region};
+use godwit_wire::{BlockRun, Digests, Message, Place, prefix};
+
+use crate::lying::{lying_peer, refused_with};
+use crate::world::{BLOCKS, HELLO, ID, LIMIT, Moved, Twist, World, fill, migrate_offered, regions, stream};
+
+const ALL: References =
+    References { by: ReferenceUse::All, always: true, known_bytes: References::KNOWN_BYTES };
+
+/// Memory of an earlier guest at the destination, as it is found by its digests.
+fn content(regions: &[Arc<Region>]) -> Arc<Content> {
+    let content = Content::of(regions).unwrap();
+    for (block, piece) in content.pieces() {
+        content.digests(block, piece).unwrap();
+    }
+    Arc::new(content)
+}
+
+fn offer(contents: Vec<Arc<Content>>) -> Offer {
+    Offer { contents, most_pages: 1 << 20 }
+}
+
+fn migrate_to(twist: Twist, offer: &Offer) -> Moved {
+    let pace = Pacing::default().migration(RateLimit::NONE);
+    let moved = migrate_offered(twist, &pace, &|_, _| {}, offer.clone());
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert!(moved.same_memory);
+    let pages: u64 = moved.result.encodings.iter().map(|encoding| encoding.pages).sum();
+    assert!(pages > BLOCKS.iter().sum::<u64>());
+    moved
+}
+
+fn pages_by(moved: &Moved, name: EncodingName) -> u64 {
+    moved
+        .result
+        .encodings
+        .iter()
+        .filter(|encoding| encoding.name == name)
+        .map(|encoding| encoding.pages)
+        .sum()
+}
+
+/// Pages of the guest that hold something, each another.
+fn guests_pages() -> u64 {
+    BLOCKS.iter().map(|pages| pages - pages.div_ceil(3)).sum()
+}
+
+#[test]
+fn the_way_back_carries_next_to_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = regions(&folder, "before");
+    fill(&before);
+    for streams in [1, 3] {
+        let twist = Twist { references: ALL, streams, ..Twist::default() };
+        let moved = migrate_to(twist, &offer(vec![content(&before)]));
+        // All but the page that a device wrote while the guest stood still.
+        assert_eq!(pages_by(&moved, EncodingName::Reference), guests_pages());
+        assert_eq!((pages_by(&moved, EncodingName::Raw), moved.result.missing_pages), (1, 0));
+        let sent: u64 = moved.result.encodings.iter().map(|encoding| encoding.wire_bytes).sum();
+        assert!(sent < guests_pages() * PAGE_SIZE / 20, "{:?}", moved.result.encodings);
+    }
+}
+
+#[test]
+fn another_guests_memory_serves_as_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = regions(&folder, "before");
+    fill(&before);
+    // Another guest: of another size, with the same pages elsewhere, and the second of two.
+    let path = folder.path().join("other");
+    let other = [Arc::new(Region::create(&path, 3000 * PAGE_SIZE, None).unwrap())];
+    let mut page = [0; 4096];
+    for number in 0..BLOCKS[0] {
+        before[0].copy_out(number * PAGE_SIZE, &mut page).unwrap();
+        other[0].copy_in((2000 + number) * PAGE_SIZE, &page).unwrap();
+    }
+    let empty = regions(&folder, "empty");
+    let moved = migrate_to(
+        Twist { references: ALL, compression: Compression::Lz4, ..Twist::default() },
+        &offer(vec![content(&empty), content(&other)]),
+    );
+    let found = pages_by(&moved, EncodingName::Reference);
+    assert!(found >= BLOCKS[0] - BLOCKS[0].div_ceil(3) && found < guests_pages(), "{found}");
+    assert!(pages_by(&moved, EncodingName::Lz4) > 0);
+}
+
+#[test]
+fn content_that_has_changed_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = regions(&folder, "before");
+    fill(&before);
+    let content = content(&before);
+    // What its guest, which runs on, wrote since: whole pages, and one byte of a page.
+    before[0].copy_in(100 * PAGE_SIZE, &[9; 30 * 4096]).unwrap();
+    before[1].copy_in(44 * PAGE_SIZE + 17, &[1]).unwrap();
+    for streams in [1, 4] {
+        let twist = Twist { references: ALL, streams, ..Twist::default() };
+        let moved = migrate_to(twist, &offer(vec![Arc::clone(&content)]));
+        assert_eq!(moved.result.missing_pages, 21);
+        assert_eq!(pages_by(&moved, EncodingName::Reference), guests_pages());
+        assert_eq!(pages_by(&moved, EncodingName::Raw), 22, "what was missing, and the device's page");
+    }
+}
+
+#[test]
+fn content_that_is_gone_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = regions(&folder, "before");
+    fill(&before);
+    let content = content(&before);
+    content.empty(1 << 20).unwrap();
+    for cut in [0, 3] {
+        let twist = Twist { references: ALL, streams: 4, cut, ..Twist::default() };
+        let moved = migrate_to(twist, &offer(vec![Arc::clone(&content)]));
+        assert!(moved.result.missing_pages >= guests_pages());
+    }
+}
+
+#[test]
+fn a_guests_own_pages_are_sent_once() {
+    for streams in [1, 3] {
+        let own = References { by: ReferenceUse::Own, ..ALL };
+        let moved = migrate_to(
+            Twist { references: own, repeats: true, streams, ..Twist::default() },
+            &Offer::default(),
+        );
+        let found = pages_by(&moved, EncodingName::Reference);
+        assert!(found > BLOCKS.iter().sum::<u64>() / 20, "{found}");
+        assert_eq!(moved.result.missing_pages, 0, "what is on its way elsewhere is not referred to");
+    }
+}
+
+/// A source whose destination is this file's own: it welcomes all streams, says `answers` before it is ready, and then answers
+/// each unit by `answer`.
+fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Sync) -> SourceResult {
+    let (twist, folder) = (Twist { references: ALL, ..Twist::default() }, tempfile::tempdir().unwrap());
+    let world = World::new(twist);
+    let (control, far) = stream(&world.listener, world.lane);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let control = far.clone();
+            welcome(far, ID, LIMIT).unwrap();
+            let (mut sender, mut receiver) = (control.sender(), control.receiver());
+            assert!(matches!(receiver.receive().unwrap(), Incoming::Message(Message::Begin(_))));
+            answers.iter().chain([&Message::Ready]).for_each(|message| sender.send(message).unwrap());
+            // A source that has heard enough already opens none, or closes it.
+            let Ok(Some(data)) = accept(std::slice::from_ref(&world.listener), LIMIT) else { return };
+            if welcome(data.clone(), ID, LIMIT).is_err() {
+                return;
+            }
+            let mut data = data.receiver();
+            let sink = regions(&folder, "sink");
+            let mut units = 0;
+            // Until the source has had enough.
+            while let Ok(incoming) = data.receive() {
+                match incoming {
+                    Incoming::Pages(header) => {
+                        if data.pages(&sink[usize::from(header.run.block)], header).is_err() {
+                            return;
+                        }
+                    }
+                    Incoming::Message(Message::UnitEnd) => {
+                        units += 1;
+                        for message in after_a_unit(units) {
+                            let _ = sender.send(&message);
+                        }
+                    }
+                    Incoming::Message(_) => {}
+                }
+            }
+        });
+        let pace = Pacing::default().migration(RateLimit::NONE);
+        world.send(scope, control, twist, &pace, &|_, _| {})
+    })
+}
+
+fn broken_by(result: &SourceResult, what: &str) {
+    let failure = result.failure.as_ref().unwrap();
+    assert_eq!((result.outcome, failure.code), (Outcome::Failed, FailureCode::ProtocolBroken), "{failure}");
+    assert!(failure.detail.contains(what), "{failure}");
+}
+
+#[test]
+fn a_destination_that_misses_what_the_guest_has_not_got_is_told_off() {
+    for (block, first, count) in [(0, BLOCKS[0] - 1, 2), (2, 0, 1), (0, u64::MAX - 3, 3), (0, 0, 1 << 40)] {
+        let result =
+            lied_to(&[], |_| vec![Message::Missing { runs: vec![BlockRun { block, first, count }] }]);
+        broken_by(&result, "misses pages");
+    }
+}
+
+#[test]
+fn a_destination_can_not_miss_pages_that_nobody_has_sent_yet() {
+    let result =
+        lied_to(&[Message::Missing { runs: vec![BlockRun { block: 0, first: 1, count: 1 }] }], |_| vec![]);
+    broken_by(&result, "misses pages");
+}
+
+#[test]
+fn a_destination_that_calls_the_guests_own_pages_its_content_is_told_off() {
+    let place = Place { content: 0, block: 0, page: 0 };
+    let result = lied_to(&[Message::Digests(Digests { place, prefixes: vec![7] })], |_| vec![]);
+    broken_by(&result, "content");
+}
+
+#[test]
+fn a_source_that_never_sends_what_was_missing_gets_no_guest_running() {
+    let (ending, said) = lying_peer(|peer, lane| {
+        let mut control = peer.sender();
+        let mut answers = peer.receiver();
+        say_hello(&mut control, &mut answers, HELLO).unwrap();
+        let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+        control.send(&Message::Begin(begin)).unwrap();
+        let data = connect(lane, LIMIT).unwrap();
+        let mut sender = data.sender();
+        say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
+        for place in [Place { content: 9, block: 0, page: 0 }, Place { content: 0, block: 1, page: 1 << 60 }]
+        {
+            let hashes = vec![[3; 32]; 2];
+            let references = godwit_wire::References { round: 0, block: 0, first: 5, place, hashes };
+            sender.send(&Message::References(references)).unwrap();
+        }
+        sender.send(&Message::UnitEnd).unwrap();
+        let end = godwit_wire::PagesEnd { pages: 4, units: vec![1] };
+        control.send(&Message::PagesEnd(end)).unwrap();
+        let mut missing = Vec::new();
+        while let Ok(Incoming::Message(message)) = answers.receive() {
+            match message {
+                Message::Missing { runs } => missing.extend(runs),
+                Message::Refused(_) => break,
+                _ => {}
+            }
+        }
+        assert!(missing.iter().all(|run| (run.block, run.first, run.count) == (0, 5, 2)), "{missing:?}");
+    });
+    refused_with(ending, FailureCode::ProtocolBroken);
+    assert_eq!(said, ["discarded"]);
+}
+
+#[test]
+fn references_beyond_the_guest_end_the_migration() {
+    let (ending, _) = lying_peer(|peer, lane| {
+        say_hello(&mut peer.sender(), &mut peer.receiver(), HELLO).unwrap();
+        let data = connect(lane, LIMIT).unwrap();
+        let mut sender = data.sender();
+        say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
+        let place = Place { content: 1, block: 0, page: 0 };
+        let hashes = vec![[3; 32]; 2];
+        let references = godwit_wire::References { round: 0, block: 0, first: BLOCKS[0] - 1, place, hashes };
+        sender.send(&Message::References(references)).unwrap();
+        let _ = peer.receiver().receive();
+    });
+    refused_with(ending, FailureCode::ProtocolBroken);
+}
+
+#[test]
+fn a_digest_that_lies_costs_a_page_and_nothing_else() {
+    // The destination claims to have, in content of another hash, a page of the guest's.
+    let folder = tempfile::tempdir().unwrap();
+    let from = regions(&folder, "from");
+    fill(&from);
+    let mut page = [0; 4096];
+    from[0].copy_out(PAGE_SIZE, &mut page).unwrap();
+    let place = Place { content: 1, block: 0, page: 3 };
+    let told = Message::Digests(Digests { place, prefixes: vec![prefix(&godwit_lanes::hash_page(&page))] });
+    let result = lied_to(&[told], |units| match units {
+        1 => vec![
+            Message::Missing { runs: vec![BlockRun { block: 0, first: 1, count: 1 }] },
+            Message::UnitsApplied { stream: 1, units },
+            Message::Abort(godwit_wire::Reason { code: 1, detail: String::new() }),
+        ],
+        _ => vec![],
+    });
+    assert_eq!(result.missing_pages, 1);
+}

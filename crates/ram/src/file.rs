@@ -1,0 +1,109 @@
+//! A RAM file that is only read: nothing of it is mapped, so that it may be cut short or emptied at any time without harm to
+//! who reads it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use crate::error::RamError;
+use crate::pages::PAGE_SIZE;
+use crate::region::Region;
+
+/// A RAM file, open. It holds the memory also when its name is gone, until it is dropped or emptied.
+#[derive(Debug)]
+pub struct RamFile {
+    file: File,
+    path: PathBuf,
+    pages: u64,
+}
+
+impl RamFile {
+    /// The file of a region, opened once more.
+    ///
+    /// # Errors
+    /// [`RamError::Io`] where the process has no more descriptors.
+    pub fn of(region: &Region) -> Result<RamFile, RamError> {
+        let file = region
+            .file()
+            .try_clone()
+            .map_err(|source| RamError::io("open once more", region.path(), source))?;
+        Ok(RamFile { file, path: region.path().to_owned(), pages: region.pages() })
+    }
+
+    /// Its size in pages when it was opened.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Memory that it holds now, bytes.
+    #[must_use]
+    pub fn taken_bytes(&self) -> u64 {
+        self.file.metadata().map_or(0, |metadata| metadata.blocks() * 512)
+    }
+
+    /// Copies whole pages, from `page` on, into `to`. A hole reads as zeros and stays a hole.
+    ///
+    /// # Errors
+    /// [`RamError::Io`] where the file has not that much (it has been emptied).
+    pub fn copy_out(&self, page: u64, to: &mut [u8]) -> Result<(), RamError> {
+        let at = page.checked_mul(PAGE_SIZE).ok_or(io::ErrorKind::InvalidInput.into());
+        at.and_then(|at| self.file.read_exact_at(to, at))
+            .map_err(|source| RamError::io("read guest memory in", &self.path, source))
+    }
+
+    /// The first page from `page` on that may hold something else than zeros; none where all that follow do not.
+    ///
+    /// # Errors
+    /// [`RamError::Io`].
+    pub fn data_from(&self, page: u64) -> Result<Option<u64>, RamError> {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(page.saturating_mul(PAGE_SIZE))) {
+            Ok(data) => Ok(Some(data / PAGE_SIZE).filter(|data| *data < self.pages)),
+            Err(Errno::NXIO) => Ok(None),
+            Err(errno) => Err(RamError::io("look for data in", &self.path, errno)),
+        }
+    }
+
+    /// Gives all of its memory back to the kernel, `step_bytes` at a time, whoever else has it open. For files that no
+    /// hypervisor maps any more: one that did would be killed.
+    ///
+    /// # Errors
+    /// [`RamError::Io`].
+    pub fn empty(&self, step_bytes: u64) -> Result<(), RamError> {
+        let failed = |source| RamError::io("give back the memory of", &self.path, source);
+        let mut length = self.file.metadata().map_err(failed)?.len();
+        while length > 0 {
+            length = length.saturating_sub(step_bytes.max(PAGE_SIZE));
+            self.file.set_len(length).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_holds_the_memory_until_it_is_emptied() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ram");
+        let region = Region::create(&path, 8 * PAGE_SIZE, None).unwrap();
+        region.copy_in(5 * PAGE_SIZE, &[7; 4096]).unwrap();
+        let file = RamFile::of(&region).unwrap();
+        drop(region);
+        std::fs::remove_file(&path).unwrap();
+        let mut page = [0; 4096];
+        file.copy_out(5, &mut page).unwrap();
+        assert_eq!((page, file.pages(), file.data_from(6).unwrap()), ([7; 4096], 8, None));
+        assert!(file.taken_bytes() > 0);
+        assert!(file.copy_out(8, &mut page).is_err() && file.copy_out(u64::MAX, &mut page).is_err());
+        file.empty(2 * PAGE_SIZE).unwrap();
+        assert_eq!(file.taken_bytes(), 0);
+        assert!(file.copy_out(5, &mut page).is_err());
+    }
+}
