@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use godwit_migration::{EngineKind, FailureReport};
+use godwit_migration::{EngineKind, FailureReport, ReferenceUse};
 use godwit_qemu::ResolvedSpec;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,9 @@ pub struct IncomingRequest {
     /// Settings of QEMU's own migration: both sides must have the same.
     #[serde(default)]
     pub qemu: QemuEngineOptions,
+    /// What pages may be told by; left out where it is nothing, as releases without references do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub references: Option<ReferenceUse>,
 }
 
 /// The shadow VM is there.
@@ -34,6 +37,9 @@ pub struct IncomingAccepted {
     pub id: String,
     /// Where the lane, or QEMU's own connection, is expected. Any of them will do.
     pub addresses: Vec<SocketAddr>,
+    /// What pages may be told by, no more than was asked for; none by a release without references.
+    #[serde(default)]
+    pub references: Option<ReferenceUse>,
 }
 
 /// Where a migration is, by the destination's word.

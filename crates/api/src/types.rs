@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_migration::{Compression, EngineKind, Progress, RateLimit, Report};
+use godwit_migration::{Compression, EngineKind, Progress, RateLimit, ReferenceUse, Report};
 use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
 
@@ -242,6 +242,10 @@ pub struct MigrationRequest {
     /// What compresses the pages, for `engine: godwit`; QEMU's has its own ([`QemuEngineOptions::compression`]).
     #[serde(default)]
     pub compression: Compression,
+    /// What pages may be told by instead of being sent, for `engine: godwit`; both hosts' configurations may allow less. `all`
+    /// also lets the source keep the memory for the way back.
+    #[serde(default)]
+    pub references: ReferenceUse,
 }
 
 /// The most that a request may ask for.
@@ -262,6 +266,7 @@ impl MigrationRequest {
             streams: None,
             bandwidth_limit: None,
             compression: Compression::default(),
+            references: ReferenceUse::default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, RateLimit};
 use godwit_lab::{BitRate, Family, Loss, Rtt};
-use godwit_migration::{Compression, EngineKind};
+use godwit_migration::{Compression, EngineKind, ReferenceUse};
 use godwit_qemu::ByteSize;
 
 use crate::exit::EXIT_CODES;
@@ -399,6 +399,26 @@ impl From<CompressionArg> for Compression {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReferencesArg {
+    /// Whatever the destination has: an earlier stay, other guests, this guest's own pages
+    All,
+    /// The guest's own pages
+    Own,
+    /// Nothing: every page is sent, and no memory is kept for the way back
+    None,
+}
+
+impl From<ReferencesArg> for ReferenceUse {
+    fn from(references: ReferencesArg) -> ReferenceUse {
+        match references {
+            ReferencesArg::All => ReferenceUse::All,
+            ReferencesArg::Own => ReferenceUse::Own,
+            ReferencesArg::None => ReferenceUse::None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MultifdCompressionArg {
     /// Slow, small
     Zlib,
@@ -442,6 +462,9 @@ pub(crate) struct MigrateArgs {
     /// What compresses the guest's pages [default: auto]
     #[arg(long, value_enum)]
     pub(crate) compression: Option<CompressionArg>,
+    /// What pages may be told by instead of being sent [default: all]
+    #[arg(long, value_enum)]
+    pub(crate) references: Option<ReferencesArg>,
     /// QEMU's engine: channels in parallel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=255), help_heading = "With --engine qemu")]
     pub(crate) multifd_channels: Option<u32>,
@@ -680,6 +703,7 @@ mod tests {
             "godwit host limit 1gbit --lane fd77::11 --host a",
             "godwit host limit none --each-migration",
             "godwit migrate web --to b --compression lz4",
+            "godwit migrate web --to b --references own",
             "godwit migration cancel m1",
             "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
             "godwit lab up --lane 1gbit,250mbit --family ipv6 --flow-cap 200mbit",
@@ -710,6 +734,7 @@ mod tests {
             "godwit host limit --lane 10.0.0.1",
             "godwit host limit 1gbit --lane 10.0.0.1 --each-migration",
             "godwit migrate web --to b --compression zlib",
+            "godwit migrate web --to b --references some",
             "godwit migrate web --to b --engine qemu --multifd-compression zstd",
             "godwit watch web",
             "godwit lab up --link 1gbit --lane 1gbit",

@@ -7,7 +7,7 @@ mod line;
 use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions, VmInfo,
 };
-use godwit_migration::{Compression, EngineKind, Report};
+use godwit_migration::{Compression, EngineKind, ReferenceUse, Report};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -82,6 +82,9 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
             "leave it out; QEMU's has --multifd-compression, with --multifd-channels",
         ));
     }
+    if matches!(options.engine, EngineArg::Qemu) && options.references.is_some() {
+        return Err(Failure::usage("--references belongs to Godwit's own engine", "leave it out"));
+    }
     Ok(MigrationRequest {
         to: options.to.clone(),
         engine: EngineKind::from(options.engine),
@@ -90,6 +93,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         streams: options.streams,
         bandwidth_limit: options.bandwidth_limit,
         compression: options.compression.map_or_else(Compression::default, Compression::from),
+        references: options.references.map_or_else(ReferenceUse::default, ReferenceUse::from),
     })
 }
 

@@ -23,6 +23,7 @@ use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
 use crate::probe::Probes;
 use crate::protection::Protection;
+use crate::references::References;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
 
@@ -40,6 +41,7 @@ pub struct Agent {
     limits: HostLimits,
     /// None: this host is insecure, or speaks to nobody.
     protection: Option<Protection>,
+    references: Arc<References>,
     /// QEMU binaries asked already, with the time of their last change: an upgraded one is asked again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
     accels: tokio::sync::Mutex<HashMap<PathBuf, AccelProbe>>,
@@ -93,6 +95,11 @@ impl Agent {
     #[must_use]
     pub fn limits(&self) -> &HostLimits {
         &self.limits
+    }
+
+    /// Memory that arriving guests' pages may be made of.
+    pub(crate) fn references(&self) -> &Arc<References> {
+        &self.references
     }
 
     /// What this host shows to others and expects of them; none where it is insecure.

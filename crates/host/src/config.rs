@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use godwit_api::{DEFAULT_SOCKET, Endpoint, RateLimit};
+use godwit_migration::ReferenceUse;
+use godwit_qemu::ByteSize;
 use serde::Deserialize;
 
 /// A unix socket's path may have 107 bytes (`sun_path`, unix(7)); what the agent appends to `run_dir` for a VM
@@ -55,6 +57,9 @@ pub struct Config {
     /// How fast guests' pages may leave.
     #[serde(default)]
     pub limits: LimitsConfig,
+    /// What pages may be told by, instead of being sent.
+    #[serde(default)]
+    pub references: ReferencesConfig,
     /// Networks that NICs name.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
@@ -88,6 +93,65 @@ pub struct LimitsConfig {
     /// Lanes, by this host's address.
     #[serde(default)]
     pub lanes: BTreeMap<IpAddr, RateLimit>,
+}
+
+/// Memory by which pages are told instead of being sent.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReferencesConfig {
+    /// What pages of migrations from and to this host may be told by.
+    #[serde(rename = "use")]
+    pub by: ReferenceUse,
+    /// Memory of VMs that left which is kept for their way back.
+    pub base_memory: BaseMemory,
+    /// How long it is kept, minutes.
+    pub base_minutes: u32,
+    /// Memory for the digests of pages that are offered.
+    pub digest_memory: ByteSize,
+}
+
+impl Default for ReferencesConfig {
+    fn default() -> Self {
+        ReferencesConfig {
+            by: ReferenceUse::All,
+            base_memory: BaseMemory::Auto,
+            base_minutes: 60,
+            digest_memory: ByteSize::from_mib(64),
+        }
+    }
+}
+
+/// How much memory bases may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum BaseMemory {
+    /// A quarter of the host's.
+    Auto,
+    /// So much; 0: none is kept.
+    Size(ByteSize),
+}
+
+impl BaseMemory {
+    /// Bytes, on a host of so many.
+    #[must_use]
+    pub fn bytes(self, host_bytes: u64) -> u64 {
+        match self {
+            BaseMemory::Auto => host_bytes / 4,
+            BaseMemory::Size(size) => size.bytes(),
+        }
+    }
+}
+
+impl TryFrom<String> for BaseMemory {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "auto" => Ok(BaseMemory::Auto),
+            "none" => Ok(BaseMemory::Size(ByteSize::from_bytes(0))),
+            size => size.parse().map(BaseMemory::Size).map_err(|error| format!("{error}, or auto, or none")),
+        }
+    }
 }
 
 /// One network.
@@ -319,6 +383,11 @@ mod tests {
             host = "5gbit"
             migration = "none"
             lanes = { "10.77.0.11" = "1gbit", "fd77::11" = "500mbit" }
+            [references]
+            use = "own"
+            base_memory = "2GiB"
+            base_minutes = 5
+            digest_memory = "8MiB"
             [networks.lan]
             bridge = "br-lan"
             [peers]
@@ -330,6 +399,10 @@ mod tests {
         assert_eq!(config.networks["lan"].bridge, "br-lan");
         assert_eq!((config.limits.host.to_string(), config.limits.lanes.len()), ("5gbit".into(), 2));
         assert_eq!(config.ram_dir(), Path::new("/run/a/memory"));
+        let references = &config.references;
+        assert_eq!((references.by, references.base_minutes), (ReferenceUse::Own, 5));
+        assert_eq!((references.base_memory.bytes(1), references.digest_memory.bytes()), (2 << 30, 8 << 20));
+        assert_eq!(BaseMemory::Auto.bytes(8 << 30), 2 << 30);
     }
 
     #[test]
@@ -352,6 +425,8 @@ mod tests {
             ("name = \"a\"\n[limits]\nmigration = \"64kbit\"", "64kbit is too low"),
             ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is no limit"),
             (OTHER_LANE, "limits.lanes.\"10.0.0.2\": no lane leaves"),
+            ("name = \"a\"\n[references]\nuse = \"some\"", "unknown variant `some`"),
+            ("name = \"a\"\n[references]\nbase_memory = \"much\"", "\"much\" is no size"),
             (&long, "too long for the sockets"),
         ];
         for (text, expected) in cases {

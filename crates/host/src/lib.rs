@@ -17,6 +17,7 @@ mod migrations;
 mod network;
 mod probe;
 mod protection;
+mod references;
 mod server;
 mod store;
 mod user;

@@ -28,13 +28,22 @@ pub(crate) fn grantable_bytes(available_bytes: u64, ram_dir_bytes: u64, promises
 
 /// MemAvailable of /proc/meminfo (proc(5)), in bytes.
 pub(crate) fn available_bytes() -> io::Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    parse_available(&text)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemAvailable"))
+    of_meminfo("MemAvailable:")
 }
 
-fn parse_available(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// MemTotal of /proc/meminfo (proc(5)), in bytes.
+pub(crate) fn total_bytes() -> io::Result<u64> {
+    of_meminfo("MemTotal:")
+}
+
+fn of_meminfo(key: &str) -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    parse(&text, key)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/meminfo has no {key}")))
+}
+
+fn parse(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -59,8 +68,8 @@ mod tests {
 
     #[test]
     fn meminfo_is_read() {
-        assert_eq!(parse_available("MemTotal: 9 kB\nMemAvailable:   24576 kB\n"), Some(24576 * 1024));
-        assert_eq!(parse_available("MemTotal: 9 kB\n"), None);
-        assert!(available_bytes().unwrap() > 0);
+        assert_eq!(parse("MemTotal: 9 kB\nMemAvailable:   24576 kB\n", "MemAvailable:"), Some(24576 * 1024));
+        assert_eq!(parse("MemTotal: 9 kB\n", "MemAvailable:"), None);
+        assert!(total_bytes().unwrap() > available_bytes().unwrap());
     }
 }

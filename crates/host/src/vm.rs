@@ -5,11 +5,12 @@ mod admission;
 mod files;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
+use godwit_migration::reference::Content;
 use godwit_qemu::{AdoptError, Launch, QemuProcess, ResolvedSpec, Tracker};
 use godwit_ram::{Region, tracker_listener};
 
@@ -42,6 +43,8 @@ pub struct Vm {
     pub tracker_socket: PathBuf,
     /// Its files on this host.
     pub files: VmFiles,
+    /// Its memory as other guests' pages may be made of it, where it is offered.
+    content: OnceLock<Arc<Content>>,
 }
 
 /// What a start needs to know of the host.
@@ -105,6 +108,7 @@ impl Vm {
             regions,
             tracker_socket: files.tracker_socket.clone(),
             files,
+            content: OnceLock::new(),
         };
         match vm.finish_launch(begin).await {
             Ok(()) => {
@@ -153,7 +157,13 @@ impl Vm {
             regions,
             tracker_socket: files.tracker_socket.clone(),
             files,
+            content: OnceLock::new(),
         }))
+    }
+
+    /// Its memory is offered to other guests, as long as this is here.
+    pub(crate) fn offers(&self, content: Arc<Content>) {
+        let _ = self.content.set(content);
     }
 
     /// The generation of its ownership.

@@ -197,7 +197,10 @@ fn a_promoted_shadow_is_the_hosts_own() {
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Paused);
         agent.discard(&shadow).await;
         assert_eq!(agent.vms().len(), 1, "only a shadow can be discarded");
-        assert!(agent.release(&shadow).await.is_err(), "only a VM that has been handed over is let go");
+        assert!(
+            agent.release(&shadow, false).await.is_err(),
+            "only a VM that has been handed over is let go"
+        );
         let saved = std::fs::read_to_string(host.path().join("state/vms/web/vm.json")).unwrap();
         assert!(saved.contains("\"owner\"") && saved.contains("\"epoch\": 2"), "{saved}");
     });
@@ -223,7 +226,7 @@ fn the_source_is_marked_kept_and_released() {
         agent.end_migration("web").await;
 
         let vm = agent.begin_migration("web", "m3").unwrap();
-        agent.release(&vm).await.unwrap();
+        agent.release(&vm, false).await.unwrap();
         assert!(agent.vms().is_empty());
         assert_eq!(host.remains(), Vec::<String>::new());
     });

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use godwit_api::{
     Client, ClientError, MigrationEvent, MigrationEvents, MigrationRequest, QemuEngineOptions, VmState,
 };
-use godwit_migration::{EngineKind, Outcome, Phase, Progress, Report, millis};
+use godwit_migration::{EngineKind, Outcome, Phase, Progress, ReferenceUse, Report, millis};
 use serde::Serialize;
 
 use crate::client::Gaps;
@@ -193,9 +193,11 @@ impl Guest {
     }
 }
 
-/// A request for a move to `host`. A lab protects what its hosts say; where QEMU moves the guest it is allowed not to.
+/// A request for a move to `host`. A lab protects what its hosts say; where QEMU moves the guest it is allowed not to. Nothing is
+/// told by what a host has of an earlier move, and nothing kept: who tries that asks for it.
 #[must_use]
 pub fn request_to(host: &str, engine: EngineKind) -> MigrationRequest {
     let qemu = QemuEngineOptions { plaintext: true, ..QemuEngineOptions::default() };
-    MigrationRequest { engine, qemu, ..MigrationRequest::to(host) }
+    let references = if engine == EngineKind::Godwit { ReferenceUse::None } else { ReferenceUse::default() };
+    MigrationRequest { engine, qemu, references, ..MigrationRequest::to(host) }
 }

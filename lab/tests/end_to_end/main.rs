@@ -19,6 +19,7 @@ mod paused;
 mod peer_version;
 mod probe;
 mod qemu_engine;
+mod references;
 mod restart;
 mod soak;
 mod there_and_back;

@@ -37,7 +37,7 @@ impl Agent {
             kvm: accel.as_ref().map(|accel| accel.kvm),
             kvm_reason: accel.map(|accel| accel.reason),
             tracking_problem: self.tracking_problem(),
-            memory_available_bytes: self.grantable_bytes(None)?,
+            memory_available_bytes: self.grantable_bytes(None, self.references.base_bytes())?,
             memory_committed_bytes: self.promises(None).iter().map(|promise| promise.promised_bytes).sum(),
             huge_pages: self.ram.huge_pages(),
             migration_addresses: self.config.migration_addresses.clone(),
@@ -129,8 +129,14 @@ impl Agent {
 
     fn check_memory(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         let wanted = spec.memory_bytes();
-        let left = self.grantable_bytes(Some(&spec.name))?;
+        let free = self.grantable_bytes(Some(&spec.name), 0)?;
+        if wanted <= free {
+            return Ok(());
+        }
+        // What is kept of VMs that left is kept for as long as nobody needs the memory.
+        let left = self.grantable_bytes(Some(&spec.name), self.references.base_bytes())?;
         if wanted <= left {
+            tokio::task::block_in_place(|| self.references.free(wanted - free));
             return Ok(());
         }
         let mib = |bytes: u64| bytes >> 20;
@@ -147,11 +153,12 @@ impl Agent {
         ))
     }
 
-    /// Memory for a new VM; `except`: a VM whose own promise does not count.
-    fn grantable_bytes(&self, except: Option<&str>) -> Result<u64, ApiError> {
+    /// Memory for a new VM; `except`: a VM whose own promise does not count; `base_bytes`: taken by what can be dropped.
+    fn grantable_bytes(&self, except: Option<&str>, base_bytes: u64) -> Result<u64, ApiError> {
         let available = memory::available_bytes()
             .map_err(|error| host_failed("the host's memory can't be read from /proc/meminfo", &error))?;
-        Ok(memory::grantable_bytes(available, self.ram.available_bytes(), &self.promises(except)))
+        let (available, ram_dir) = (available + base_bytes, self.ram.available_bytes() + base_bytes);
+        Ok(memory::grantable_bytes(available, ram_dir, &self.promises(except)))
     }
 
     fn promises(&self, except: Option<&str>) -> Vec<Promise> {

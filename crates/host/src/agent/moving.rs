@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
 use godwit_migration::{
-    Compression, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, Progress, Report, millis,
+    Compression, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, Progress, ReferenceUse, Report,
+    millis,
 };
 use godwit_qemu::ResolvedSpec;
 
@@ -45,6 +46,13 @@ impl Agent {
                 ErrorCode::InvalidRequest,
                 "compression belongs to Godwit's own engine",
                 "leave it out; QEMU's has qemu.compression, with qemu.multifd_channels",
+            ));
+        }
+        if request.engine == EngineKind::Qemu && request.references != ReferenceUse::default() {
+            return Err(ApiError::new(
+                ErrorCode::InvalidRequest,
+                "references belong to Godwit's own engine",
+                "leave them out",
             ));
         }
         self.peer(&request.to)?;
@@ -267,24 +275,29 @@ impl Agent {
         }
         // A QEMU into which a migration was coming may answer nobody any more, and has nothing to flush.
         vm.process.kill().await;
-        self.remove_moved(vm).await;
+        self.remove_moved(vm, false).await;
     }
 
-    /// At the source, when the guest runs at the destination: QEMU ends, memory, taps, sockets and record go.
-    pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>) -> Result<(), ApiError> {
+    /// At the source, when the guest runs at the destination: QEMU ends, taps, sockets and record go, and memory too, unless
+    /// it is to be kept for the way back, and may be.
+    pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
         self.begin(&vm.name, &Operation::Release)?;
-        self.remove_moved(vm).await;
+        self.remove_moved(vm, keep).await;
         Ok(())
     }
 
-    async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>) {
+    async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) {
         let (agent, vm) = (self.clone(), vm.clone());
         let removal = whole(async move {
             // The record first: a crash after this leaves a process without a record, which the next agent ends.
             let removed = agent.store.remove(&vm.name);
             vm.yield_the_cpu();
             vm.process.quit().await;
-            vm.files.remove_all_and_free_later();
+            if keep && agent.references.keep(&vm.name, &vm.regions, vm.memory_taken_bytes()) {
+                vm.files.remove_all();
+            } else {
+                vm.files.remove_all_and_free_later();
+            }
             agent.table().remove(&vm.name);
             Ok(removed?)
         });

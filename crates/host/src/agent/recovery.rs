@@ -14,6 +14,7 @@ use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
 use crate::probe::Probes;
 use crate::protection::Protection;
+use crate::references::References;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Places, Vm};
 
@@ -36,6 +37,9 @@ impl Agent {
         let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), owner };
         places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
         let limits = HostLimits::new(&config);
+        let host_bytes = crate::memory::total_bytes()
+            .map_err(|error| host_failed("/proc/meminfo can't be read", &error))?;
+        let references = Arc::new(References::new(&config.references, host_bytes));
         let agent = Arc::new(Agent {
             config,
             store,
@@ -47,6 +51,7 @@ impl Agent {
             probes: Probes::default(),
             limits,
             protection,
+            references,
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),
         });

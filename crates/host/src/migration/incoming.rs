@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive};
-use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, nanos};
+use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, ReferenceUse, nanos};
 use godwit_qemu::Accelerator;
 use godwit_ram::{PageRange, Region};
 use godwit_wire::{CONTROL_STREAM, MigrationId};
@@ -218,7 +218,10 @@ pub(super) async fn prepare(
             let begun = match request.engine {
                 EngineKind::Godwit => {
                     let from = request.from.clone();
-                    begin(agent, &vm, Arc::clone(&entry), cancel, Doors { listeners, from }).await
+                    // What either host does not want is not done.
+                    let by =
+                        agent.config().references.by.min(request.references.unwrap_or(ReferenceUse::None));
+                    begin(agent, &vm, Arc::clone(&entry), cancel, Doors { listeners, from, by }).await
                 }
                 EngineKind::Qemu => {
                     qemu_engine::begin_incoming(agent, &vm, Arc::clone(&entry), cancel, &request.qemu).await
@@ -306,15 +309,23 @@ async fn begin(
     let failed = |failure: &Failure| {
         ApiError::new(ErrorCode::HypervisorFailed, failure.detail.clone(), failure.code.mend())
     };
-    let hypervisor =
-        QemuDestination::new(Arc::clone(agent), Arc::clone(vm)).await.map_err(|failure| failed(&failure))?;
+    let is_all = doors.by == ReferenceUse::All;
+    let offer = if is_all { agent.references().offer(&vm.name) } else { Offer::default() };
+    let hypervisor = QemuDestination::new(Arc::clone(agent), Arc::clone(vm), is_all)
+        .await
+        .map_err(|failure| failed(&failure))?;
     let addresses: Result<Vec<_>, _> = doors.listeners.iter().map(TcpListener::local_addr).collect();
     let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
-    let accepted = IncomingAccepted { id: entry.id.to_string(), addresses };
+    let accepted = IncomingAccepted { id: entry.id.to_string(), addresses, references: Some(doors.by) };
     let guard =
         Guard { id: entry.id, from: doors.from, identity: agent.identity(), listeners: doors.listeners };
-    let arrival =
-        Arrival { doorman: Doorman::open(guard)?, epoch: vm.epoch(), regions: vm.regions.clone(), cancel };
+    let arrival = Arrival {
+        doorman: Doorman::open(guard)?,
+        epoch: vm.epoch(),
+        regions: vm.regions.clone(),
+        offer,
+        cancel,
+    };
     std::thread::Builder::new()
         .name(format!("in-{}", vm.name))
         .spawn(move || match arrival.serve(hypervisor) {
@@ -330,6 +341,8 @@ struct Doors {
     listeners: Vec<TcpListener>,
     /// The source host.
     from: String,
+    /// What pages may be told by.
+    by: ReferenceUse,
 }
 
 /// A shadow VM that waits for its lanes and its pages.
@@ -337,6 +350,7 @@ struct Arrival {
     doorman: Doorman,
     epoch: u64,
     regions: Vec<Arc<Region>>,
+    offer: Offer,
     cancel: mpsc::Receiver<()>,
 }
 
@@ -349,12 +363,11 @@ impl Arrival {
                 return Ending::Discarded(failure);
             }
         };
-        let Arrival { doorman, epoch, regions, cancel } = self;
+        let Arrival { doorman, epoch, regions, offer, cancel } = self;
         let (stop, stopped) = mpsc::channel();
         std::thread::scope(|scope| {
             let ahead = regions.clone();
             scope.spawn(move || allocate_ahead(&ahead, &stopped));
-            let offer = Offer::default();
             let job =
                 DestinationJob { control, accept: &|| doorman.let_in(), epoch, regions, offer, hypervisor };
             let ending = receive(job, &cancel);

@@ -11,7 +11,8 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Interrupt, Lane, Stream};
 use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult, lane_failure};
 use godwit_migration::{
-    Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, Report, SwitchoverReport, millis,
+    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, ReferenceUse, Report,
+    SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
 use godwit_ram::DirtyTracker;
@@ -103,6 +104,14 @@ impl Outgoing {
         }
     }
 
+    /// What pages may be told by, as far as this side has a say.
+    fn references(&self) -> ReferenceUse {
+        match self.request.engine {
+            EngineKind::Godwit => self.agent.config().references.by.min(self.request.references),
+            EngineKind::Qemu => ReferenceUse::None,
+        }
+    }
+
     /// Has the destination make its shadow VM.
     pub(super) async fn ask_destination(
         &self,
@@ -115,6 +124,7 @@ impl Outgoing {
             qemu_version: qemu.version_text(),
             engine: self.request.engine,
             qemu: self.request.qemu.clone(),
+            references: Some(self.references()).filter(|by| *by != ReferenceUse::None),
         };
         self.peer
             .post("/v1/incoming", &request)
@@ -146,6 +156,7 @@ impl Outgoing {
             migration,
             tracker,
             runs,
+            references: self.references().min(accepted.references.unwrap_or(ReferenceUse::None)),
             preflight,
             runtime: Handle::current(),
             progress: control.progress_sender(),
@@ -231,9 +242,11 @@ impl Outgoing {
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
         let streams = self.request.streams;
         let compression = self.request.compression;
+        // A destination that wants none of it does not decide what this host keeps.
+        let keep = self.references() == ReferenceUse::All;
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
-            let hypervisor = QemuSource::new(agent, Arc::clone(&vm), job.runtime.clone(), job.runs);
+            let hypervisor = QemuSource::new(agent, Arc::clone(&vm), job.runtime.clone(), job.runs, keep);
             let epoch = vm.epoch() + 1;
             let ask_verdict = || {
                 let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
@@ -250,7 +263,7 @@ impl Outgoing {
                 runs: job.runs,
                 policy: Policy { switchover_budget: budget, ..Policy::default() },
                 compression,
-                references: drive::References::default(),
+                references: drive::References { by: job.references, ..drive::References::default() },
                 preflight: job.preflight,
                 regions: vm.regions.clone(),
                 tracker: job.tracker,
@@ -364,6 +377,7 @@ struct Job {
     migration: MigrationId,
     tracker: DirtyTracker,
     runs: bool,
+    references: ReferenceUse,
     preflight: Duration,
     runtime: Handle,
     progress: tokio::sync::watch::Sender<godwit_migration::Progress>,

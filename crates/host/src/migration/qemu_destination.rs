@@ -23,6 +23,8 @@ const LOAD_LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct QemuDestination {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
+    /// Other guests' pages may be made of its memory.
+    offers: bool,
     runtime: Handle,
     stream: UnixStream,
     events: broadcast::Receiver<QmpEvent>,
@@ -30,7 +32,7 @@ pub(super) struct QemuDestination {
 
 impl QemuDestination {
     /// Gives the shadow VM its stream.
-    pub(super) async fn new(agent: Arc<Agent>, vm: Arc<Vm>) -> Result<Self, Failure> {
+    pub(super) async fn new(agent: Arc<Agent>, vm: Arc<Vm>, offers: bool) -> Result<Self, Failure> {
         let host = agent.config().name.clone();
         let local = |error: std::io::Error| {
             Failure::new(FailureCode::Internal, format!("the device state's stream can't be made: {error}"))
@@ -47,7 +49,7 @@ impl QemuDestination {
         qmp.migrate_incoming(&uri)
             .await
             .map_err(|error| qemu_failure(&host, "wait for the stream", &error))?;
-        Ok(QemuDestination { agent, vm: Arc::clone(&vm), runtime: Handle::current(), stream, events })
+        Ok(QemuDestination { agent, vm: Arc::clone(&vm), offers, runtime: Handle::current(), stream, events })
     }
 
     fn failure(&self, what: &str) -> Failure {
@@ -122,6 +124,9 @@ impl DestinationHypervisor for QemuDestination {
     fn promote(&mut self) {
         self.runtime.block_on(async {
             self.agent.promote(&self.vm).await;
+            if self.offers {
+                self.agent.references().arrived(&self.vm);
+            }
             // QEMU has announced the addresses when it had loaded the state; once more, now that the guest answers.
             if let Err(error) = self.vm.process.qmp.announce_self(AnnounceParameters::default()).await {
                 tracing::warn!(vm = self.vm.name, %error, "the addresses were announced once only");

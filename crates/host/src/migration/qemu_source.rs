@@ -28,14 +28,16 @@ pub(super) struct QemuSource {
     runtime: Handle,
     /// Whether the guest ran when the migration began.
     runs: bool,
+    /// Its memory is kept for its way back.
+    keep: bool,
     relay: Option<JoinHandle<()>>,
     /// Lets the relay have the device state written.
     write: Option<oneshot::Sender<()>>,
 }
 
 impl QemuSource {
-    pub(super) fn new(agent: Arc<Agent>, vm: Arc<Vm>, runtime: Handle, runs: bool) -> Self {
-        QemuSource { agent, vm, runtime, runs, relay: None, write: None }
+    pub(super) fn new(agent: Arc<Agent>, vm: Arc<Vm>, runtime: Handle, runs: bool, keep: bool) -> Self {
+        QemuSource { agent, vm, runtime, runs, keep, relay: None, write: None }
     }
 
     fn qmp(&self) -> &Qmp {
@@ -135,7 +137,7 @@ impl SourceHypervisor for QemuSource {
     }
 
     fn release(&mut self) {
-        if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm)) {
+        if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm, self.keep)) {
             tracing::error!(vm = self.vm.name, %error, "the moved VM's remains could not be removed");
         }
     }

@@ -56,8 +56,11 @@ pub(in crate::migration) async fn begin_incoming(
         let message = format!("QEMU on host {} does not say where it listens", agent.config().name);
         return Err(ApiError::new(ErrorCode::HypervisorFailed, message, "use a QEMU of 7.2 or later"));
     };
-    let accepted =
-        IncomingAccepted { id: entry.id().to_string(), addresses: vec![SocketAddr::new(ip, port)] };
+    let accepted = IncomingAccepted {
+        id: entry.id().to_string(),
+        addresses: vec![SocketAddr::new(ip, port)],
+        references: None,
+    };
     let receiving = Receiving {
         agent: Arc::clone(agent),
         vm: Arc::clone(vm),

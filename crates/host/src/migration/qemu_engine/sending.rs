@@ -315,7 +315,7 @@ impl<'a> Sending<'a> {
             match self.hand_over(&mut clock).await {
                 Answer::Runs(status) => {
                     let running = status.and_then(|status| clock.to_local(status.running_ns?));
-                    if let Err(error) = self.outgoing.agent.release(&self.outgoing.vm).await {
+                    if let Err(error) = self.outgoing.agent.release(&self.outgoing.vm, false).await {
                         tracing::error!(%error, "the moved VM's remains could not be removed");
                     }
                     return self.report(Outcome::Completed, running);
