@@ -5,6 +5,7 @@ mod bandwidth;
 mod figures;
 mod lanes;
 mod machine;
+mod references;
 mod results;
 mod schedule;
 mod subject;
@@ -36,6 +37,12 @@ enum Scenario {
   godwit-bench lanes
   godwit-bench lanes --case one-gbit-4-streams,four-lanes --runs 3")]
     Lanes(lanes::Settings),
+    /// Move a guest there and back, and clones of one guest to one host, with what is there already to refer to
+    #[command(after_help = "Examples:
+  godwit-bench references
+  godwit-bench references --case way-back --runs 1 --memory 1GiB --fill 768MiB
+  godwit-bench references --case clones --clones 4 --runs 1")]
+    References(references::Settings),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +50,7 @@ fn main() -> ExitCode {
         Scenario::Switchover(settings) => switchover::run(&settings),
         Scenario::Bandwidth(settings) => bandwidth::run(&settings),
         Scenario::Lanes(settings) => lanes::run(&settings),
+        Scenario::References(settings) => references::run(&settings),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

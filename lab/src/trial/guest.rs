@@ -139,6 +139,17 @@ impl Trial {
         Ok(guest)
     }
 
+    /// Boots a guest whose memory holds the same as that of every other clone: what the plan's addresses would make differ
+    /// does not.
+    ///
+    /// # Errors
+    /// As [`Trial::guest`].
+    pub fn clone_guest(&self, host: &str, plan: &GuestPlan) -> Result<Guest> {
+        let mut spec = plan.spec(&self.image);
+        spec.cmdline = spec.cmdline.map(|line| format!("{line} godwit.seed=1"));
+        self.guest_of(host, plan, spec)
+    }
+
     /// Starts the bare guest, which needs no firmware, no 64-bit mode and no devices but a serial line.
     ///
     /// # Errors

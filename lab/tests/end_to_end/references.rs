@@ -71,8 +71,8 @@ fn the_way_back_is_short() -> Result<()> {
 fn a_second_guest_finds_the_first_ones_memory() -> Result<()> {
     let options = LabOptions { link: Some("1gbit".parse()?), ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("clones", options)? else { return Ok(()) };
-    let mut first = trial.guest("a", &plan("web"))?;
-    let mut second = trial.guest("a", &GuestPlan { number: 22, ..plan("api") })?;
+    let mut first = trial.clone_guest("a", &plan("web"))?;
+    let mut second = trial.clone_guest("a", &GuestPlan { number: 22, ..plan("api") })?;
     let sent = move_and_check(&trial, &mut first, ReferenceUse::All)?;
     let told = move_and_check(&trial, &mut second, ReferenceUse::All)?;
     ensure!(
