@@ -15,6 +15,7 @@ use godwit_qemu::ByteSize;
 use serde::Serialize;
 
 use crate::figures::Spread;
+use crate::footprint::Footprint;
 use crate::machine::Machine;
 use crate::results::as_text;
 use crate::subject::{Engine, Subject};
@@ -27,6 +28,9 @@ const TIMES_QEMU: f64 = 3.0;
 const SHARE_OF_IPERF: f64 = 0.7;
 /// Of what moves in the clear, at least, by TLS.
 const TLS_SHARE: f64 = 0.8;
+/// What the engine takes of a host's memory at most, beside caches that are configured: so much, and this part of the guest's.
+const ENGINE_BYTES: u64 = 32 << 20;
+const ENGINE_SHARE: f64 = 0.002;
 /// How long iperf3 sends, after a second that is not counted.
 const IPERF_TIME: Duration = Duration::from_secs(2);
 
@@ -71,6 +75,12 @@ enum Protection {
     Tls,
 }
 
+/// One move, and what the engine took of memory.
+struct Moved {
+    watched: Watched,
+    engine_bytes: Option<u64>,
+}
+
 /// One engine, or iperf3.
 #[derive(Debug, Serialize)]
 struct Figures {
@@ -83,6 +93,8 @@ struct Figures {
     wire_mb_per_s: Option<Spread>,
     /// Data streams of the last move.
     streams: Option<u32>,
+    /// Anonymous memory of the agent that took most, beyond what it had before, MiB.
+    engine_mib: Option<Spread>,
     runs: Vec<Watched>,
 }
 
@@ -119,7 +131,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     for protection in &settings.protection {
         parts.push(measure(settings, *protection)?);
     }
-    let goals = goals(&parts);
+    let goals = goals(&parts, settings.memory.bytes());
     for goal in &goals {
         let found = goal.found.map_or_else(|| "-".to_owned(), |found| format!("{found:.2}"));
         let verdict = if goal.met { "pass" } else { "FAIL" };
@@ -158,11 +170,13 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
         EngineKind::Godwit => MigrationRequest { streams: settings.streams, ..request },
         EngineKind::Qemu => request,
     };
-    let mut runs: Vec<Vec<Option<Watched>>> = vec![Vec::new(); engines.len()];
+    let mut runs: Vec<Vec<Option<Moved>>> = engines.iter().map(|_| Vec::new()).collect();
     let mut wire = Vec::new();
     let move_by = |subject: &mut Subject<'_>, engine: Engine| {
         warm::memory(&trial, other_host(&subject.guest.host), settings.fill.bytes())?;
-        subject.move_by(engine, with_streams)
+        let footprint = Footprint::begin(&trial)?;
+        let watched = subject.move_by(engine, with_streams)?;
+        Ok::<_, anyhow::Error>(watched.map(|watched| Moved { watched, engine_bytes: footprint.end() }))
     };
     for engine in &engines {
         move_by(&mut subject, *engine).context("warming up")?;
@@ -170,9 +184,10 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
     for place in schedule::turns(&vec![settings.runs; engines.len()]) {
         let run = move_by(&mut subject, engines[place])?;
         if let Some(run) = &run {
-            eprintln!("  {}: {:.0} ms", engines[place].name(), run.report.migration_time_ms);
+            let report = &run.watched.report;
+            eprintln!("  {}: {:.0} ms", engines[place].name(), report.migration_time_ms);
             if engines[place] == Engine::Godwit {
-                wire.push(iperf_with(&trial, streams_of(&run.report))?);
+                wire.push(iperf_with(&trial, streams_of(report))?);
             }
         }
         runs[place].push(run);
@@ -189,6 +204,7 @@ fn measure(settings: &Settings, protection: Protection) -> Result<Part> {
         guest_mb_per_s: None,
         wire_mb_per_s: Spread::of(wire),
         streams: figures.first().and_then(|ours| ours.streams),
+        engine_mib: None,
         runs: Vec::new(),
     });
     let part = Part { protection, figures };
@@ -218,11 +234,13 @@ fn iperf_with(trial: &Trial, streams: u32) -> Result<f64> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
-fn figures_of(name: &str, fill_bytes: u64, moves: Vec<Option<Watched>>) -> Figures {
+fn figures_of(name: &str, fill_bytes: u64, moves: Vec<Option<Moved>>) -> Figures {
     let failed =
-        |run: &Option<Watched>| run.as_ref().is_none_or(|run| run.report.outcome != Outcome::Completed);
+        |run: &Option<Moved>| run.as_ref().is_none_or(|run| run.watched.report.outcome != Outcome::Completed);
     let failed = moves.iter().filter(|run| failed(run)).count();
-    let runs: Vec<Watched> = moves.into_iter().flatten().collect();
+    let (runs, engine): (Vec<Watched>, Vec<Option<u64>>) =
+        moves.into_iter().flatten().map(|moved| (moved.watched, moved.engine_bytes)).unzip();
+    let engine_mib = Spread::of(engine.into_iter().flatten().map(|bytes| bytes as f64 / f64::from(1 << 20)));
     let completed =
         || runs.iter().map(|run| &run.report).filter(|report| report.outcome == Outcome::Completed);
     // Bytes a millisecond are kB/s.
@@ -238,6 +256,7 @@ fn figures_of(name: &str, fill_bytes: u64, moves: Vec<Option<Watched>>) -> Figur
         guest_mb_per_s: Spread::of(completed().map(guest)),
         wire_mb_per_s: Spread::of(completed().filter_map(round_0)),
         streams: completed().next_back().filter(|report| !report.lanes.is_empty()).map(streams_of),
+        engine_mib,
         runs,
     }
 }
@@ -250,18 +269,19 @@ fn render(part: &Part) -> String {
         )
     };
     let mut lines = vec![format!(
-        "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20}",
-        "engine", "failed", "streams", "migration ms", "guest MB/s", "round 0 MB/s"
+        "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20} {:>14}",
+        "engine", "failed", "streams", "migration ms", "guest MB/s", "round 0 MB/s", "engine's MiB"
     )];
     for row in &part.figures {
         lines.push(format!(
-            "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20}",
+            "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20} {:>14}",
             row.name,
             row.failed,
             row.streams.map_or_else(|| "-".to_owned(), |streams| streams.to_string()),
             text(row.migration_ms),
             text(row.guest_mb_per_s),
             text(row.wire_mb_per_s),
+            row.engine_mib.map_or_else(|| "-".to_owned(), |spread| format!("{:.1}", spread.median)),
         ));
     }
     let title = match part.protection {
@@ -271,7 +291,8 @@ fn render(part: &Part) -> String {
     format!("\n{title}: medians (least to most)\n{}\n", lines.join("\n"))
 }
 
-fn goals(parts: &[Part]) -> Vec<Goal> {
+#[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
+fn goals(parts: &[Part], memory_bytes: u64) -> Vec<Goal> {
     let part = |protection| parts.iter().find(|part| part.protection == protection);
     let of = |part: Option<&Part>, name: &str| {
         part.and_then(|part| part.figures.iter().find(|row| row.name == name && row.failed == 0))
@@ -289,6 +310,9 @@ fn goals(parts: &[Part]) -> Vec<Goal> {
     let ours_wire = ours.and_then(|(_, wire)| median(wire));
     let iperf = of(clear, "iperf3").and_then(|(_, wire)| median(wire));
     let tls_guest = of(tls, "godwit").and_then(|(guest, _)| median(guest));
+    let rows = parts.iter().flat_map(|part| &part.figures).filter(|row| row.name == "godwit");
+    let engine_mib = rows.filter_map(|row| Some(row.engine_mib?.max)).max_by(f64::total_cmp);
+    let allowed_mib = (ENGINE_BYTES as f64 + ENGINE_SHARE * memory_bytes as f64) / f64::from(1 << 20);
     [
         ("guest bytes a second, times QEMU's best,", TIMES_QEMU, ratio(ours_guest, qemu)),
         (
@@ -297,6 +321,7 @@ fn goals(parts: &[Part]) -> Vec<Goal> {
             ratio(ours_wire, iperf),
         ),
         ("guest bytes a second by TLS, of those in the clear,", TLS_SHARE, ratio(tls_guest, ours_guest)),
+        ("memory that the engine may take, of what it takes,", 1.0, ratio(Some(allowed_mib), engine_mib)),
     ]
     .into_iter()
     .map(|(what, at_least, found)| Goal {

@@ -3,6 +3,8 @@
 
 mod bandwidth;
 mod figures;
+mod footprint;
+mod impact;
 mod lanes;
 mod machine;
 mod references;
@@ -43,6 +45,11 @@ enum Scenario {
   godwit-bench references --case way-back --runs 1 --memory 1GiB --fill 768MiB
   godwit-bench references --case clones --clones 4 --runs 1")]
     References(references::Settings),
+    /// Move a guest that computes all the time, and see what of its work is lost meanwhile
+    #[command(after_help = "Examples:
+  godwit-bench impact
+  godwit-bench impact --engine godwit --link 5gbit --runs 3")]
+    Impact(impact::Settings),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +58,7 @@ fn main() -> ExitCode {
         Scenario::Bandwidth(settings) => bandwidth::run(&settings),
         Scenario::Lanes(settings) => lanes::run(&settings),
         Scenario::References(settings) => references::run(&settings),
+        Scenario::Impact(settings) => impact::run(&settings),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,0 +1,55 @@
+//! What the engine itself takes of a host's memory while it moves a guest: anonymous memory of the agents, of which the guest's
+//! RAM is none (a shared file). What the kernel keeps in sockets is not in it.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use godwit_lab::trial::Trial;
+
+/// How often it is looked at.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// Looks at the agents until it is asked.
+pub(crate) struct Footprint {
+    stop: Sender<()>,
+    looking: JoinHandle<Vec<u64>>,
+    before: Vec<u64>,
+}
+
+impl Footprint {
+    /// Begins to look at all agents of a lab.
+    pub(crate) fn begin(trial: &Trial) -> Result<Footprint> {
+        let hosts = trial.hosts();
+        let pids = hosts.iter().map(|host| Ok(trial.agent_process(host)?.pid)).collect::<Result<Vec<_>>>()?;
+        let before: Vec<u64> = pids.iter().map(|pid| anonymous_bytes(*pid)).collect::<Result<_>>()?;
+        let (stop, stopped) = mpsc::channel();
+        let mut most = before.clone();
+        let looking = std::thread::spawn(move || {
+            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                for (most, pid) in most.iter_mut().zip(&pids) {
+                    *most = (*most).max(anonymous_bytes(*pid).unwrap_or(0));
+                }
+            }
+            most
+        });
+        Ok(Footprint { stop, looking, before })
+    }
+
+    /// What an agent took beyond what it had at the beginning: that of the one which took most.
+    pub(crate) fn end(self) -> Option<u64> {
+        drop(self.stop);
+        let most = self.looking.join().ok()?;
+        most.iter().zip(&self.before).map(|(most, before)| most.saturating_sub(*before)).max()
+    }
+}
+
+/// `RssAnon` of proc(5).
+fn anonymous_bytes(pid: impl std::fmt::Display) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.with_context(|| format!("{path} has no RssAnon"))? * 1024)
+}
