@@ -1,6 +1,8 @@
 //! Lanes over loopback: pages of all shapes arrive where they belong.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use godwit_pki::{Authority, Grant, Identity, Role};
@@ -315,4 +317,38 @@ fn a_stream_leaves_from_its_lanes_address() {
     assert_eq!((far.peer().ip(), near.peer().ip()), (from, Ipv4Addr::LOCALHOST.into()));
     let refused = connect(Lane { from: Some(from), to: near.peer() }, LIMIT).unwrap_err();
     assert!(matches!(refused, LaneError::Connect { .. }), "{refused}");
+}
+
+#[test]
+fn a_certificate_that_ends_keeps_no_open_stream_from_its_work_and_no_new_one_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create(folder.path(), "test", 1).unwrap();
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let days_ahead = Arc::new(AtomicU64::new(0));
+    let identity = |name: &str| {
+        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let issued = authority.issue(&grant).unwrap();
+        let ahead = Arc::clone(&days_ahead);
+        Identity::load(&authority.certificate(), &issued.certificate, &issued.key)
+            .unwrap()
+            .with_clock(move || since_1970 + Duration::from_secs(86_400 * ahead.load(Ordering::SeqCst)))
+    };
+    let (a, b) = (identity("a"), identity("b"));
+    let secured = || {
+        let (near, far) = streams();
+        std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| far.secure_accepted(&b));
+            let near = near.secure(&a, "b");
+            (near, accepting.join().unwrap().map(|(far, _)| far))
+        })
+    };
+    let (near, far) = secured();
+    let (near, far) = (near.unwrap(), far.unwrap());
+    days_ahead.store(2, Ordering::SeqCst);
+    near.sender().send(&Message::UnitEnd).unwrap();
+    assert_eq!(far.receiver().receive().unwrap(), Incoming::Message(Message::UnitEnd));
+    // Whoever looks first says it: both certificates have ended.
+    let (near, far) = secured();
+    let (near, far) = (near.unwrap_err().to_string(), far.unwrap_err().to_string());
+    assert!(near.contains("expired") && far.contains("CertificateExpired"), "{near}; {far}");
 }

@@ -56,6 +56,9 @@ pub enum LaneError {
     /// No secure connection came to be.
     #[error("the TLS handshake failed: {0}; check the certificates with `godwit pki show`")]
     Handshake(String),
+    /// The peer ended the secure connection, and said why.
+    #[error("the peer refuses the secure connection: {0}; check the certificates with `godwit pki show`")]
+    Alert(String),
     /// The peer closed the connection.
     #[error("the peer closed the lane")]
     Closed,
@@ -111,11 +114,26 @@ pub enum LaneError {
 impl From<std::io::Error> for LaneError {
     fn from(error: std::io::Error) -> Self {
         use std::io::ErrorKind::{TimedOut, UnexpectedEof, WouldBlock};
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        if let Some(rustls::Error::AlertReceived(alert)) = inner {
+            return LaneError::Alert(meaning(*alert));
+        }
         match error.kind() {
             UnexpectedEof => LaneError::Closed,
             // A receive timeout shows as WouldBlock, TCP_USER_TIMEOUT and keep-alive as TimedOut.
             WouldBlock | TimedOut => LaneError::Silent,
             _ => LaneError::Io(error),
         }
+    }
+}
+
+/// What a peer's alert says of this host. In TLS 1.3 who connects hears it only after its own handshake.
+fn meaning(alert: rustls::AlertDescription) -> String {
+    use rustls::AlertDescription;
+    match alert {
+        AlertDescription::CertificateExpired => "this host's certificate has ended".to_owned(),
+        AlertDescription::UnknownCA => "it does not know the authority of this host's certificate".to_owned(),
+        AlertDescription::CertificateRequired => "this host showed no certificate".to_owned(),
+        other => format!("{other:?}"),
     }
 }

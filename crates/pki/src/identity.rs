@@ -2,13 +2,16 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
 use rustls::crypto::ring::cipher_suite;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use time::OffsetDateTime;
 
@@ -61,7 +64,7 @@ impl Identity {
             .map_err(|error| PkiError::Unreadable { path: key.to_owned(), why: error.to_string() })?;
         let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
         let versions: &[_] = &[&rustls::version::TLS13];
-        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions)
             .map_err(|error| mismatch(error.to_string()))?
             .with_root_certificates(Arc::clone(&roots))
@@ -70,13 +73,27 @@ impl Identity {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .build()
             .map_err(|error| mismatch(error.to_string()))?;
-        let server = ServerConfig::builder_with_provider(provider)
+        let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(versions)
             .map_err(|error| mismatch(error.to_string()))?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key_der)
             .map_err(|error| mismatch(error.to_string()))?;
+        // A session that is taken up again is one whose certificates nobody looks at: each connection shows its own.
+        client.resumption = Resumption::disabled();
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
         Ok(Identity { name: own.name, client: Arc::new(client), server: Arc::new(server) })
+    }
+
+    /// The same, which judges others' certificates by another clock than the host's: the time since 1970 as `now` tells it. Tests
+    /// have one of their own.
+    #[must_use]
+    pub fn with_clock(self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Identity {
+        let clock: Arc<dyn TimeProvider> = Arc::new(Clock(now));
+        let (mut client, mut server) = ((*self.client).clone(), (*self.server).clone());
+        (client.time_provider, server.time_provider) = (Arc::clone(&clock), clock);
+        Identity { client: Arc::new(client), server: Arc::new(server), ..self }
     }
 
     /// The holder's own name.
@@ -103,6 +120,20 @@ impl Identity {
     /// It can't stand in a certificate.
     pub fn server_name(host: &str) -> Result<ServerName<'static>, InvalidDnsNameError> {
         ServerName::try_from(host.to_owned())
+    }
+}
+
+struct Clock<F>(F);
+
+impl<F> std::fmt::Debug for Clock<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+impl<F: Fn() -> Duration + Send + Sync> TimeProvider for Clock<F> {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch((self.0)()))
     }
 }
 

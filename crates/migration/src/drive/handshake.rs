@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Incoming, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_wire::{CONTROL_STREAM, Message, MigrationId, SUPPORTED, VersionRange, negotiate};
 
 use super::lane_failure;
@@ -29,7 +29,11 @@ pub fn say_hello(
     hello: Hello,
 ) -> Result<u16, Failure> {
     let Hello { migration, stream, versions } = hello;
-    sender.send(&Message::Hello { versions, migration, stream }).map_err(|error| lane_failure(&error))?;
+    if let Err(error) = sender.send(&Message::Hello { versions, migration, stream }) {
+        // A destination that hung up has said why before, where it did not like this host's certificate.
+        let told = receiver.receive().err().filter(|told| matches!(told, LaneError::Alert(_)));
+        return Err(lane_failure(&told.unwrap_or(error)));
+    }
     match receiver.receive().map_err(|error| lane_failure(&error))? {
         Incoming::Message(Message::Welcome { version })
             if (versions.oldest..=versions.newest).contains(&version) =>

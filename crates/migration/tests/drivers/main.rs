@@ -177,6 +177,26 @@ fn a_stream_that_stands_still_gives_its_work_back() {
 }
 
 #[test]
+fn a_certificate_that_ends_leaves_the_streams_that_are_there() {
+    let moved = migrate(Twist { streams: 3, certificate_ends_after: Some(2), ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    assert!(moved.same_memory);
+    let [lane] = &moved.result.lanes[..] else { panic!("{:?}", moved.result.lanes) };
+    assert_eq!(lane.streams, 2);
+    assert!(lane.broken.iter().any(|why| why.contains("this host's certificate has ended")), "{lane:?}");
+}
+
+#[test]
+fn a_certificate_that_ends_before_any_stream_is_there_leaves_the_guest() {
+    let moved = migrate(Twist { streams: 2, certificate_ends_after: Some(0), ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Failed);
+    let failure = moved.result.failure.unwrap();
+    assert_eq!(failure.code, FailureCode::LaneLost);
+    assert!(failure.detail.contains("this host's certificate has ended"), "{failure}");
+    assert_eq!(moved.said, ["discarded"]);
+}
+
+#[test]
 fn without_a_stream_the_guest_stays() {
     let moved = migrate(Twist { streams: 2, cut: 2, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Failed);

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
 use godwit_lanes::{Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect, listen};
@@ -16,6 +16,7 @@ use godwit_migration::drive::{
 };
 use godwit_migration::source::Verdict;
 use godwit_migration::{Compression, Failure, FailureCode, Policy, Progress};
+use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, TrackError};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
@@ -277,6 +278,8 @@ pub(crate) struct Twist {
     pub(crate) cut: usize,
     /// The first data stream carries its hello and then nothing more.
     pub(crate) stalls: bool,
+    /// The streams go by TLS, and the source's certificate ends when so many data streams are there.
+    pub(crate) certificate_ends_after: Option<usize>,
     /// The connection of the first data stream is never answered.
     pub(crate) hangs: bool,
 }
@@ -293,6 +296,51 @@ pub(crate) fn migrate(twist: Twist) -> Moved {
     migrate_paced(twist, &Pacing::default().migration(RateLimit::NONE), &|_, _| {})
 }
 
+/// The certificates of both hosts, as the destination's clock sees the source's.
+struct Secure {
+    source: Identity,
+    destination: Identity,
+    /// The source's certificate has ended.
+    ended: Arc<AtomicBool>,
+    /// Data streams that were asked for, and that were let in.
+    asked: AtomicUsize,
+    let_in: AtomicUsize,
+}
+
+impl Secure {
+    fn new(folder: &tempfile::TempDir) -> Secure {
+        let authority = Authority::create(folder.path(), "test", 9).unwrap();
+        let identity = |name: &str, days| {
+            let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days };
+            let issued = authority.issue(&grant).unwrap();
+            Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
+        };
+        let begun = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let ended = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&ended);
+        let two_days = Duration::from_secs(2 * 86_400);
+        let now = move || if told.load(Ordering::SeqCst) { begun + two_days } else { begun };
+        Secure {
+            source: identity("a", 1),
+            destination: identity("b", 8).with_clock(now),
+            ended,
+            asked: AtomicUsize::new(0),
+            let_in: AtomicUsize::new(0),
+        }
+    }
+
+    /// The source's end of a data stream; its certificate ends when `last` of them have been let in.
+    fn data(&self, stream: Stream, last: usize) -> Result<Stream, LaneError> {
+        if self.asked.fetch_add(1, Ordering::SeqCst) >= last {
+            while self.let_in.load(Ordering::SeqCst) < last {
+                std::thread::yield_now();
+            }
+            self.ended.store(true, Ordering::SeqCst);
+        }
+        stream.secure(&self.source, "b")
+    }
+}
+
 /// What both ends of a migration share in a test.
 pub(crate) struct World {
     from: Vec<Arc<Region>>,
@@ -303,6 +351,8 @@ pub(crate) struct World {
     pub(crate) lane: Lane,
     guest: Arc<Guest>,
     dirty: Dirty,
+    /// None: the streams go in the clear.
+    secure: Option<Secure>,
     /// Streams that are cut at the second look at the memory.
     cut: Arc<Mutex<Vec<Stream>>>,
     /// Sockets of the lane that stalls, once it is there; none: no lane does.
@@ -332,6 +382,7 @@ impl World {
             lane,
             guest: Arc::default(),
             dirty: Dirty::default(),
+            secure: twist.certificate_ends_after.map(|_| Secure::new(&folder)),
             cut: Arc::default(),
             stalled: Mutex::new(twist.stalls.then_some(Vec::new())),
             stalled_has_work: Arc::default(),
@@ -356,9 +407,13 @@ impl World {
 
     /// The destination, to its end.
     fn receive(&self, control: Stream, twist: Twist, log: mpsc::Sender<&'static str>) -> Ending {
+        let control = match &self.secure {
+            Some(secure) => control.secure_accepted(&secure.destination).unwrap().0,
+            None => control,
+        };
         let job = DestinationJob {
             control: welcome(control, ID, LIMIT).unwrap(),
-            accept: &|| accept_one(&self.listener),
+            accept: &|| self.accept(),
             epoch: 2 + u64::from(twist.other_epoch),
             regions: self.to.clone(),
             offer: self.offer.clone(),
@@ -366,6 +421,16 @@ impl World {
         };
         let (_keep, cancel) = mpsc::channel();
         receive(job, &cancel)
+    }
+
+    /// Waits a moment for a data stream.
+    fn accept(&self) -> Option<WelcomedStream> {
+        let Some(secure) = &self.secure else { return accept_one(&self.listener) };
+        let stream = accept(std::slice::from_ref(&self.listener), Duration::from_millis(10)).unwrap()?;
+        let (stream, _) = stream.secure_accepted(&secure.destination).ok()?;
+        let welcomed = welcome(stream, ID, LIMIT).ok()?;
+        secure.let_in.fetch_add(1, Ordering::SeqCst);
+        Some(welcomed)
     }
 
     /// A data stream, twisted as is asked for.
@@ -397,6 +462,10 @@ impl World {
         };
         drop(stalled);
         let stream = connect(lane, LIMIT).map_err(lost)?;
+        let stream = match (&self.secure, twist.certificate_ends_after) {
+            (Some(secure), Some(last)) => secure.data(stream, last).map_err(lost)?,
+            _ => stream,
+        };
         let mut cut = self.cut.lock().unwrap();
         if cut.len() < twist.cut {
             cut.push(stream.clone());
@@ -415,6 +484,10 @@ impl World {
         pace: &MigrationPace,
         watch: &(dyn Fn(&Inbox, Progress) + Sync),
     ) -> SourceResult {
+        let control = match &self.secure {
+            Some(secure) => control.secure(&secure.source, "b").unwrap(),
+            None => control,
+        };
         let (inbox, events) = inbox();
         let watcher = inbox.clone();
         let job = SourceJob {
