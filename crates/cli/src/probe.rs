@@ -1,6 +1,7 @@
 //! `godwit probe`: what a migration would find between two hosts.
 
 use godwit_api::{PROBE_SECONDS, ProbeEvent, ProbeRequest};
+use godwit_migration::FailureReport;
 use godwit_migration::probe::{
     LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeReport, STREAM_COUNTS, ThroughputRun,
 };
@@ -134,7 +135,17 @@ fn render(report: &ProbeReport, output: Output) -> String {
         rows.push(all);
     }
     text.push_str(&table(&heads, &rows));
-    let remarks: Vec<String> = report.lanes.iter().flat_map(remarks).collect();
+    let mut remarks: Vec<String> = report.lanes.iter().flat_map(remarks).collect();
+    if let Some(failure) = &report.together_failure {
+        let FailureReport { code, message, mend } = failure;
+        remarks.push(format!("all together: {message} [{code}]\n  mend: {mend}\n"));
+    }
+    if let Some(limit) = report.bandwidth_limit {
+        remarks.push(format!(
+            "the limits of host {} hold a migration to {limit}: the probe keeps to none\n",
+            report.from
+        ));
+    }
     if !remarks.is_empty() {
         text.push('\n');
         text.push_str(&remarks.concat());
@@ -260,7 +271,6 @@ fn limit_text(report: &ProbeReport, estimate: &MoveEstimate) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::FailureReport;
     use godwit_migration::probe::{CpuUse, MtuProbe, ProbeStage, RoundTrips, estimate};
 
     use super::*;
@@ -296,6 +306,8 @@ mod tests {
             limit: lanes[0].limit,
             lanes,
             together: Vec::new(),
+            together_failure: None,
+            bandwidth_limit: None,
             estimate: estimate(16 << 30, 2, &runs),
             probe_time_ms: 6000.0,
         }
@@ -305,6 +317,26 @@ mod tests {
         for part in parts {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn what_was_not_measured_and_what_holds_a_migration_is_told() {
+        let mut report = report(vec![lane([100.0, 200.0, 400.0, 800.0])]);
+        report.together_failure = Some(FailureReport {
+            code: "lane-lost".to_owned(),
+            message: "the peer closed the lane".to_owned(),
+            mend: "check the network".to_owned(),
+        });
+        report.bandwidth_limit = Some("500mbit".parse().unwrap());
+        let text = render(&report, Output::new(false));
+        expect(
+            &text,
+            &[
+                "all together: the peer closed the lane [lane-lost]\n  mend: check the network",
+                "the limits of host a hold a migration to 500mbit: the probe keeps to none",
+                "800 MiB/s",
+            ],
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Probes of the lanes to another host (`/v1/probes`), and by another host (`/v1/incoming-probes`). A host takes part in one
-//! at a time, and in none while a VM leaves or arrives: each would spoil the other.
+//! at a time, and in none while a VM leaves or arrives: each would spoil the other. A VM that begins to move ends it.
 
 mod incoming;
 mod outgoing;
@@ -16,7 +16,7 @@ use futures::Stream;
 use godwit_api::{
     ApiError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest, IncomingProbeStatus, ProbeRequest,
 };
-use godwit_migration::probe::ProbeSession;
+use godwit_migration::probe::{Cancel, ProbeSession};
 use godwit_pki::Peer;
 use http::StatusCode;
 use serde::Deserialize;
@@ -32,6 +32,8 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Probes {
     under_way: Arc<Mutex<Option<String>>>,
+    /// Ends the probe that leaves from this host.
+    outgoing: Mutex<Option<Arc<Cancel>>>,
     /// The probe that comes from another host.
     incoming: Mutex<Option<Expected>>,
 }
@@ -71,6 +73,17 @@ impl Probes {
         }
         *under_way = Some(what);
         Ok(Turn(Arc::clone(&self.under_way)))
+    }
+
+    /// A VM begins to leave or to arrive, and waits for no probe: one that is under way ends, since both would tell and do less.
+    pub(crate) fn give_way(&self, vm: &str) {
+        if let Some(cancel) = &*lock(&self.outgoing) {
+            cancel.ask(&format!("the probe gave way to VM \"{vm}\", which begins to move"));
+        }
+        if let Some(expected) = &*lock(&self.incoming) {
+            tracing::info!(vm, "a probe of this host gives way to a VM");
+            expected.session.end();
+        }
     }
 
     fn find(&self, id: &str) -> Result<Expected, ApiError> {

@@ -25,7 +25,7 @@ pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
 pub use receiver::{Incoming, StreamReceiver};
 pub use reference::{Knowledge, hash_page};
 pub use sender::StreamSender;
-pub use socket::{Lane, Near, Stream, accept, connect, listen, pair};
+pub use socket::{CONNECT_LIMIT, Lane, Near, Stream, accept, connect, listen, pair};
 pub use unit::{Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent};
 
 use std::net::SocketAddr;

@@ -18,6 +18,9 @@ use crate::{Interrupt, LaneError, StreamReceiver, StreamSender};
 /// Sent data that stays unacknowledged for this long ends the lane; so does silence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long a stream may take to connect, in a migration and in a probe alike.
+pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
 /// The congestion control that every kernel has and that does not pace.
 const BURSTING: &str = "cubic";
 /// How those begin that pace.

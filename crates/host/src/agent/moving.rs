@@ -59,6 +59,7 @@ impl Agent {
         let id = self.migrations.fresh_id();
         let vm = self.begin_migration(name, &id)?;
         let bytes = vm.spec.memory_bytes();
+        self.probes.give_way(name);
         let pace = self.limits.migration(request.bandwidth_limit);
         let control = self.migrations.register(&id, name, &self.config.name, &request, bytes, pace);
         tokio::spawn(self.clone().carry_out(vm, request, control));

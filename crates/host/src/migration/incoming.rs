@@ -213,6 +213,7 @@ pub(super) async fn prepare(
     let runs_by_itself = request.engine == EngineKind::Qemu && request.qemu.runs_by_itself();
     let vm =
         agent.prepare_incoming(request.spec.clone(), request.epoch, &request.from, runs_by_itself).await?;
+    agent.probes().give_way(&vm.name);
     let begun = match agent.incoming().add(&vm.name, request.engine) {
         Ok((entry, cancel)) => {
             let begun = match request.engine {

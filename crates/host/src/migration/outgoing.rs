@@ -8,7 +8,7 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{Interrupt, Lane, Stream};
+use godwit_lanes::{CONNECT_LIMIT, Interrupt, Lane, Stream};
 use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult, lane_failure};
 use godwit_migration::{
     EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, ReferenceUse, Report,
@@ -28,8 +28,6 @@ use crate::migrations::MigrationControl;
 use crate::network;
 use crate::vm::Vm;
 
-/// How long a lane may take to connect.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// A migration that this host sends.
 pub(super) struct Outgoing {
     pub(super) agent: Arc<Agent>,

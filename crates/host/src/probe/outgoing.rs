@@ -10,9 +10,10 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest,
     IncomingProbeStatus, PROBE_SECONDS, ProbeRequest,
 };
-use godwit_lanes::{Lane, Stream};
+use godwit_lanes::{BitRate, Lane, Stream};
 use godwit_migration::probe::{
-    Cancel, CpuReading, Findings, ProbeJob, ProbePlan, ProbeProgress, ProbeReport, STREAM_COUNTS, probe,
+    Cancel, CpuReading, Findings, LaneProbe, ProbeJob, ProbePlan, ProbeProgress, ProbeReport, STREAM_COUNTS,
+    probe,
 };
 use godwit_migration::{FIRST_STREAMS, Failure, FailureCode, millis};
 use godwit_pki::Identity;
@@ -20,8 +21,8 @@ use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Turn;
 use super::incoming::LONGEST;
+use super::{Turn, lock};
 use crate::agent::Agent;
 use crate::failure::{host_failed, of_peer};
 use crate::network;
@@ -122,12 +123,15 @@ impl Outgoing {
         tracing::info!(to, probe = self.accepted.id, "a probe begins");
         let (peer, path) = (self.peer.clone(), format!("/v1/incoming-probes/{}", self.accepted.id));
         let cancel = Arc::new(Cancel::default());
+        *lock(&self.agent.probes().outgoing) = Some(Arc::clone(&cancel));
+        let agent = Arc::clone(&self.agent);
         let mut measured = self.on_a_thread(Arc::clone(&cancel), events.clone());
         let outcome = tokio::select! {
             outcome = &mut measured => Some(outcome),
             () = events.closed() => None,
         };
-        cancel.ask();
+        cancel.ask("the probe was left by its client");
+        *lock(&agent.probes().outgoing) = None;
         // Over in any case; where the destination has ended it by itself there is nothing left to end.
         if let Err(error) = peer.delete(&path).await {
             tracing::debug!(%error, "the destination has no such probe any more");
@@ -192,19 +196,28 @@ impl Outgoing {
         };
         let found = probe(&job);
         drop(turn);
-        let Findings { lanes, together, limit, estimate } =
+        let Findings { lanes, together, together_failure, limit, estimate } =
             found.map_err(|failure| failed(&request.to, &failure))?;
         Ok(ProbeReport {
             from: agent.config().name.clone(),
             to: request.to.clone(),
             encrypted: identity.is_some(),
+            bandwidth_limit: limit_of_migrations(&agent, &lanes),
             lanes,
             together,
+            together_failure,
             limit,
             estimate,
             probe_time_ms: millis(begun.elapsed()),
         })
     }
+}
+
+/// The limit that would hold a migration by these lanes which names none.
+fn limit_of_migrations(agent: &Agent, lanes: &[LaneProbe]) -> Option<BitRate> {
+    let pace = agent.limits().migration(None);
+    lanes.iter().filter_map(|lane| lane.from).for_each(|from| pace.uses(from));
+    pace.holding()
 }
 
 /// The lanes that a migration would use.
@@ -229,10 +242,11 @@ fn failed(host: &str, failure: &Failure) -> ApiError {
     let told = |code, mend: &str| ApiError::new(code, format!("host {host}: {}", failure.detail), mend);
     match failure.code {
         FailureCode::VersionMismatch => told(ErrorCode::PeerVersion, failure.code.mend()),
-        FailureCode::Cancelled => told(ErrorCode::Cancelled, ""),
-        FailureCode::UnknownMigration => {
-            told(ErrorCode::HostFailed, "its agent restarted, or the probe took too long: probe again")
-        }
+        FailureCode::Cancelled => told(ErrorCode::Cancelled, "probe again when no VM is on the move"),
+        FailureCode::UnknownMigration => told(
+            ErrorCode::HostFailed,
+            "a VM began to move there, its agent restarted, or the probe took too long: probe again",
+        ),
         _ => told(ErrorCode::PeerUnreachable, "see that the agent runs there, and its log"),
     }
 }

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Incoming, Lane, LaneError, Stream, StreamReceiver, StreamSender, connect, connect_sized};
+use godwit_lanes::{
+    CONNECT_LIMIT, Incoming, Lane, LaneError, Stream, StreamReceiver, StreamSender, connect, connect_sized,
+};
 use godwit_wire::{Message, MigrationId, SUPPORTED};
 
 use super::Cancel;
@@ -18,8 +20,6 @@ use crate::drive::{Hello, lane_failure, say_hello};
 use crate::failure::{Failure, FailureCode};
 use crate::report::{FailureReport, millis, nanos};
 
-/// How long a lane may take to connect.
-const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// How long an idle stream's answer may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 /// Connections that are timed.
@@ -67,6 +67,8 @@ pub struct Findings {
     pub lanes: Vec<LaneProbe>,
     /// All lanes at once; empty where only one can be used.
     pub together: Vec<ThroughputRun>,
+    /// Why they, or some of them, could not be measured together.
+    pub together_failure: Option<FailureReport>,
     /// What limits a migration.
     pub limit: Option<Limit>,
     /// What a migration will take.
@@ -91,14 +93,22 @@ pub fn probe(job: &ProbeJob<'_>) -> Result<Findings, Failure> {
     }
     let usable: Vec<Lane> =
         job.lanes.iter().zip(&lanes).filter(|(_, found)| found.is_usable()).map(|(lane, _)| *lane).collect();
-    let together = if usable.len() > 1 { prober.together(&usable, &clock)? } else { Vec::new() };
+    let (mut together, mut together_failure) = (Vec::new(), None);
+    if usable.len() > 1 {
+        match prober.together(&usable, &clock, &mut together) {
+            Ok(()) => {}
+            Err(failure) if ends_all(&failure) => return Err(failure),
+            // What the lanes carry one by one is known all the same.
+            Err(failure) => together_failure = Some(lane_report(&failure)),
+        }
+    }
     let runs = match lanes.iter().find(|found| found.is_usable()) {
         Some(only) if together.is_empty() => &only.throughput,
         _ => &together,
     };
     let limit = limit_of(runs).or_else(|| lanes.iter().find_map(|found| found.limit));
     let estimate = estimate(job.plan.guest_bytes, job.plan.usual_streams, runs);
-    Ok(Findings { limit, estimate, together, lanes })
+    Ok(Findings { limit, estimate, together, together_failure, lanes })
 }
 
 /// Failures that are not a lane's own.
@@ -177,15 +187,19 @@ impl Prober<'_> {
     }
 
     /// All lanes at once: with the usual number of streams, and with many.
-    fn together(&self, lanes: &[Lane], clock: &PeerClock) -> Result<Vec<ThroughputRun>, Failure> {
+    fn together(
+        &self,
+        lanes: &[Lane],
+        clock: &PeerClock,
+        runs: &mut Vec<ThroughputRun>,
+    ) -> Result<(), Failure> {
         let most = STREAM_COUNTS.iter().copied().max().unwrap_or(1);
         let usual = self.job.plan.usual_streams.clamp(1, most);
-        let mut runs = Vec::new();
         for streams in [usual, most] {
             self.tell(None, ProbeStage::Together, Some(streams));
             runs.push(self.throughput(lanes, streams, clock)?);
         }
-        Ok(runs)
+        Ok(())
     }
 
     fn tell(&self, lane: Option<(usize, Lane)>, stage: ProbeStage, streams: Option<u32>) {

@@ -29,14 +29,15 @@ use crate::failure::{Failure, FailureCode};
 /// Ends a probe from outside, at once where it waits for time to pass.
 #[derive(Debug, Default)]
 pub struct Cancel {
-    asked: Mutex<bool>,
+    /// Why.
+    asked: Mutex<Option<String>>,
     changed: Condvar,
 }
 
 impl Cancel {
-    /// Ends it.
-    pub fn ask(&self) {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    /// Ends it; the first reason counts.
+    pub fn ask(&self, why: &str) {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| why.to_owned());
         self.changed.notify_all();
     }
 
@@ -46,14 +47,32 @@ impl Cancel {
     /// [`FailureCode::Cancelled`], as soon as it is ended.
     fn wait(&self, time: Duration) -> Result<(), Failure> {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(asked, time, |asked| !*asked);
+        let waited = self.changed.wait_timeout_while(asked, time, |asked| asked.is_none());
         let (asked, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if *asked { Err(Failure::new(FailureCode::Cancelled, "the probe was ended")) } else { Ok(()) }
+        match &*asked {
+            Some(why) => Err(Failure::new(FailureCode::Cancelled, why.clone())),
+            None => Ok(()),
+        }
     }
 
     /// # Errors
     /// [`FailureCode::Cancelled`] where it has been ended.
     fn check(&self) -> Result<(), Failure> {
         self.wait(Duration::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_that_is_ended_says_why_first() {
+        let cancel = Cancel::default();
+        cancel.check().unwrap();
+        cancel.ask("a VM begins to move");
+        cancel.ask("its client left");
+        let ended = cancel.wait(Duration::from_secs(3600)).unwrap_err();
+        assert_eq!((ended.code, ended.detail.as_str()), (FailureCode::Cancelled, "a VM begins to move"));
     }
 }

@@ -53,6 +53,15 @@ impl Prober<'_> {
                 return Ok(MtuProbe { interface, passes: Some(passes), black_hole: false });
             }
         }
+        // The size is to blame only where a smaller one arrives.
+        if self.burst(lane, Some(SAFE_SEGMENT), limit)?.is_none() {
+            let detail = format!(
+                "packets of no size are answered any more: {} KiB took longer than {} ms, or the lane went down",
+                BURST_BYTES / 1024,
+                limit.as_millis()
+            );
+            return Err(Failure::new(FailureCode::LaneLost, detail));
+        }
         let known_bad = interface.unwrap_or(LARGEST_WIRE_MTU).min(LARGEST_WIRE_MTU);
         let passes = largest(SAFE_SEGMENT + headers, known_bad, |mtu| {
             Ok(self.burst(lane, Some(mtu - headers), limit)?.is_some())

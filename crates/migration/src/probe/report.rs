@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use godwit_lanes::BitRate;
 use serde::{Deserialize, Serialize};
 
 use crate::report::FailureReport;
@@ -196,6 +197,12 @@ pub struct ProbeReport {
     pub lanes: Vec<LaneProbe>,
     /// All lanes at once, as a migration uses them; empty where only one can be used.
     pub together: Vec<ThroughputRun>,
+    /// Why they, or some of them, could not be measured together.
+    #[serde(default)]
+    pub together_failure: Option<FailureReport>,
+    /// The limit of bandwidth that would hold a migration which names none. The probe keeps to no limit.
+    #[serde(default)]
+    pub bandwidth_limit: Option<BitRate>,
     /// What limits a migration.
     pub limit: Option<Limit>,
     /// What a migration will take; none where no lane carries one.
