@@ -122,6 +122,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 
 /// One move by one engine; none: it failed.
 fn measure(subject: &mut Subject<'_>, engine: Engine) -> Result<Option<Run>> {
+    // Its client probes it during the move, which is work for it as well.
+    subject.guest.watch()?;
     let undisturbed_per_s = work_during(&subject.guest, || {
         #[expect(clippy::disallowed_methods, reason = "this time is what is measured")]
         std::thread::sleep(UNDISTURBED);
