@@ -81,6 +81,9 @@ pub struct HostInfo {
     pub memory_available_bytes: u64,
     /// Guest memory promised to the VMs that are active here.
     pub memory_committed_bytes: u64,
+    /// What arriving guests' pages may be told by.
+    #[serde(default)]
+    pub references: ReferencesInfo,
     /// Whether the kernel backs guest memory with huge pages.
     pub huge_pages: bool,
     /// Addresses at which migrations arrive.
@@ -91,6 +94,19 @@ pub struct HostInfo {
     pub peers: BTreeMap<String, String>,
     /// VMs defined here, shadows included.
     pub vms: usize,
+}
+
+/// Memory of a host that arriving guests' pages may be told by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReferencesInfo {
+    /// VMs that left and whose memory is kept for their way back.
+    pub bases: usize,
+    /// Memory that this takes; it counts as available.
+    pub base_bytes: u64,
+    /// Pages of these and of VMs that arrived and run here.
+    pub pages: u64,
+    /// Pages of them whose digests are worked out: what is not is worked out when a migration asks for it, which takes time.
+    pub digested_pages: u64,
 }
 
 /// A network of a host.

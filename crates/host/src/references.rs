@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use godwit_api::ReferencesInfo;
 use godwit_migration::drive::Offer;
 use godwit_migration::reference::Content;
 use godwit_ram::Region;
@@ -64,6 +65,15 @@ impl References {
         if taken_bytes == 0 || taken_bytes > self.most_base_bytes || self.base_time.is_zero() {
             return false;
         }
+        let digest_bytes = 8 * regions.iter().map(|region| region.pages()).sum::<u64>();
+        // Its own earlier base makes room first.
+        let mut dropped = self.take_bases(|base| base.vm == vm);
+        dropped.extend(self.make_room(taken_bytes, digest_bytes));
+        free_later(dropped);
+        if self.digest_bytes() + digest_bytes > self.most_digest_bytes {
+            tracing::info!(vm, "its memory is not kept: its digests would take more than digest_memory");
+            return false;
+        }
         let content = match Content::of(regions) {
             Ok(content) => Arc::new(content),
             Err(error) => {
@@ -71,19 +81,10 @@ impl References {
                 return false;
             }
         };
-        let mut dropped = self.take_bases(|base| base.vm == vm);
-        dropped.extend(self.make_room(taken_bytes));
-        let digest_bytes: u64 = {
-            let mut state = self.state();
-            let base = Base { vm: vm.to_owned(), content: Arc::clone(&content), since: Instant::now() };
-            state.bases.push(base);
-            state.bases.iter().map(|base| base.content.digest_bytes()).sum()
-        };
+        let base = Base { vm: vm.to_owned(), content: Arc::clone(&content), since: Instant::now() };
+        self.state().bases.push(base);
         tracing::info!(vm, bytes = taken_bytes, "its memory is kept for its way back");
-        free_later(dropped);
-        if digest_bytes <= self.most_digest_bytes {
-            work_out_later(&content);
-        }
+        work_out_later(&content);
         let (references, limit) = (Arc::downgrade(self), self.base_time);
         tokio::spawn(async move {
             tokio::time::sleep(limit).await;
@@ -96,17 +97,16 @@ impl References {
 
     /// Offers the memory of a VM that arrived, as long as it is there.
     pub(crate) fn arrived(&self, vm: &Vm) {
-        let mut state = self.state();
-        state.arrived.retain(|content| content.strong_count() > 0);
-        let known: u64 = state.contents().map(|content| content.digest_bytes()).sum();
         let pages: u64 = vm.regions.iter().map(|region| region.pages()).sum();
-        if known + 8 * pages > self.most_digest_bytes {
+        if self.digest_bytes() + 8 * pages > self.most_digest_bytes {
             return tracing::debug!(vm = vm.name, "no memory is left for the digests of its pages");
         }
         match Content::of(&vm.regions) {
             Ok(content) => {
                 let content = Arc::new(content);
                 work_out_later(&content);
+                let mut state = self.state();
+                state.arrived.retain(|content| content.strong_count() > 0);
                 state.arrived.push(Arc::downgrade(&content));
                 vm.offers(content);
             }
@@ -132,6 +132,20 @@ impl References {
         self.state().bases.iter().map(|base| base.content.taken_bytes()).sum()
     }
 
+    /// What is here, for people.
+    pub(crate) fn info(&self) -> ReferencesInfo {
+        let state = self.state();
+        let arrived = state.arrived.iter().filter_map(Weak::upgrade);
+        let contents: Vec<_> =
+            state.bases.iter().map(|base| Arc::clone(&base.content)).chain(arrived).collect();
+        ReferencesInfo {
+            bases: state.bases.len(),
+            base_bytes: state.bases.iter().map(|base| base.content.taken_bytes()).sum(),
+            pages: contents.iter().map(|content| content.pages()).sum(),
+            digested_pages: contents.iter().map(|content| content.worked_out()).sum(),
+        }
+    }
+
     /// Gives at least so many bytes of bases back to the kernel, where there are that many, and returns when that is done.
     pub(crate) fn free(&self, bytes: u64) {
         let mut freed = 0;
@@ -149,10 +163,20 @@ impl References {
         }
     }
 
-    /// Drops the oldest bases until so many bytes fit beside the others.
-    fn make_room(&self, bytes: u64) -> Vec<Base> {
+    /// Memory that the digests of all that is offered take.
+    fn digest_bytes(&self) -> u64 {
+        let state = self.state();
+        let bases = state.bases.iter().map(|base| base.content.digest_bytes());
+        let arrived = state.arrived.iter().filter_map(Weak::upgrade);
+        bases.sum::<u64>() + arrived.map(|content| content.digest_bytes()).sum::<u64>()
+    }
+
+    /// Drops the oldest bases until one of so many bytes, with so many bytes of digests, fits beside the others.
+    fn make_room(&self, bytes: u64, digest_bytes: u64) -> Vec<Base> {
         let mut dropped = Vec::new();
-        while self.base_bytes() + bytes > self.most_base_bytes {
+        while self.base_bytes() + bytes > self.most_base_bytes
+            || self.digest_bytes() + digest_bytes > self.most_digest_bytes
+        {
             let mut state = self.state();
             if state.bases.is_empty() {
                 break;
@@ -169,13 +193,6 @@ impl References {
 
     fn take_bases(&self, which: impl Fn(&Base) -> bool) -> Vec<Base> {
         self.state().bases.extract_if(.., |base| which(base)).collect()
-    }
-}
-
-impl State {
-    fn contents(&self) -> impl Iterator<Item = Arc<Content>> + '_ {
-        let bases = self.bases.iter().map(|base| Arc::clone(&base.content));
-        bases.chain(self.arrived.iter().filter_map(Weak::upgrade))
     }
 }
 
@@ -293,6 +310,10 @@ mod tests {
         for config in [
             ReferencesConfig { base_memory: none, ..ReferencesConfig::default() },
             ReferencesConfig { base_minutes: 0, ..ReferencesConfig::default() },
+            ReferencesConfig {
+                digest_memory: ByteSize::from_bytes(8 * PAGES - 1),
+                ..ReferencesConfig::default()
+            },
         ] {
             let references = references(&config);
             assert!(!references.keep("web", &memory(1), BYTES));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
-use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, missing};
+use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, missing, other_host};
 use godwit_lab::{BitRate, LabOptions};
 use godwit_migration::{EncodingName, ReferenceUse, Report};
 use godwit_qemu::ByteSize;
@@ -198,6 +198,9 @@ fn move_all(trial: &Trial, guests: &[Guest], from: &str, references: ReferenceUs
     for guest in guests {
         let mut guest = guest.clone();
         from.clone_into(&mut guest.host);
+        if references == ReferenceUse::All {
+            trial.wait_digested(other_host(from))?;
+        }
         let request = MigrationRequest { references, ..guest.to_other_host() };
         let report = trial.move_guest(&mut guest, &request)?.report;
         guest.verify().with_context(|| format!("{} after its move from {from}", guest.name))?;

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::client::Gaps;
 use crate::clock::monotonic_ns;
-use crate::trial::{Guest, Trial};
+use crate::trial::{Guest, LIMIT, Trial, until};
 
 /// A migration of a guest that was probed all the time.
 #[derive(Debug, Clone, Serialize)]
@@ -98,6 +98,17 @@ impl Trial {
         let blackout_ms = gaps.longest_gap_ns.map(|ns| ns as f64 / 1e6);
         report.blackout_ms = blackout_ms;
         Ok(Watched { report, probes: gaps, begun_ns })
+    }
+
+    /// Waits until a host knows the digests of all memory that it offers to arriving guests.
+    ///
+    /// # Errors
+    /// It has not got that far within the limit.
+    pub fn wait_digested(&self, host: &str) -> Result<()> {
+        until(&format!("host {host} knows its digests"), LIMIT, || {
+            let known = self.ask(self.agent(host).host())?.references;
+            Ok((known.digested_pages == known.pages).then_some(()))
+        })
     }
 
     /// Moves a guest to another host; anything but success is an error.

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
-use godwit_lab::trial::{Guest, GuestPlan, Trial};
+use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
 use godwit_migration::{EncodingName, ReferenceUse, Report};
 use godwit_qemu::ByteSize;
 
@@ -20,6 +20,8 @@ fn plan(name: &str) -> GuestPlan {
 }
 
 fn move_and_check(trial: &Trial, guest: &mut Guest, references: ReferenceUse) -> Result<Report> {
+    // On a busy machine that may take its time: it is done when nobody else wants the CPU.
+    trial.wait_digested(other_host(&guest.host))?;
     let request = MigrationRequest { references, ..guest.to_other_host() };
     let report = trial.move_guest(guest, &request)?.report;
     check_report(&report)?;

@@ -39,6 +39,7 @@ impl Agent {
             tracking_problem: self.tracking_problem(),
             memory_available_bytes: self.grantable_bytes(None, self.references.base_bytes())?,
             memory_committed_bytes: self.promises(None).iter().map(|promise| promise.promised_bytes).sum(),
+            references: self.references.info(),
             huge_pages: self.ram.huge_pages(),
             migration_addresses: self.config.migration_addresses.clone(),
             networks: networks.collect(),

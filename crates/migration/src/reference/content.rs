@@ -103,6 +103,13 @@ impl Content {
         done.get(place).is_some_and(|done| done.load(Ordering::Acquire))
     }
 
+    /// Pages whose digests need no work.
+    #[must_use]
+    pub fn worked_out(&self) -> u64 {
+        let done = self.pieces().filter(|(block, piece)| self.is_worked_out(*block, *piece));
+        done.map(|(_, piece)| piece.count).sum()
+    }
+
     /// Copies pages from a place on, as they are now.
     ///
     /// # Errors
