@@ -17,6 +17,8 @@ use crate::vm::Vm;
 
 /// The source is told of so many pages at most: 16 MiB of digests.
 const MOST_PAGES: u64 = 2 << 20;
+/// Of so many before it begins: 2 MiB of digests.
+const FIRST_PAGES: u64 = 256 << 10;
 /// How much of a base is given back to the kernel at once.
 const FREE_STEP_BYTES: u64 = 32 << 20;
 
@@ -124,7 +126,7 @@ impl References {
         let arrived = state.arrived.iter().rev().filter_map(Weak::upgrade);
         let bases = |base: &Base| Arc::clone(&base.content);
         let contents = own.map(bases).chain(arrived).chain(others.map(bases)).collect();
-        Offer { contents, most_pages: MOST_PAGES }
+        Offer { contents, most_pages: MOST_PAGES, first_pages: FIRST_PAGES }
     }
 
     /// Memory that bases hold, bytes: another VM may have it.

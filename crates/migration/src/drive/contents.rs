@@ -17,8 +17,6 @@ use crate::reference::{Content, PageBits};
 /// wait longer than these few KiB take.
 const PIECES_IN_A_ROW: usize = 8;
 const PAUSE: Duration = Duration::from_millis(1);
-/// Pages that the source is told of before it begins, where that needs no work: 2 MiB of digests.
-const FIRST_PAGES: u64 = 256 << 10;
 
 /// What a destination lets a source refer to, beside the guest's own pages.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +25,8 @@ pub struct Offer {
     pub contents: Vec<Arc<Content>>,
     /// The source is told of so many pages at most.
     pub most_pages: u64,
+    /// Of so many before it begins, where that needs no work: the rest is told beside the pages that arrive.
+    pub first_pages: u64,
 }
 
 /// What pages may be made of, and which could not be.
@@ -138,6 +138,7 @@ pub(super) struct Teller<'a> {
     /// Number and content, and the block and the pages of its next piece.
     pieces: Box<dyn Iterator<Item = Piece<'a>> + Send + 'a>,
     left: u64,
+    first: u64,
 }
 
 struct Piece<'a> {
@@ -153,12 +154,12 @@ impl<'a> Teller<'a> {
             let piece = move |(block, pages)| Piece { number, content, block, pages };
             content.pieces().map(piece)
         });
-        Teller { pieces: Box::new(pieces), left: offer.most_pages }
+        Teller { pieces: Box::new(pieces), left: offer.most_pages, first: offer.first_pages }
     }
 
     /// Before the source begins: what needs no work, and is not so much that it would have to wait.
     pub(super) fn begin(&mut self, sender: &Mutex<StreamSender>) {
-        let least_left = self.left.saturating_sub(FIRST_PAGES);
+        let least_left = self.left.saturating_sub(self.first);
         while self.left > least_left {
             let Some(piece) = self.pieces.next() else { return };
             let known = piece.content.is_worked_out(piece.block, piece.pages);

@@ -47,7 +47,8 @@ pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Re
     let mut driver = Driver {
         machine: Destination::new(block_pages, epoch),
         sender: Arc::clone(&sender),
-        telling: Some((Teller::new(&offer), go_on)),
+        teller: Some(Teller::new(&offer)),
+        go_on: Some(go_on),
         intake: &intake,
         hypervisor,
         begun,
@@ -75,7 +76,7 @@ pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Re
         });
         let ending = driver.until_ended(&inbox, cancel);
         intake.end();
-        driver.telling = None;
+        driver.go_on = None;
         // What was said last must arrive: closing with unread bytes would reset the connection. So the source closes first.
         control.finish_sending();
         let limit = Instant::now() + CLOSE_LIMIT;
@@ -109,8 +110,10 @@ const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 struct Driver<'a, H> {
     machine: Destination,
     sender: Arc<Mutex<StreamSender>>,
-    /// What tells the source what is here, and where it goes on with that.
-    telling: Option<(Teller<'a>, Sender<Teller<'a>>)>,
+    /// Tells the source what is here, before it begins.
+    teller: Option<Teller<'a>>,
+    /// Where it goes on with that, as long as this is there.
+    go_on: Option<Sender<Teller<'a>>>,
     intake: &'a Intake,
     hypervisor: H,
     begun: Instant,
@@ -180,13 +183,16 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
     fn act(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::SendReady => {
-                let telling = self.telling.take();
-                if let Some((mut teller, go_on)) = telling {
+                let teller = self.teller.take();
+                let teller = teller.map(|mut teller| {
                     teller.begin(&self.sender);
+                    teller
+                });
+                self.say(&Message::Ready);
+                if let Some((go_on, teller)) = self.go_on.as_ref().zip(teller) {
                     // Who takes it is there as long as this.
                     let _ = go_on.send(teller);
                 }
-                self.say(&Message::Ready);
             }
             Action::FinishLoad => {
                 let loaded = self.hypervisor.finish_load();

@@ -14,6 +14,14 @@ use crate::world::{
 
 /// A destination that a peer of this file's own talks to.
 pub(crate) fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'static str>) {
+    lying_peer_offered(Offer::default(), speak)
+}
+
+/// The same to a destination that has other memory.
+pub(crate) fn lying_peer_offered(
+    offer: Offer,
+    speak: impl FnOnce(&Stream, Lane),
+) -> (Ending, Vec<&'static str>) {
     let folder = tempfile::tempdir().unwrap();
     let (listener, lane) = path(loopback());
     let (peer, far) = stream(&listener, lane);
@@ -23,11 +31,10 @@ pub(crate) fn lying_peer(speak: impl FnOnce(&Stream, Lane)) -> (Ending, Vec<&'st
     let (_keep, cancel) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
-            let (regions, hypervisor, cancel) = (regions, hypervisor, cancel);
+            let (regions, hypervisor, cancel, offer) = (regions, hypervisor, cancel, offer);
             match welcome(far, ID, LIMIT) {
                 Ok(control) => {
                     let accept = &|| accept_one(&listener);
-                    let offer = Offer::default();
                     receive(DestinationJob { control, accept, epoch: 2, regions, offer, hypervisor }, &cancel)
                 }
                 Err(failure) => Ending::Discarded(failure),

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use godwit_lanes::pacing::Pacing;
 use godwit_lanes::{Incoming, RateLimit, accept, connect};
 use godwit_migration::drive::{Hello, Offer, References, SourceResult, say_hello, welcome};
-use godwit_migration::reference::Content;
+use godwit_migration::reference::{Content, DIGEST_PAGES};
 use godwit_migration::{Compression, EncodingName, FailureCode, Outcome, ReferenceUse};
 use godwit_ram::{PAGE_SIZE, Region};
 use godwit_wire::{BlockRun, Digests, Message, Place, prefix};
 
-use crate::lying::{lying_peer, refused_with};
+use crate::lying::{lying_peer, lying_peer_offered, refused_with};
 use crate::world::{BLOCKS, HELLO, ID, LIMIT, Moved, Twist, World, fill, migrate_offered, regions, stream};
 
 const ALL: References =
@@ -26,7 +26,7 @@ fn content(regions: &[Arc<Region>]) -> Arc<Content> {
 }
 
 fn offer(contents: Vec<Arc<Content>>) -> Offer {
-    Offer { contents, most_pages: 1 << 20 }
+    Offer { contents, most_pages: 1 << 20, first_pages: 1 << 20 }
 }
 
 fn migrate_to(twist: Twist, offer: &Offer) -> Moved {
@@ -136,6 +136,43 @@ fn a_guests_own_pages_are_sent_once() {
         let found = pages_by(&moved, EncodingName::Reference);
         assert!(found > BLOCKS.iter().sum::<u64>() / 20, "{found}");
         assert_eq!(moved.result.missing_pages, 0, "what is on its way elsewhere is not referred to");
+    }
+}
+
+#[test]
+fn everything_that_is_offered_is_told_before_the_begin_or_after() {
+    const PIECES: u64 = 40;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large");
+    let region = [Arc::new(Region::create(&path, PIECES * DIGEST_PAGES * PAGE_SIZE, None).unwrap())];
+    for piece in 0..PIECES {
+        region[0].copy_in((piece * DIGEST_PAGES + piece) * PAGE_SIZE, &[7; 4096]).unwrap();
+    }
+    let digest = prefix(&godwit_lanes::hash_page(&[7; 4096]));
+    for (first_pages, most_pages) in [(0, 1 << 20), (3 * DIGEST_PAGES, 1 << 20), (0, 30 * DIGEST_PAGES)] {
+        let offer = Offer { contents: vec![content(&region)], most_pages, first_pages };
+        let expected = PIECES.min(most_pages / DIGEST_PAGES);
+        lying_peer_offered(offer, |peer, _| {
+            let (mut sender, mut answers) = (peer.sender(), peer.receiver());
+            say_hello(&mut sender, &mut answers, HELLO).unwrap();
+            let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+            sender.send(&Message::Begin(begin)).unwrap();
+            let (mut told, mut before) = (Vec::new(), None);
+            while (told.len() as u64) < expected || before.is_none() {
+                match answers.receive().unwrap() {
+                    Incoming::Message(Message::Ready) => before = Some(told.len() as u64),
+                    Incoming::Message(Message::Digests(Digests { place, prefixes })) => {
+                        assert_eq!((place.content, place.block), (1, 0));
+                        let found: Vec<_> = (place.page..).zip(prefixes).filter(|(_, it)| *it != 0).collect();
+                        told.extend(found);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            let at = |piece: u64| (piece * DIGEST_PAGES + piece, digest);
+            assert_eq!(told, (0..expected).map(at).collect::<Vec<_>>());
+            assert_eq!(before, Some(first_pages / DIGEST_PAGES));
+        });
     }
 }
 
