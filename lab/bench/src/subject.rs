@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched};
-use godwit_migration::{EngineKind, ReferenceUse};
+use godwit_migration::EngineKind;
 use serde::Serialize;
 
 /// Who moves the guest.
@@ -44,8 +44,6 @@ impl Engine {
     pub(crate) fn request(self, request: MigrationRequest) -> MigrationRequest {
         let channels = |multifd_channels| MigrationRequest {
             engine: EngineKind::Qemu,
-            // Of Godwit's engine alone.
-            references: ReferenceUse::default(),
             // The peer at its best: no word of ours between its two sides.
             qemu: QemuEngineOptions {
                 multifd_channels,

@@ -48,7 +48,8 @@ impl Agent {
                 "leave it out; QEMU's has qemu.compression, with qemu.multifd_channels",
             ));
         }
-        if request.engine == EngineKind::Qemu && request.references != ReferenceUse::default() {
+        // That nothing is referred to is what QEMU's engine does anyway.
+        if request.engine == EngineKind::Qemu && request.references == ReferenceUse::Own {
             return Err(ApiError::new(
                 ErrorCode::InvalidRequest,
                 "references belong to Godwit's own engine",
