@@ -218,7 +218,9 @@ impl Chooser {
         if self.trial.left > 0 {
             return Packing::default();
         }
-        if self.current.is_some() && f64::from(self.trial.since) >= self.raw_trial_due() {
+        // Where most is told by its content the wire is hardly waited for, and its rate of little consequence.
+        let due = self.current.is_some() && !self.referral.is_on();
+        if due && f64::from(self.trial.since) >= self.raw_trial_due() {
             self.trial.left = RAW_TRIAL_UNITS;
             return Packing::default();
         }

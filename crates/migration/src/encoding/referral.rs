@@ -22,6 +22,11 @@ const TOLD: f64 = 0.012;
 /// It must be that much faster to be begun, and to be kept.
 const BEGIN: f64 = 1.04;
 const KEEP: f64 = 1.02;
+/// Units that are looked for before the wire's rate is known, where the destination has told of content: they cost little, and
+/// raw ones sent to learn that rate would be most of a short way back. On a wire as fast as memory they are the price.
+const BLIND_UNITS: u32 = 64;
+/// They must find so many of their pages.
+const LEAST_FOUND: f64 = 0.1;
 /// How much of its lost trust it gets back with each probe.
 const FORGIVEN: f64 = 0.05;
 
@@ -66,6 +71,8 @@ pub(super) struct Referral {
     figures: Option<Figures>,
     on: bool,
     units: u64,
+    /// Units looked for without knowing the wire.
+    blind: u32,
 }
 
 impl Referral {
@@ -75,6 +82,13 @@ impl Referral {
             return Referring::No;
         }
         if self.prospect.always {
+            return Referring::All;
+        }
+        let finds =
+            self.figures.is_none_or(|figures| figures.found * (1.0 - self.prospect.missing) >= LEAST_FOUND);
+        if wire.is_none() && self.prospect.foreign && finds && self.blind < BLIND_UNITS {
+            self.blind += 1;
+            self.on = true;
             return Referring::All;
         }
         let bonus = if self.on { KEEP } else { BEGIN };
@@ -104,6 +118,11 @@ impl Referral {
         let work = 1.0 / figures.bytes_per_s + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
         let on_wire = figures.found * (TOLD + self.prospect.missing) + rest * otherwise.ratio;
         (1.0 / work).min(wire / on_wire.max(1e-4))
+    }
+
+    /// Whether the last unit was looked for as a whole.
+    pub(super) fn is_on(&self) -> bool {
+        self.on
     }
 
     /// What a unit's looking came to.

@@ -322,10 +322,21 @@ fn what_the_destination_has_is_told_where_that_is_faster() {
     for link in [gigabit(), random(gigabit())] {
         let link = Link { found: Some(0.98), ..link };
         let mut stream = Stream::new();
-        stream.run(&link, 8);
+        // The wire is not looked at before that.
+        stream.run(&link, 96);
         let rate = stream.run(&link, 128);
         assert!(stream.looked_for > 0.95 * 128.0 * UNIT_BYTES, "{}", stream.looked_for / UNIT_BYTES);
         assert!(rate > 0.9 * link.rate_with_references(None), "{rate}");
+    }
+}
+
+#[test]
+fn a_short_way_back_is_not_spent_on_learning_the_wire() {
+    for link in [gigabit(), random(gigabit())] {
+        let link = Link { found: Some(0.99), ..link };
+        let mut stream = Stream::new();
+        stream.run(&link, 100);
+        assert!(stream.looked_for > 93.0 * UNIT_BYTES, "{link:?}: {}", stream.looked_for / UNIT_BYTES);
     }
 }
 
