@@ -95,7 +95,7 @@ fn encodings(encodings: &[EncodingReport]) -> String {
         let sizes = match name {
             EncodingName::Zero => String::new(),
             EncodingName::Raw => format!(" ({})", byte_count(*raw_bytes)),
-            EncodingName::Lz4 | EncodingName::Zstd | EncodingName::Reference => {
+            EncodingName::Lz4 | EncodingName::Zstd | EncodingName::Reference | EncodingName::Delta => {
                 format!(" ({} in {})", byte_count(*raw_bytes), byte_count(*wire_bytes))
             }
         };

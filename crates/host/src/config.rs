@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_api::{DEFAULT_SOCKET, Endpoint, RateLimit};
 use godwit_migration::ReferenceUse;
+use godwit_migration::drive::Deltas;
 use godwit_qemu::ByteSize;
 use serde::Deserialize;
 
@@ -60,6 +61,9 @@ pub struct Config {
     /// What pages may be told by, instead of being sent.
     #[serde(default)]
     pub references: ReferencesConfig,
+    /// Memory of what was sent of pages, for what differs the next time.
+    #[serde(default)]
+    pub deltas: DeltasConfig,
     /// Networks that NICs name.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
@@ -118,6 +122,20 @@ impl Default for ReferencesConfig {
             base_minutes: 60,
             digest_memory: ByteSize::from_mib(64),
         }
+    }
+}
+
+/// Pages told by what differs from what was sent of them before.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeltasConfig {
+    /// Memory of each migration from this host for what was sent; 0: no page is told so.
+    pub cache_memory: ByteSize,
+}
+
+impl Default for DeltasConfig {
+    fn default() -> Self {
+        DeltasConfig { cache_memory: ByteSize::from_bytes(Deltas::CACHE_BYTES) }
     }
 }
 
@@ -388,6 +406,8 @@ mod tests {
             base_memory = "2GiB"
             base_minutes = 5
             digest_memory = "8MiB"
+            [deltas]
+            cache_memory = "16MiB"
             [networks.lan]
             bridge = "br-lan"
             [peers]
@@ -403,6 +423,7 @@ mod tests {
         assert_eq!((references.by, references.base_minutes), (ReferenceUse::Own, 5));
         assert_eq!((references.base_memory.bytes(1), references.digest_memory.bytes()), (2 << 30, 8 << 20));
         assert_eq!(BaseMemory::Auto.bytes(8 << 30), 2 << 30);
+        assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! frames and sockets; what a message means is the migration's.
 
 mod codec;
+mod delta;
 mod interrupt;
 #[cfg(test)]
 mod lane_tests;
@@ -19,6 +20,7 @@ mod sender;
 mod socket;
 mod unit;
 
+pub use delta::{is_sampled, xor};
 pub use interrupt::Interrupt;
 pub use probe::connect_sized;
 pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
@@ -26,7 +28,7 @@ pub use receiver::{Incoming, StreamReceiver};
 pub use reference::{Knowledge, hash_page};
 pub use sender::StreamSender;
 pub use socket::{CONNECT_LIMIT, Lane, Near, Stream, accept, connect, listen, pair};
-pub use unit::{Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent};
+pub use unit::{Comparing, Differing, Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent};
 
 use std::net::SocketAddr;
 

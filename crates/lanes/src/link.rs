@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_pki::Peer;
-use godwit_ram::{PAGE_SIZE, Part, acked_bytes, send_parts, unacked_bytes, unsent_bytes};
+use godwit_ram::{PAGE_SIZE, Part, ZeroCopy, acked_bytes, send_parts, unacked_bytes, unsent_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
@@ -28,14 +28,26 @@ const OPEN_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Link {
-    Plain(Arc<TcpStream>),
+    Plain(Arc<Plain>),
     Tls(Arc<Tls>),
 }
 
+/// A socket whose bytes are the stream's own.
+#[derive(Debug)]
+pub(crate) struct Plain {
+    socket: TcpStream,
+    zero_copy: ZeroCopy,
+}
+
 impl Link {
+    pub(crate) fn plain_over(socket: TcpStream) -> Link {
+        let zero_copy = ZeroCopy::ask(socket.as_fd());
+        Link::Plain(Arc::new(Plain { socket, zero_copy }))
+    }
+
     pub(crate) fn socket(&self) -> &TcpStream {
         match self {
-            Link::Plain(socket) => socket,
+            Link::Plain(plain) => &plain.socket,
             Link::Tls(tls) => &tls.socket,
         }
     }
@@ -43,7 +55,9 @@ impl Link {
     /// Sends all parts in order; `staging` is used where bytes must be copied before they are sealed.
     pub(crate) fn send(&self, parts: &[Part<'_>], staging: &mut Vec<u8>) -> Result<u64, LaneError> {
         let tls = match self {
-            Link::Plain(socket) => return Ok(send_parts(socket.as_fd(), parts)?),
+            Link::Plain(plain) => {
+                return Ok(send_parts(plain.socket.as_fd(), parts, Some(&plain.zero_copy))?);
+            }
             Link::Tls(tls) => tls,
         };
         // It keeps its length: to make room is to write zeros first.
@@ -81,7 +95,7 @@ impl Link {
     /// Reads what there is, at least a byte; 0 at the end.
     pub(crate) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Link::Plain(socket) => (&**socket).read(into),
+            Link::Plain(plain) => (&plain.socket).read(into),
             Link::Tls(tls) => tls.read(into),
         }
     }
@@ -89,7 +103,7 @@ impl Link {
     /// The socket, where its bytes are the stream's own.
     pub(crate) fn plain(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Link::Plain(socket) => Some(socket.as_fd()),
+            Link::Plain(plain) => Some(plain.socket.as_fd()),
             Link::Tls(_) => None,
         }
     }

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
 use godwit_wire::{
-    Codec, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun, PagesHeader,
+    Codec, Delta, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun,
+    PagesHeader,
 };
 
 use crate::LaneError;
@@ -140,6 +141,20 @@ impl StreamReceiver {
         region.copy_in(run.first * PAGE_SIZE, pages).map_err(|error| LaneError::Memory(error.to_string()))?;
         self.start += packed_bytes;
         Ok(())
+    }
+
+    /// What differs in a delta's pages from what was sent before: old pages XOR new ones.
+    ///
+    /// # Errors
+    /// [`LaneError::Garbled`] where it can't be unpacked.
+    pub fn differences(&mut self, delta: &Delta) -> Result<&[u8], LaneError> {
+        let &Delta { block, first, .. } = delta;
+        let raw_bytes = usize::try_from(delta.count() * PAGE_SIZE).unwrap_or(usize::MAX);
+        self.unpacker.unpack(Codec::Lz4, &delta.packed, raw_bytes).ok_or(LaneError::Garbled {
+            block,
+            first,
+            count: delta.count(),
+        })
     }
 
     fn raw_pages(&mut self, region: &Region, range: PageRange) -> Result<(), LaneError> {

@@ -3,13 +3,19 @@
 
 use godwit_wire::{PAGE_SIZE, PageHash, PageRun, Place, References};
 
-/// What is known of the content that the destination has. It may be wrong: the destination looks before it believes.
+/// What is known of what the destination has. It may be wrong: the destination looks before it believes.
 pub trait Knowledge {
     /// Where a page's content, of this hash, probably is.
     fn find(&self, hash: &PageHash, block: u16, page: u64) -> Option<Place>;
 
     /// A page of this content is being sent otherwise.
     fn sent(&self, hash: &PageHash, block: u16, page: u64);
+
+    /// Puts what was sent of a page last into `old`. False: that is not known, or not to be gone by.
+    fn sent_before(&self, block: u16, page: u64, old: &mut [u8]) -> bool;
+
+    /// A page is being sent that holds this.
+    fn sends(&self, block: u16, page: u64, bytes: &[u8]);
 }
 
 /// The hash by which a page is told.
@@ -97,6 +103,12 @@ mod tests {
         fn sent(&self, _hash: &PageHash, _block: u16, page: u64) {
             self.sent.borrow_mut().push(page);
         }
+
+        fn sent_before(&self, _: u16, _: u64, _: &mut [u8]) -> bool {
+            false
+        }
+
+        fn sends(&self, _: u16, _: u64, _: &[u8]) {}
     }
 
     #[test]

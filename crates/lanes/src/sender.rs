@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use godwit_ram::{PageRange, Part, Region};
 use godwit_wire::{
-    BlockRun, Codec, Encoding, MAX_COMPRESSED_PAGES, MAX_PADDING, Message, PAGE_SIZE, PageRun, PagesHeader,
-    Zeros,
+    BlockRun, Codec, Delta, Encoding, MAX_COMPRESSED_PAGES, MAX_PADDING, Message, PAGE_SIZE, PageRun,
+    PagesHeader, Zeros,
 };
 
 use crate::codec::{Compressor, MAX_PIECE_BYTES};
+use crate::delta::{Compared, split_sample};
 use crate::link::Link;
 use crate::pacing::StreamPace;
 use crate::reference::{Knowledge, Sought};
-use crate::{LaneError, Packing, Referring, UnitPages, UnitSent};
+use crate::{Differing, LaneError, Packing, Referring, UnitPages, UnitSent};
 use paced::Paced;
 
 /// Compressed bytes that are handed to the socket in one call: it sends them while the next pages are compressed.
@@ -30,6 +31,8 @@ pub struct StreamSender {
     batch: Batch,
     /// A copy of pages, to be compressed.
     copy: Vec<u8>,
+    /// What differs between them and what was sent of them before.
+    differences: Vec<u8>,
     compressor: Compressor,
     staging: Vec<u8>,
     pace: Option<StreamPace>,
@@ -56,6 +59,7 @@ impl StreamSender {
             output: Output { link, sent_bytes },
             batch: Batch::default(),
             copy: Vec::new(),
+            differences: Vec::new(),
             compressor: Compressor::default(),
             staging: Vec::new(),
             pace,
@@ -101,7 +105,7 @@ impl StreamSender {
 
     /// Sends a unit: runs of pages of one block as they are in memory now, runs that are zero, and the unit's end. Pages that
     /// are not worth their compression go raw, whatever `packing` says, and straight from guest memory. Without `knowledge`
-    /// none is told by its content.
+    /// none is told by its content or by what differs.
     ///
     /// # Errors
     /// [`LaneError`]: the stream is unusable afterwards.
@@ -118,17 +122,10 @@ impl StreamSender {
         self.put_zeros(round, block, zeros);
         sent.zero.add(zeros.iter().map(|run| run.count).sum(), self.batch.bytes.len());
         let paced = self.paced();
-        let probes = packing.probe.is_some() || packing.reference == Referring::Probe;
-        let (probed, rest) = split(pages, if probes { u64::from(MAX_COMPRESSED_PAGES) } else { 0 });
-        let first = knowledge.filter(|_| packing.reference != Referring::No);
-        let then = knowledge.filter(|_| packing.reference == Referring::All);
-        for (codec, known, runs) in
-            [(packing.probe.or(packing.codec), first, probed), (packing.codec, then, rest)]
-        {
-            let by_piece = codec.is_some() || known.is_some();
-            let most = if by_piece { MAX_COMPRESSED_PAGES } else { u32::MAX }.min(paced.most_pages());
+        for (way, runs) in ways(packing, knowledge, pages) {
+            let most = if way.is_raw() { u32::MAX } else { MAX_COMPRESSED_PAGES }.min(paced.most_pages());
             for frame in frames(round, block, &runs, most) {
-                self.put_piece(region, frame, codec, known, &mut sent)?;
+                self.put_piece(region, frame, way, &mut sent)?;
                 if self.batch.bytes.len() >= BATCH_BYTES {
                     sent.wire_bytes += self.flush(region, &paced)?;
                 }
@@ -152,16 +149,15 @@ impl StreamSender {
         }
     }
 
-    /// One piece: what is known to be at the destination is told, the rest goes in the codec's form or raw.
+    /// One piece: what is known to be at the destination is told, the rest goes by what differs, in the codec's form or raw.
     fn put_piece(
         &mut self,
         region: &Region,
         piece: PagesHeader,
-        codec: Option<Codec>,
-        knowledge: Option<&dyn Knowledge>,
+        way: Way<'_>,
         sent: &mut UnitSent,
     ) -> Result<(), LaneError> {
-        if codec.is_none() && knowledge.is_none() {
+        if way.is_raw() {
             self.put_frame(piece, None, &[], Duration::ZERO, sent);
             return Ok(());
         }
@@ -172,29 +168,102 @@ impl StreamSender {
         region
             .copy_out(piece.run.first * u64::from(PAGE_SIZE), pages)
             .map_err(|error| LaneError::Memory(error.to_string()))?;
-        match knowledge {
-            None => self.put_frame(piece, codec, pages, begun.elapsed(), sent),
-            Some(knowledge) => {
-                let sought = Sought::of(knowledge, piece.run, pages);
-                sent.hashing.add(piece.run.count, sought.found(), begun.elapsed());
-                for (run, place) in sought.runs() {
-                    if let Some(place) = place {
-                        let before = self.batch.bytes.len();
-                        Message::References(sought.references(piece.round, run, place))
-                            .encode(&mut self.batch.bytes);
-                        sent.reference.add(u64::from(run.count), self.batch.bytes.len() - before);
-                    } else {
-                        let from = usize::try_from(run.first - piece.run.first).unwrap_or(usize::MAX);
-                        let bytes =
-                            from * PAGE_SIZE as usize..(from + run.count as usize) * PAGE_SIZE as usize;
-                        let rest = PagesHeader { run, ..piece };
-                        self.put_frame(rest, codec, &pages[bytes], Duration::ZERO, sent);
-                    }
-                }
-            }
+        match way.content {
+            None => self.put_rest(piece, way, pages, begun.elapsed(), sent),
+            Some(knowledge) => self.put_told(knowledge, piece, way, pages, begun, sent),
         }
         self.copy = copy;
         Ok(())
+    }
+
+    /// What the destination has is told by its content, the rest sent. `pages`: what the piece holds, copied since `begun`.
+    fn put_told(
+        &mut self,
+        knowledge: &dyn Knowledge,
+        piece: PagesHeader,
+        way: Way<'_>,
+        pages: &[u8],
+        begun: Instant,
+        sent: &mut UnitSent,
+    ) {
+        let sought = Sought::of(knowledge, piece.run, pages);
+        sent.hashing.add(piece.run.count, sought.found(), begun.elapsed());
+        for (run, place) in sought.runs() {
+            let bytes = bytes_of(run, piece.run, pages);
+            let Some(place) = place else {
+                self.put_rest(PagesHeader { run, ..piece }, way, bytes, Duration::ZERO, sent);
+                continue;
+            };
+            if let Some(history) = way.history {
+                let each = (run.first..).zip(bytes.chunks_exact(PAGE_SIZE as usize));
+                each.for_each(|(page, bytes)| history.sends(run.block, page, bytes));
+            }
+            let before = self.batch.bytes.len();
+            Message::References(sought.references(piece.round, run, place)).encode(&mut self.batch.bytes);
+            sent.reference.add(u64::from(run.count), self.batch.bytes.len() - before);
+        }
+    }
+
+    /// What was sent before is told by what differs, where that pays; the rest goes in the codec's form or raw. `copying`: what
+    /// making the copy of the pages has cost.
+    fn put_rest(
+        &mut self,
+        piece: PagesHeader,
+        way: Way<'_>,
+        pages: &[u8],
+        copying: Duration,
+        sent: &mut UnitSent,
+    ) {
+        let Some(history) = way.history else {
+            return self.put_frame(piece, way.codec, pages, copying, sent);
+        };
+        let begun = Instant::now();
+        let mut differences = std::mem::take(&mut self.differences);
+        let compared = Compared::of(history, piece.run, pages, &mut differences);
+        let mut time = copying + begun.elapsed();
+        for (run, bases) in compared.runs() {
+            let rest = PagesHeader { run, ..piece };
+            let begun = Instant::now();
+            let told = bases.and_then(|bases| {
+                self.put_delta(rest, bases, bytes_of(run, piece.run, &differences), way.sampled, sent)
+            });
+            time += begun.elapsed();
+            if told.is_none() {
+                self.put_frame(rest, way.codec, bytes_of(run, piece.run, pages), Duration::ZERO, sent);
+            }
+        }
+        self.differences = differences;
+        sent.comparing.pages += u64::from(piece.run.count);
+        sent.comparing.time += time;
+        if way.sampled {
+            sent.comparing.sampled += u64::from(piece.run.count);
+        }
+    }
+
+    /// Pages by what differs; none where that does not pay.
+    fn put_delta(
+        &mut self,
+        pages: PagesHeader,
+        bases: Vec<u64>,
+        differences: &[u8],
+        sampled: bool,
+        sent: &mut UnitSent,
+    ) -> Option<()> {
+        let PagesHeader { round, run, .. } = pages;
+        let packed = self.compressor.pack(Codec::Lz4, differences)?;
+        if packed.len() > Delta::most_packed_bytes(bases.len()) {
+            return None;
+        }
+        let before = self.batch.bytes.len();
+        let delta = Delta { round, block: run.block, first: run.first, bases, packed: packed.to_vec() };
+        Message::Delta(delta).encode(&mut self.batch.bytes);
+        let bytes = self.batch.bytes.len() - before;
+        sent.delta.add(u64::from(run.count), bytes);
+        if sampled {
+            sent.comparing.told += u64::from(run.count);
+            sent.comparing.told_bytes += bytes as u64;
+        }
+        Some(())
     }
 
     /// One frame, in the codec's form where that pays. `copy`: its pages, where there is a codec; `copying`: what making it
@@ -236,6 +305,55 @@ impl StreamSender {
         self.batch.clear();
         Ok(sent)
     }
+}
+
+/// How pages are sent.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    codec: Option<Codec>,
+    /// What tells where the destination has their content; none: they are not looked for.
+    content: Option<&'a dyn Knowledge>,
+    /// What tells what was sent of them before; none: they are not compared with that.
+    history: Option<&'a dyn Knowledge>,
+    /// They are of the sample.
+    sampled: bool,
+}
+
+impl Way<'_> {
+    /// Straight from memory.
+    fn is_raw(self) -> bool {
+        self.codec.is_none() && self.content.is_none() && self.history.is_none()
+    }
+}
+
+/// A unit's pages by how they are sent.
+fn ways<'a>(
+    packing: Packing,
+    knowledge: Option<&'a dyn Knowledge>,
+    pages: &[PageRange],
+) -> [(Way<'a>, Vec<PageRange>); 3] {
+    let probes = packing.probe.is_some() || packing.reference == Referring::Probe;
+    let (sampled, others) = match packing.delta {
+        Differing::No => (Vec::new(), pages.to_vec()),
+        Differing::Sample | Differing::All => split_sample(pages),
+    };
+    let (probed, rest) = split(&others, if probes { u64::from(MAX_COMPRESSED_PAGES) } else { 0 });
+    let plain = Way {
+        codec: packing.codec,
+        content: knowledge.filter(|_| packing.reference == Referring::All),
+        history: knowledge.filter(|_| packing.delta == Differing::All),
+        sampled: false,
+    };
+    let content = knowledge.filter(|_| packing.reference != Referring::No);
+    let probe = Way { codec: packing.probe.or(packing.codec), content, ..plain };
+    [(Way { history: knowledge, sampled: true, ..plain }, sampled), (probe, probed), (plain, rest)]
+}
+
+/// The bytes of a run within those of a piece that it lies in.
+fn bytes_of(run: PageRun, piece: PageRun, bytes: &[u8]) -> &[u8] {
+    let from =
+        usize::try_from(run.first - piece.first).unwrap_or(usize::MAX).saturating_mul(PAGE_SIZE as usize);
+    bytes.get(from..).and_then(|rest| rest.get(..run.count as usize * PAGE_SIZE as usize)).unwrap_or_default()
 }
 
 /// What is sent in one call: bytes, and pages that follow some of them.

@@ -64,7 +64,7 @@ impl Stream {
         sockopt::set_tcp_user_timeout(&stream, millis).map_err(std::io::Error::from)?;
         let peer = stream.peer_addr()?;
         let sent_bytes = Arc::default();
-        Ok(Stream { link: Link::Plain(Arc::new(stream)), peer, sent_bytes, pace: None, connected_in: None })
+        Ok(Stream { link: Link::plain_over(stream), peer, sent_bytes, pace: None, connected_in: None })
     }
 
     /// Makes the stream secure, as the one who connected; the peer's certificate must be that of `host`.

@@ -29,6 +29,8 @@ pub struct Packing {
     pub probe: Option<Codec>,
     /// Which of them are looked for among what the destination has.
     pub reference: Referring,
+    /// Which of them are told by what differs from what was sent before.
+    pub delta: Differing,
 }
 
 /// Which pages of a unit are told by their content, where the destination has it.
@@ -39,6 +41,18 @@ pub enum Referring {
     No,
     /// The first 64, to learn what it brings.
     Probe,
+    /// All.
+    All,
+}
+
+/// Which pages of a unit are told by what differs in them from what was sent before, where that is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Differing {
+    /// None: what is sent of them is not kept.
+    #[default]
+    No,
+    /// Those of the sample ([`is_sampled`](crate::is_sampled)), to learn what it brings.
+    Sample,
     /// All.
     All,
 }
@@ -58,8 +72,12 @@ pub struct UnitSent {
     pub zstd: Tally,
     /// Pages told by their content.
     pub reference: Tally,
+    /// Pages told by what differs.
+    pub delta: Tally,
     /// What looking for pages came to.
     pub hashing: Hashing,
+    /// What comparing them with what was sent before came to.
+    pub comparing: Comparing,
     /// What LZ4 was tried on.
     pub lz4_effort: Effort,
     /// What Zstandard was tried on.
@@ -129,6 +147,21 @@ impl Hashing {
         self.found += found;
         self.time += time;
     }
+}
+
+/// What comparing pages with what was sent of them before came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Comparing {
+    /// Pages compared.
+    pub pages: u64,
+    /// How long it took, with the copy that is compared and the compression of what differs.
+    pub time: Duration,
+    /// Pages of the sample among them.
+    pub sampled: u64,
+    /// Pages of the sample that were told by what differs.
+    pub told: u64,
+    /// Bytes that told of those.
+    pub told_bytes: u64,
 }
 
 /// What compressing came to, pages that went raw in the end included.

@@ -24,7 +24,7 @@ pub use contents::Offer;
 pub use destination::{DestinationJob, receive};
 pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
-pub use referring::References;
+pub use referring::{Deltas, References};
 pub use source::{Connect, SourceJob, SourceResult, send};
 
 /// The hypervisor at the source.

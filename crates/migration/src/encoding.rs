@@ -11,6 +11,7 @@
 //! raw ones waits for them. So the kernel is asked before and after a unit how much it has not put on the wire: what the
 //! queue grew by was not carried. Windows of several units smooth the rest, and the first unit after a change does not count.
 
+mod delta;
 mod referral;
 mod report;
 #[cfg(test)]
@@ -18,10 +19,11 @@ mod tests;
 
 use std::time::Duration;
 
-use godwit_lanes::{Packing, Referring, UnitSent};
+use godwit_lanes::{Differing, Packing, Referring, UnitSent};
 use godwit_wire::{Codec, PAGE_SIZE};
 use serde::{Deserialize, Serialize};
 
+use delta::Delta;
 use referral::{Otherwise, Referral};
 
 pub use referral::Prospect;
@@ -117,11 +119,36 @@ pub struct Chooser {
     current: Option<Codec>,
     units: u64,
     window: Window,
-    /// Method of the window's units, and whether they were looked for by content; none: the next one begins a run, and does
-    /// not count.
-    counted: Option<(Option<Codec>, bool)>,
+    /// How the window's units were sent; none: the next one begins a run, and does not count.
+    counted: Option<Method>,
     trial: RawTrial,
     referral: Referral,
+    delta: Delta,
+}
+
+/// How units are sent whose figures are comparable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Method {
+    codec: Option<Codec>,
+    /// All pages are looked for by content.
+    refers: bool,
+    /// All pages are compared with what was sent of them before.
+    differs: bool,
+}
+
+impl Method {
+    fn of(packing: Packing) -> Method {
+        Method {
+            codec: packing.codec,
+            refers: packing.reference == Referring::All,
+            differs: packing.delta == Differing::All,
+        }
+    }
+
+    /// Some pages may be told by what the destination has.
+    fn tells(self) -> bool {
+        self.refers || self.differs
+    }
 }
 
 /// When raw units are sent although a codec is in use.
@@ -151,15 +178,20 @@ impl Chooser {
             counted: None,
             trial: RawTrial { interval: FIRST_RAW_TRIAL, ..RawTrial::default() },
             referral: Referral::default(),
+            delta: Delta::default(),
         }
     }
 
-    /// What is known of references, before each unit that may have them.
+    /// What is known of references and deltas, before each unit that may have them.
     pub fn prospect(&mut self, prospect: Prospect) {
-        if self.wire_bytes_per_s.is_none() && prospect.possible {
+        if self.wire_bytes_per_s.is_none() && (prospect.possible || prospect.deltas) {
             self.wire_bytes_per_s = prospect.wire_bytes_per_s;
         }
         self.referral.prospect = prospect;
+        // Who asks for a codec gets that.
+        let may_choose = self.compression == Compression::Auto || prospect.always_deltas;
+        self.delta.possible = prospect.deltas && may_choose;
+        self.delta.always = prospect.always_deltas;
     }
 
     /// Wire bytes a second, once they are known.
@@ -178,13 +210,17 @@ impl Chooser {
             Compression::Zstd => Packing { codec: Some(Codec::Zstd), ..Packing::default() },
         };
         // A trial is of raw pages as such.
-        if hurry || bytes < LEAST_PROBE_BYTES && !self.referral.prospect.always || self.trial.left > 0 {
+        if hurry || self.trial.left > 0 {
             return packing;
         }
         if self.compression != Compression::Auto {
             self.current = packing.codec;
         }
         let otherwise = self.otherwise();
+        let packing = Packing { delta: self.delta.choose(self.wire(), otherwise), ..packing };
+        if bytes < LEAST_PROBE_BYTES && !self.referral.prospect.always {
+            return packing;
+        }
         Packing { reference: self.referral.choose(bytes, self.wire(), otherwise), ..packing }
     }
 
@@ -219,7 +255,7 @@ impl Chooser {
             return Packing::default();
         }
         // Where most is told by its content the wire is hardly waited for, and its rate of little consequence.
-        let due = self.current.is_some() && !self.referral.is_on();
+        let due = self.current.is_some() && !self.referral.is_on() && !self.delta.is_on();
         if due && f64::from(self.trial.since) >= self.raw_trial_due() {
             self.trial.left = RAW_TRIAL_UNITS;
             return Packing::default();
@@ -281,25 +317,27 @@ impl Chooser {
         if self.compression != Compression::Auto && !self.referral.prospect.possible {
             return;
         }
-        let refers = packing.reference == Referring::All;
-        self.referral.note(sent.hashing, refers);
+        let method = Method::of(packing);
+        self.referral.note(sent.hashing, method.refers);
+        self.delta.note(sent.comparing);
         for codec in Codec::ALL {
             self.note_effort(codec, sent);
         }
-        let pages = sent.raw.pages + sent.lz4.pages + sent.zstd.pages + sent.reference.pages;
+        let pages =
+            sent.raw.pages + sent.lz4.pages + sent.zstd.pages + sent.reference.pages + sent.delta.pages;
         let guest_bytes = pages * u64::from(PAGE_SIZE);
         if guest_bytes < LEAST_WINDOW_BYTES {
             return;
         }
         self.trial.since = self.trial.since.saturating_add(1);
-        if self.counted != Some((packing.codec, refers)) {
+        if self.counted != Some(method) {
             // The socket still has what was sent by another method, or a connection has just begun.
-            (self.counted, self.window) = (Some((packing.codec, refers)), Window::default());
+            (self.counted, self.window) = (Some(method), Window::default());
         } else {
-            let hashing = sent.hashing.time;
             let mut probing = packing.probe.map_or(Duration::ZERO, |probe| sent.effort(probe).time);
             let mut compressing = packing.codec.map_or(Duration::ZERO, |codec| sent.effort(codec).time);
-            *(if refers { &mut compressing } else { &mut probing }) += hashing;
+            *(if method.refers { &mut compressing } else { &mut probing }) += sent.hashing.time;
+            *(if method.differs { &mut compressing } else { &mut probing }) += sent.comparing.time;
             self.window.add(guest_bytes, sent, wall.saturating_sub(probing), compressing);
         }
         let in_trial = self.trial.left > 0;
@@ -307,7 +345,7 @@ impl Chooser {
         let trial_over = in_trial && self.trial.left == 0;
         let Window { units, wall, .. } = self.window;
         if trial_over || (!in_trial && (units >= WINDOW_UNITS || (units > 0 && wall >= WINDOW_TIME))) {
-            self.close_window(packing.codec, refers, trial_over);
+            self.close_window(method, trial_over);
         }
     }
 
@@ -353,7 +391,7 @@ impl Chooser {
     }
 
     /// Learns from units of one method in a row.
-    fn close_window(&mut self, method: Option<Codec>, refers: bool, trial_over: bool) {
+    fn close_window(&mut self, method: Method, trial_over: bool) {
         let window = std::mem::take(&mut self.window);
         let seconds = window.wall.as_secs_f64();
         if window.units == 0 || seconds <= 0.0 {
@@ -363,23 +401,26 @@ impl Chooser {
         let waited = !window.idle && window.compressing.as_secs_f64() < MOST_COMPRESSING * seconds;
         let mut wire = self.wire_bytes_per_s.unwrap_or(0.0);
         let seen = carried / seconds;
-        if (method.is_none() && !refers) || waited {
+        if (method.codec.is_none() && !method.tells()) || waited {
             self.wire_seen(seen, trial_over);
             wire = seen;
-        } else if refers && seen > wire && wire > 0.0 {
+        } else if method.tells() && seen > wire && wire > 0.0 {
             // It carried that without being waited for.
             self.wire_bytes_per_s = Some(seen);
         }
-        if refers {
+        if method.tells() {
             let otherwise = self.otherwise();
-            self.referral.brought(window.guest_bytes as f64, window.wall, wire, otherwise);
+            // What both brought together says nothing of either.
+            if !method.differs {
+                self.referral.brought(window.guest_bytes as f64, window.wall, wire, otherwise);
+            }
             return;
         }
-        if method.is_some() {
+        if method.codec.is_some() {
             self.trial.faster |= self.trial.waited && !waited;
             self.trial.waited = waited;
         }
-        if let Some(known) = method.and_then(|codec| self.codecs[place(codec)].as_mut()) {
+        if let Some(known) = method.codec.and_then(|codec| self.codecs[place(codec)].as_mut()) {
             let in_steady_state = (carried / window.wire_bytes.max(1) as f64).min(1.0);
             let brought = window.guest_bytes as f64 * in_steady_state / seconds;
             let promised = known.promised(wire);

@@ -94,7 +94,8 @@ fn copy_pages(region: &Region, staging: &mut [u8]) {
 fn send(from: &Region, to: &Region) {
     let (left, right) = UnixStream::pair().expect("a pair");
     std::thread::scope(|scope| {
-        scope.spawn(|| send_parts(left.as_fd(), &[Part::Pages(from, from.all_pages())]).expect("sends"));
+        scope
+            .spawn(|| send_parts(left.as_fd(), &[Part::Pages(from, from.all_pages())], None).expect("sends"));
         for run in to.all_pages().chunks(256) {
             to.receive(right.as_fd(), run).expect("receives");
         }

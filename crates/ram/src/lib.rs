@@ -23,6 +23,7 @@ mod region;
 pub mod tracking;
 mod transfer;
 mod zero;
+mod zero_copy;
 
 pub use error::{RamError, TrackError};
 pub use file::RamFile;
@@ -31,3 +32,4 @@ pub use ramdir::RamDir;
 pub use region::Region;
 pub use tracking::{DirtyTracker, check_kernel, tracker_listener};
 pub use transfer::{Part, acked_bytes, limit_unsent_bytes, send_parts, unacked_bytes, unsent_bytes};
+pub use zero_copy::ZeroCopy;

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::pages::PageRange;
 use crate::region::Region;
+use crate::zero_copy::{LEAST_BYTES, ZeroCopy, lacks_room};
 
 /// How many parts one sendmsg takes (`UIO_MAXIOV` of linux/uio.h).
 const MAX_PARTS_A_CALL: usize = 1024;
@@ -33,6 +34,11 @@ impl Part<'_> {
         }
     }
 
+    /// Whether the kernel may read it after the call: it stays where it is, and is long enough for that to be worth while.
+    fn may_stay(&self) -> bool {
+        matches!(self, Part::Pages(_, range) if range.len_bytes() >= LEAST_BYTES)
+    }
+
     fn to_iovec(self) -> io::Result<libc::iovec> {
         let (base, len) = match self {
             Part::Bytes(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
@@ -47,25 +53,66 @@ impl Part<'_> {
 }
 
 /// Sends all parts, in order, over a blocking stream socket, and gives the number of bytes sent. Pages that are holes are
-/// allocated by being read; leave them out ([`Region::data_ranges`]).
+/// allocated by being read; leave them out ([`Region::data_ranges`]). With `zero_copy`, long runs of pages leave without a copy
+/// where the kernel can do that.
 ///
 /// # Errors
 /// `InvalidInput` before anything is sent, where pages lie outside their region; `BrokenPipe` where the peer has gone (no
 /// SIGPIPE is raised); otherwise what the socket gave. How much was sent is then not known.
-pub fn send_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<u64> {
-    let mut vectors = parts
+pub fn send_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>], zero_copy: Option<&ZeroCopy>) -> io::Result<u64> {
+    let vectors = parts
         .iter()
         .filter(|part| part.len_bytes() > 0)
-        .map(|part| part.to_iovec())
+        .map(|part| Ok((part.to_iovec()?, part.may_stay())))
         .collect::<io::Result<Vec<_>>>()?;
-    let mut first = 0;
-    let mut total = 0u64;
+    let on = zero_copy.filter(|zero_copy| zero_copy.is_on());
+    let mut sent = 0;
+    let mut rest = vectors.as_slice();
+    while let Some((_, may_stay)) = rest.first() {
+        // What may change once this returns must be copied, so it goes by itself.
+        let alike = if on.is_some() {
+            rest.iter().take_while(|(_, other)| other == may_stay).count()
+        } else {
+            rest.len()
+        };
+        let (group, after) = rest.split_at(alike);
+        let mut group: Vec<libc::iovec> = group.iter().map(|(vector, _)| *vector).collect();
+        let more = if after.is_empty() { 0 } else { libc::MSG_MORE };
+        sent += send_group(fd, &mut group, more, on.filter(|_| *may_stay))?;
+        rest = after;
+    }
+    Ok(sent)
+}
+
+/// Sends vectors whole.
+fn send_group(
+    fd: BorrowedFd<'_>,
+    vectors: &mut [libc::iovec],
+    flags: libc::c_int,
+    zero_copy: Option<&ZeroCopy>,
+) -> io::Result<u64> {
+    let (mut first, mut total) = (0, 0);
     while let Some(rest) = vectors.get_mut(first..).filter(|rest| !rest.is_empty()) {
         let batch = rest.len().min(MAX_PARTS_A_CALL);
         let Some(batch) = rest.get_mut(..batch) else {
             break;
         };
-        let sent = send_once(fd, batch)?;
+        let sent = match zero_copy.filter(|zero_copy| zero_copy.is_on()) {
+            Some(zero_copy) => {
+                zero_copy.take_reports(fd);
+                match send_once(fd, batch, flags | libc::MSG_ZEROCOPY) {
+                    Err(error) if lacks_room(&error) => {
+                        zero_copy.end();
+                        continue;
+                    }
+                    sent => {
+                        zero_copy.sent();
+                        sent?
+                    }
+                }
+            }
+            None => send_once(fd, batch, flags)?,
+        };
         total += sent as u64;
         first += advance(batch, sent);
     }
@@ -136,15 +183,16 @@ pub fn limit_unsent_bytes(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn send_once(fd: BorrowedFd<'_>, vectors: &mut [libc::iovec]) -> io::Result<usize> {
+fn send_once(fd: BorrowedFd<'_>, vectors: &mut [libc::iovec], flags: libc::c_int) -> io::Result<usize> {
     loop {
         // SAFETY: a msghdr of zeros is valid. The vectors describe byte slices that the caller borrows and pages within
-        // mappings whose regions the caller borrows; the kernel only reads them.
+        // mappings whose regions the caller borrows; the kernel only reads them. With MSG_ZEROCOPY it holds on to the pages
+        // of the mappings themselves, beyond the call and the mapping.
         let sent = unsafe {
             let mut header: libc::msghdr = mem::zeroed();
             header.msg_iov = vectors.as_mut_ptr();
             header.msg_iovlen = vectors.len() as _;
-            libc::sendmsg(fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+            libc::sendmsg(fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL | flags)
         };
         match usize::try_from(sent) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use godwit_ram::pages::gaps;
-use godwit_ram::{PAGE_SIZE, PageRange, Part, RamDir, RamError, Region, send_parts};
+use godwit_ram::{PAGE_SIZE, PageRange, Part, RamDir, RamError, Region, ZeroCopy, send_parts};
 use proptest::prelude::*;
 use support::{Bench, NOBODY, Random};
 
@@ -116,7 +116,7 @@ fn bounds_are_kept() {
         assert!(region.data_ranges(range, &mut Vec::new()).is_err());
         let received = region.receive(left.as_fd(), range).expect_err("before it reads");
         assert_eq!(received.kind(), std::io::ErrorKind::InvalidInput);
-        let sent = send_parts(right.as_fd(), &[Part::Bytes(b"x"), Part::Pages(&region, range)]);
+        let sent = send_parts(right.as_fd(), &[Part::Bytes(b"x"), Part::Pages(&region, range)], None);
         assert_eq!(sent.expect_err("before it sends").kind(), std::io::ErrorKind::InvalidInput);
     }
     assert!(!region.is_zero(PAGES));
@@ -208,7 +208,7 @@ fn pages_travel_over_a_socket() {
                 parts.extend([Part::Bytes(header), Part::Bytes(&[]), Part::Pages(&from, *run)]);
             }
             parts.push(Part::Pages(&from, from.all_pages()));
-            let sent = send_parts(left.as_fd(), &parts).expect("sends");
+            let sent = send_parts(left.as_fd(), &parts, None).expect("sends");
             assert_eq!(sent, PAGES * (8 + 2 * PAGE_SIZE));
             left.shutdown(Shutdown::Write).expect("connected");
         });
@@ -228,12 +228,46 @@ fn pages_travel_over_a_socket() {
 }
 
 #[test]
+fn pages_leave_without_a_copy_until_the_kernel_says_that_it_copies() {
+    let Some(bench) = Bench::new() else { return };
+    let (from, to) = (bench.region("from", PAGES), bench.region("to", PAGES));
+    fill(&from, from.all_pages());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listens");
+    let near = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("connects");
+    let (far, _) = listener.accept().expect("a connection");
+    let zero_copy = ZeroCopy::ask(near.as_fd());
+    assert!(zero_copy.is_on(), "Linux can do this since 4.14");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Headers are the caller's again when it returns: those are copied, and not the pages.
+            let mut header = [0; 8];
+            for round in 0..16u64 {
+                header.copy_from_slice(&round.to_le_bytes());
+                let parts = [Part::Bytes(&header), Part::Pages(&from, from.all_pages())];
+                let sent = send_parts(near.as_fd(), &parts, Some(&zero_copy)).expect("sends");
+                assert_eq!(sent, 8 + PAGES * PAGE_SIZE);
+            }
+        });
+        for round in 0..16u64 {
+            let mut header = [0; 8];
+            (&far).read_exact(&mut header).expect("a header");
+            assert_eq!(u64::from_le_bytes(header), round);
+            to.zero(to.all_pages()).expect("zeroes");
+            to.receive(far.as_fd(), to.all_pages()).expect("all pages");
+            assert!((0..PAGES).all(|page| content(&to, page) == pattern(page)), "round {round}");
+        }
+    });
+    // What goes to this machine itself is copied for the receiver, and the kernel says so.
+    assert!(!zero_copy.is_on());
+}
+
+#[test]
 fn a_peer_that_has_gone_is_an_error_and_no_signal() {
     let Some(bench) = Bench::new() else { return };
     let region = bench.region("a", PAGES);
     let (left, right) = UnixStream::pair().expect("a pair");
     drop(right);
-    let sent = send_parts(left.as_fd(), &[Part::Pages(&region, PageRange::new(0, 1))]);
+    let sent = send_parts(left.as_fd(), &[Part::Pages(&region, PageRange::new(0, 1))], None);
     assert_eq!(sent.expect_err("nobody there").kind(), std::io::ErrorKind::BrokenPipe);
 }
 

@@ -13,6 +13,8 @@ pub const HEADER_LEN: usize = 8;
 pub(crate) const PAGES_HEADER: u32 = 20;
 /// Bytes of a references frame before its hashes.
 pub(crate) const REFERENCES_HEADER: u32 = 32;
+/// Bytes of a delta frame before its bases.
+pub(crate) const DELTA_HEADER: u32 = 20;
 /// Bytes of a digests frame before its prefixes.
 pub(crate) const DIGESTS_HEADER: u32 = 16;
 
@@ -91,6 +93,8 @@ kinds! {
     Missing = 23, 3, MAX_RUNS_PAYLOAD;
     /// Destination → source: what it has, by the beginnings of hashes.
     Digests = 24, DIGESTS_HEADER + 8, DIGESTS_HEADER + 8 * MAX_DIGESTS;
+    /// Source → destination: what differs in pages from what was sent of them before.
+    Delta = 25, DELTA_HEADER + 8 + 1, DELTA_HEADER + (8 + PAGE_SIZE / 2) * MAX_COMPRESSED_PAGES;
 }
 
 /// A frame's first bytes.

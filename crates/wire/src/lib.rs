@@ -5,12 +5,14 @@
 //! document is docs/protocol.md; `tests/document.rs` holds both together.
 
 mod cursor;
+mod delta;
 mod frame;
 mod message;
 mod reference;
 mod runs;
 mod version;
 
+pub use delta::Delta;
 pub use frame::{FrameHeader, HEADER_LEN, Kind};
 pub use message::{
     Begin, BlockRun, Codec, Encoding, Message, PageRun, PagesEnd, PagesHeader, Reason, Running, Zeros,

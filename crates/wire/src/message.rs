@@ -3,7 +3,7 @@
 use crate::cursor::Cursor;
 use crate::frame::{HEADER_LEN, PAGES_HEADER};
 use crate::{
-    Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_PAGES_PER_FRAME,
+    Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_PAGES_PER_FRAME,
     MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange, WireError, runs,
 };
 
@@ -224,6 +224,7 @@ pub enum Message {
     References(References),
     Missing { runs: Vec<BlockRun> },
     Digests(Digests),
+    Delta(Delta),
 }
 
 impl Message {
@@ -254,6 +255,7 @@ impl Message {
             Message::References(_) => Kind::References,
             Message::Missing { .. } => Kind::Missing,
             Message::Digests(_) => Kind::Digests,
+            Message::Delta(_) => Kind::Delta,
         }
     }
 
@@ -324,6 +326,7 @@ impl Message {
             Message::References(references) => references.encode(out),
             Message::Missing { runs } => return runs::encode(runs, out),
             Message::Digests(digests) => digests.encode(out),
+            Message::Delta(delta) => delta.encode(out),
         }
         1
     }
@@ -394,6 +397,7 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::References => Message::References(References::decode(cursor)?),
         Kind::Missing => Message::Missing { runs: runs::decode(cursor)? },
         Kind::Digests => Message::Digests(Digests::decode(cursor)?),
+        Kind::Delta => Message::Delta(Delta::decode(cursor)?),
     })
 }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
 use godwit_wire::{
-    Begin, BlockRun, Codec, Digests, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS,
+    Begin, BlockRun, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS,
     MAX_COMPRESSED_PAGES, MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE,
     PageRun, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WireError, Zeros,
 };
@@ -52,6 +52,13 @@ fn references() -> impl Strategy<Value = References> {
         .prop_map(|(round, block, first, place, hashes)| References { round, block, first, place, hashes })
 }
 
+fn delta() -> impl Strategy<Value = Delta> {
+    let bases = prop::collection::vec(any::<u64>(), 1..=MAX_COMPRESSED_PAGES as usize);
+    let packed = prop::collection::vec(any::<u8>(), 1..2000);
+    (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, bases, packed)
+        .prop_map(|(round, block, first, bases, packed)| Delta { round, block, first, bases, packed })
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         (any::<u16>(), any::<u16>(), any::<[u8; 16]>(), any::<u16>()).prop_map(
@@ -98,6 +105,7 @@ fn message() -> impl Strategy<Value = Message> {
         runs().prop_map(|runs| Message::Missing { runs }),
         (place(), prop::collection::vec(any::<u64>(), 1..500))
             .prop_map(|(place, prefixes)| Message::Digests(Digests { place, prefixes })),
+        delta().prop_map(Message::Delta),
     ]
 }
 
@@ -208,6 +216,31 @@ fn references_that_can_not_be_are_refused() {
     let mut frame = frame(&good);
     frame[HEADER_LEN + 28] = 2;
     assert!(decode(&frame).is_err());
+}
+
+#[test]
+fn deltas_that_can_not_be_are_refused() {
+    let good = Delta { round: 1, block: 0, first: 7, bases: vec![5; 2], packed: vec![9; PAGE_SIZE as usize] };
+    let frame = |delta: &Delta| {
+        let mut frame = Vec::new();
+        Message::Delta(delta.clone()).encode(&mut frame);
+        frame
+    };
+    assert!(decode(&frame(&good)).is_ok());
+    let bad = [
+        Delta { block: MAX_BLOCKS, ..good.clone() },
+        Delta { first: u64::MAX - 1, ..good.clone() },
+        // More than half of the pages' bytes.
+        Delta { packed: vec![9; PAGE_SIZE as usize + 1], ..good.clone() },
+    ];
+    for delta in bad {
+        assert!(matches!(decode(&frame(&delta)), Err(WireError::BadValue { .. })), "{delta:?}");
+    }
+    for (at, value) in [(14, 2), (15, 1), (24, 0), (24, 65)] {
+        let mut frame = frame(&good);
+        frame[at] = value;
+        assert!(decode(&frame).is_err(), "{at}");
+    }
 }
 
 #[test]

@@ -240,6 +240,7 @@ impl Outgoing {
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
         let streams = self.request.streams;
         let compression = self.request.compression;
+        let cache_bytes = self.agent.config().deltas.cache_memory.bytes();
         // A destination that wants none of it does not decide what this host keeps.
         let keep = self.references() == ReferenceUse::All;
         let (done, result) = tokio::sync::oneshot::channel();
@@ -262,6 +263,7 @@ impl Outgoing {
                 policy: Policy { switchover_budget: budget, ..Policy::default() },
                 compression,
                 references: drive::References { by: job.references, ..drive::References::default() },
+                deltas: drive::Deltas { cache_bytes, ..drive::Deltas::default() },
                 preflight: job.preflight,
                 regions: vm.regions.clone(),
                 tracker: job.tracker,

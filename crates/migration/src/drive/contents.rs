@@ -1,14 +1,16 @@
-//! The destination's side of references: pages are made of what this host has already, where that is still what the source
-//! means; what is not is said to be missing.
+//! The destination's side of references and deltas: pages are made of what this host has already, where that is still what the
+//! source means; what is not is said to be missing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use godwit_lanes::{LaneError, StreamSender, hash_page};
+use godwit_lanes::{LaneError, StreamSender, hash_page, xor};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, push_merged};
-use godwit_wire::{BlockRun, Digests, Message, PAGE_SIZE as PAGE_BYTES, Place, References};
+use godwit_wire::{
+    BlockRun, Delta, Digests, Message, PAGE_SIZE as PAGE_BYTES, PageHash, Place, References, prefix,
+};
 
 use super::destination::lock;
 use crate::reference::{Content, PageBits};
@@ -60,29 +62,59 @@ impl Contents {
         let pages = PageRange::new(references.first, references.count());
         scratch.resize(usize::try_from(pages.len_bytes()).unwrap_or(0), 0);
         let found = self.read(references.place, own, scratch);
-        let mut good = Vec::new();
-        let mut bad = Vec::new();
-        for ((page, bytes), hash) in
-            (pages.first..).zip(scratch.chunks_exact(PAGE_BYTES as usize)).zip(&references.hashes)
-        {
-            let is_it = found && hash_page(bytes) == *hash;
-            push_merged(if is_it { &mut good } else { &mut bad }, 0, PageRange::new(page, 1));
-        }
+        let is_it = |(bytes, hash): (&[u8], &PageHash)| found && hash_page(bytes) == *hash;
+        let each = scratch.chunks_exact(PAGE_BYTES as usize).zip(&references.hashes).map(is_it);
+        let checked = Checked::new(references.block, references.first, each);
         let Place { content, block, page } = references.place;
         let in_place = (content, block, page) == (0, references.block, references.first);
+        self.settle(&checked, region, Some(scratch.as_slice()).filter(|_| !in_place), missing)
+    }
+
+    /// Makes pages of what they hold and what differs in them. What can't be is appended to `missing`. `differences`: those of
+    /// all its pages, which are known to lie within `region`.
+    pub(super) fn change(
+        &self,
+        delta: &Delta,
+        differences: &[u8],
+        region: &Region,
+        scratch: &mut Vec<u8>,
+        missing: &mut Vec<BlockRun>,
+    ) -> Result<(), LaneError> {
+        scratch.resize(differences.len(), 0);
+        let found = region.copy_out(delta.first * PAGE_SIZE, scratch).is_ok();
+        let page_bytes = PAGE_BYTES as usize;
+        let each = scratch.chunks_exact_mut(page_bytes).zip(differences.chunks_exact(page_bytes));
+        let is_it = |((bytes, difference), base): ((&mut [u8], &[u8]), &u64)| {
+            let is_it = found && prefix(&hash_page(bytes)) == *base;
+            xor(bytes, difference);
+            is_it
+        };
+        let checked = Checked::new(delta.block, delta.first, each.zip(&delta.bases).map(is_it));
+        self.settle(&checked, region, Some(scratch.as_slice()), missing)
+    }
+
+    /// Writes the pages that are right, and notes the others. `bytes`: what all of them hold; none where that is there already.
+    fn settle(
+        &self,
+        checked: &Checked,
+        region: &Region,
+        bytes: Option<&[u8]>,
+        missing: &mut Vec<BlockRun>,
+    ) -> Result<(), LaneError> {
+        let &Checked { block, first, ref good, ref bad } = checked;
         for run in good {
-            self.written(references.block, run);
-            let from = usize::try_from((run.first - pages.first) * PAGE_SIZE).unwrap_or(usize::MAX);
-            let bytes = scratch.get(from..from + usize::try_from(run.len_bytes()).unwrap_or(0));
-            if let Some(bytes) = bytes.filter(|_| !in_place) {
+            self.written(block, *run);
+            let from = usize::try_from((run.first - first) * PAGE_SIZE).unwrap_or(usize::MAX);
+            let to = from.saturating_add(usize::try_from(run.len_bytes()).unwrap_or(usize::MAX));
+            if let Some(bytes) = bytes.and_then(|bytes| bytes.get(from..to)) {
                 region
                     .copy_in(run.offset_bytes(), bytes)
                     .map_err(|error| LaneError::Memory(error.to_string()))?;
             }
         }
-        for PageRange { first, count } in bad {
-            self.note_missing(references.block, first, count);
-            missing.push(BlockRun { block: references.block, first, count });
+        for &PageRange { first, count } in bad {
+            self.note_missing(block, first, count);
+            missing.push(BlockRun { block, first, count });
         }
         Ok(())
     }
@@ -117,6 +149,24 @@ impl Contents {
     /// Pages that were missing and have not come since.
     pub(super) fn lacks(&self) -> u64 {
         self.lacks.load(Ordering::SeqCst)
+    }
+}
+
+/// Pages in a row, looked at one by one.
+struct Checked {
+    block: u16,
+    first: u64,
+    good: Vec<PageRange>,
+    bad: Vec<PageRange>,
+}
+
+impl Checked {
+    fn new(block: u16, first: u64, each: impl Iterator<Item = bool>) -> Checked {
+        let (mut good, mut bad) = (Vec::new(), Vec::new());
+        for (page, is_it) in (first..).zip(each) {
+            push_merged(if is_it { &mut good } else { &mut bad }, 0, PageRange::new(page, 1));
+        }
+        Checked { block, first, good, bad }
     }
 }
 

@@ -576,10 +576,14 @@ impl Worker<'_> {
         let zero_pages = page_count(&zeros);
         let round = self.dispatch.round.load(Ordering::Relaxed);
         let hurry = self.dispatch.hurry.load(Ordering::Relaxed);
-        self.chooser.prospect(self.referring.prospect());
+        self.chooser.prospect(self.referring.prospect(round));
         let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, hurry);
         self.referring.begins(packing, page_count(&full));
-        let known = OfStream { referring: self.referring, dispatch: self.dispatch, stream: self.number };
+        if round > 0 {
+            self.referring.outdate(packing, unit.block, &full, &zeros);
+        }
+        let Worker { referring, dispatch, number, .. } = *self;
+        let known = OfStream { referring, dispatch, stream: number, round };
         let pages = UnitPages { round, block: unit.block, region, pages: &full, zeros: &zeros };
         // Whatever keeps the unit from leaving counts: it is what the encoding has to make up for.
         let begun = Instant::now();

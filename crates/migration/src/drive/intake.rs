@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::{PageRange, Region};
-use godwit_wire::{BlockRun, CONTROL_STREAM, MAX_STREAMS, Message, PagesEnd, References};
+use godwit_wire::{BlockRun, CONTROL_STREAM, Delta, MAX_STREAMS, Message, PagesEnd, References};
 
 use super::contents::{Contents, say_missing};
 use super::destination::{Input, lock};
@@ -253,11 +253,11 @@ impl DataReader<'_> {
             }
             Incoming::Message(Message::Zeros(zeros)) => {
                 for run in &zeros.runs {
-                    self.within_unit(run)?;
                     self.zero(run, zeros.round)?;
                 }
             }
             Incoming::Message(Message::References(references)) => self.refer(&references)?,
+            Incoming::Message(Message::Delta(delta)) => self.change(&delta)?,
             Incoming::Message(Message::UnitEnd) => {
                 self.intake.pages.fetch_add(std::mem::take(&mut self.pages), Ordering::SeqCst);
                 self.units += 1;
@@ -284,17 +284,24 @@ impl DataReader<'_> {
         Ok(())
     }
 
-    fn zero(&mut self, run: &BlockRun, round: u32) -> Result<(), LaneError> {
+    /// The region of pages that are about to be made in it, by this round.
+    fn about_to_make(&self, run: &BlockRun, round: u32) -> Result<Arc<Region>, LaneError> {
         let &BlockRun { block, first, count } = run;
+        self.within_unit(run)?;
         let region = self.region(block, first, count)?;
         if first.checked_add(count).is_none_or(|end| end > region.pages()) {
             return Err(LaneError::OutOfBounds { block, first, count });
         }
-        let range = PageRange { first, count };
-        self.intake.note_round(block, range, round)?;
+        self.intake.note_round(block, PageRange { first, count }, round)?;
+        Ok(region)
+    }
+
+    fn zero(&mut self, run: &BlockRun, round: u32) -> Result<(), LaneError> {
+        let region = self.about_to_make(run, round)?;
+        let range = PageRange { first: run.first, count: run.count };
         region.zero(range).map_err(|error| LaneError::Memory(error.to_string()))?;
-        self.intake.contents.written(block, range);
-        self.pages += count;
+        self.intake.contents.written(run.block, range);
+        self.pages += run.count;
         Ok(())
     }
 
@@ -302,14 +309,20 @@ impl DataReader<'_> {
     fn refer(&mut self, references: &References) -> Result<(), LaneError> {
         let &References { round, block, first, .. } = references;
         let count = references.count();
-        self.within_unit(&BlockRun { block, first, count })?;
-        let region = self.region(block, first, count)?;
-        if first.checked_add(count).is_none_or(|end| end > region.pages()) {
-            return Err(LaneError::OutOfBounds { block, first, count });
-        }
-        self.intake.note_round(block, PageRange { first, count }, round)?;
+        let region = self.about_to_make(&BlockRun { block, first, count }, round)?;
         let Intake { contents, regions, .. } = self.intake;
         contents.take(references, regions, &region, &mut self.scratch, &mut self.missing)?;
+        self.pages += count;
+        Ok(())
+    }
+
+    /// Makes pages of what they hold here and of what differs.
+    fn change(&mut self, delta: &Delta) -> Result<(), LaneError> {
+        let &Delta { round, block, first, .. } = delta;
+        let count = delta.count();
+        let region = self.about_to_make(&BlockRun { block, first, count }, round)?;
+        let differences = self.receiver.differences(delta)?;
+        self.intake.contents.change(delta, differences, &region, &mut self.scratch, &mut self.missing)?;
         self.pages += count;
         Ok(())
     }

@@ -1,17 +1,17 @@
-//! The source's side of references: what its streams share of what the destination has, and what is owed because a reference
-//! failed.
+//! The source's side of references and deltas: what its streams share of what the destination has, and what is owed because a
+//! guess failed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use godwit_lanes::{Knowledge, Packing, Referring as Asked, UnitSent};
+use godwit_lanes::{Differing, Knowledge, Packing, Referring as Asked, UnitSent, is_sampled};
 use godwit_ram::PageRange;
 use godwit_wire::{BlockRun, Digests, PageHash, Place, prefix};
 
 use super::dispatch::Dispatch;
 use crate::encoding::Prospect;
 use crate::failure::{Failure, FailureCode};
-use crate::reference::{Known, Owed, ReferenceUse};
+use crate::reference::{Known, Owed, ReferenceUse, SentPages};
 
 /// How a source tells pages by their content.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +35,34 @@ impl Default for References {
     }
 }
 
-/// What is told by its content, and what came of it.
+/// How a source tells pages by what differs from what it sent of them before.
+#[derive(Clone, Copy, Debug)]
+pub struct Deltas {
+    /// Memory for what was sent, bytes; 0: none is told so.
+    pub cache_bytes: u64,
+    /// Wherever it is possible, not only where it pays.
+    pub always: bool,
+}
+
+impl Deltas {
+    /// Memory for what was sent of some 16,000 pages.
+    pub const CACHE_BYTES: u64 = 64 << 20;
+}
+
+impl Default for Deltas {
+    fn default() -> Self {
+        Deltas { cache_bytes: Deltas::CACHE_BYTES, always: false }
+    }
+}
+
+/// What is told by what the destination has, and what came of it.
 #[derive(Debug)]
 pub(crate) struct Referring {
     by: ReferenceUse,
     always: bool,
     known: Known,
+    deltas: Deltas,
+    sent_pages: SentPages,
     owed: Mutex<Owed>,
     /// Pages told by their content, and those that were missing then.
     told: AtomicU64,
@@ -50,11 +72,13 @@ pub(crate) struct Referring {
 }
 
 impl Referring {
-    pub(crate) fn new(references: References, block_pages: &[u64]) -> Referring {
+    pub(crate) fn new(references: References, deltas: Deltas, block_pages: &[u64]) -> Referring {
         Referring {
             by: references.by,
             always: references.always,
             known: Known::new(references.known_bytes),
+            deltas,
+            sent_pages: SentPages::new(deltas.cache_bytes),
             owed: Mutex::new(Owed::new(block_pages)),
             told: AtomicU64::new(0),
             missed: AtomicU64::new(0),
@@ -67,8 +91,8 @@ impl Referring {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a chooser has to know.
-    pub(crate) fn prospect(&self) -> Prospect {
+    /// What a chooser has to know for a unit of this round.
+    pub(crate) fn prospect(&self, round: u32) -> Prospect {
         let (told, missed) = (self.told.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed));
         let wire = self.wire_bytes_per_s.load(Ordering::Relaxed);
         Prospect {
@@ -77,23 +101,46 @@ impl Referring {
             foreign: self.known.foreign() > 0,
             missing: if told == 0 { 0.0 } else { (missed as f64 / told as f64).min(1.0) },
             wire_bytes_per_s: (wire > 0).then_some(wire as f64),
+            // Nothing was sent before the first round.
+            deltas: round > 0 && self.sent_pages.is_on(),
+            always_deltas: self.deltas.always,
         }
     }
 
     /// A unit of so many pages is about to be sent.
     pub(crate) fn begins(&self, packing: Packing, pages: u64) {
-        if packing.reference != Asked::No {
+        if packing.reference != Asked::No || packing.delta != Differing::No {
             self.owed().risk(pages);
         }
     }
 
     /// A unit was sent, by a stream that sees such a wire.
     pub(crate) fn sent(&self, sent: &UnitSent, wire_bytes_per_s: Option<f64>) {
-        self.told.fetch_add(sent.reference.pages, Ordering::Relaxed);
+        self.told.fetch_add(sent.reference.pages + sent.delta.pages, Ordering::Relaxed);
         if let Some(rate) = wire_bytes_per_s {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `as` saturates
             self.wire_bytes_per_s.store(rate as u64, Ordering::Relaxed);
         }
+    }
+
+    /// What is sent of some pages of a block is not kept: what was sent before is no longer what the destination has.
+    pub(crate) fn outdate(&self, packing: Packing, block: u16, pages: &[PageRange], zeros: &[PageRange]) {
+        let has_others = self.sent_pages.has_others();
+        let is_outdated = |page: &u64| match packing.delta {
+            Differing::All => false,
+            Differing::Sample => has_others && !is_sampled(*page),
+            Differing::No => has_others || is_sampled(*page),
+        };
+        let numbers =
+            |runs: &[PageRange]| runs.iter().flat_map(|run| run.first..run.end()).collect::<Vec<_>>();
+        let outdated = numbers(pages).into_iter().filter(is_outdated);
+        let zeroed = numbers(zeros).into_iter().filter(|page| has_others || is_sampled(*page));
+        outdated.chain(zeroed).for_each(|page| self.sent_pages.forget(block, page));
+    }
+
+    /// What was sent on a stream may not have arrived.
+    pub(crate) fn forget_sent(&self) {
+        self.sent_pages.clear();
     }
 
     /// The destination tells what it has.
@@ -140,6 +187,7 @@ pub(crate) struct OfStream<'a> {
     pub(crate) referring: &'a Referring,
     pub(crate) dispatch: &'a Dispatch,
     pub(crate) stream: usize,
+    pub(crate) round: u32,
 }
 
 impl Knowledge for OfStream<'_> {
@@ -154,5 +202,13 @@ impl Knowledge for OfStream<'_> {
 
     fn sent(&self, hash: &PageHash, block: u16, page: u64) {
         self.referring.known.insert(prefix(hash), Place { content: 0, block, page });
+    }
+
+    fn sent_before(&self, block: u16, page: u64, old: &mut [u8]) -> bool {
+        self.referring.sent_pages.find(block, page, old) && !self.referring.owed().was_missing(block, page)
+    }
+
+    fn sends(&self, block: u16, page: u64, bytes: &[u8]) {
+        self.referring.sent_pages.keep(self.round, block, page, bytes);
     }
 }

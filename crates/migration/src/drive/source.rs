@@ -17,7 +17,7 @@ use godwit_ram::Region;
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
 use super::dispatch::{Dispatch, Ending, LaneFigures};
-use super::referring::{References, Referring};
+use super::referring::{Deltas, References, Referring};
 use super::sweep::memory_failure;
 use super::{
     Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
@@ -70,6 +70,8 @@ pub struct SourceJob<'a, H, T> {
     pub compression: Compression,
     /// What pages may be told by, instead of being sent.
     pub references: References,
+    /// How pages are told by what differs from what was sent before.
+    pub deltas: Deltas,
     /// How long the checks took, since `begun`.
     pub preflight: Duration,
     /// The guest's RAM, block by block.
@@ -128,7 +130,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     let control = job.control.clone();
     let (dispatch, regions) = (Dispatch::default(), job.regions.clone());
     let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
-    let referring = Referring::new(job.references, &block_pages);
+    let referring = Referring::new(job.references, job.deltas, &block_pages);
     let (opener, numbers) = mpsc::channel();
     let driver = Driver {
         machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight }),

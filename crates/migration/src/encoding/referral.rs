@@ -30,7 +30,7 @@ const LEAST_FOUND: f64 = 0.1;
 /// How much of its lost trust it gets back with each probe.
 const FORGIVEN: f64 = 0.05;
 
-/// What a chooser is told of references before each unit.
+/// What a chooser is told of references and deltas before each unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prospect {
     /// Pages may be told by their content at all.
@@ -43,6 +43,10 @@ pub struct Prospect {
     pub missing: f64,
     /// What another stream has seen of the wire.
     pub wire_bytes_per_s: Option<f64>,
+    /// Pages may be told by what differs from what was sent of them before.
+    pub deltas: bool,
+    /// Always, whatever it brings.
+    pub always_deltas: bool,
 }
 
 /// The method that it is compared with, and that the rest goes by.

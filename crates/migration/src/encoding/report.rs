@@ -18,6 +18,8 @@ pub enum EncodingName {
     Zstd,
     /// Told by their content, which the destination had.
     Reference,
+    /// Told by what differed from what was sent of them before.
+    Delta,
 }
 
 impl std::fmt::Display for EncodingName {
@@ -28,6 +30,7 @@ impl std::fmt::Display for EncodingName {
             EncodingName::Lz4 => "lz4",
             EncodingName::Zstd => "zstd",
             EncodingName::Reference => "reference",
+            EncodingName::Delta => "delta",
         })
     }
 }
@@ -53,14 +56,21 @@ pub struct Encodings {
     lz4: Tally,
     zstd: Tally,
     reference: Tally,
+    delta: Tally,
 }
 
 impl Encodings {
     /// Adds a unit.
     pub fn add(&mut self, sent: &UnitSent) {
-        let sums = [&mut self.zero, &mut self.raw, &mut self.lz4, &mut self.zstd, &mut self.reference];
-        let new = [sent.zero, sent.raw, sent.lz4, sent.zstd, sent.reference];
-        for (sum, new) in sums.into_iter().zip(new) {
+        let Encodings { zero, raw, lz4, zstd, reference, delta } = self;
+        for (sum, new) in [
+            (zero, sent.zero),
+            (raw, sent.raw),
+            (lz4, sent.lz4),
+            (zstd, sent.zstd),
+            (reference, sent.reference),
+            (delta, sent.delta),
+        ] {
             sum.pages += new.pages;
             sum.wire_bytes += new.wire_bytes;
         }
@@ -69,10 +79,11 @@ impl Encodings {
     /// What was used.
     #[must_use]
     pub fn report(&self) -> Vec<EncodingReport> {
-        use EncodingName::{Lz4, Raw, Reference, Zero, Zstd};
-        let told = (Reference, self.reference);
-        [(Zero, self.zero), (Raw, self.raw), (Lz4, self.lz4), (Zstd, self.zstd), told]
-            .into_iter()
+        use EncodingName::{Delta, Lz4, Raw, Reference, Zero, Zstd};
+        let sent = [(Zero, self.zero), (Raw, self.raw), (Lz4, self.lz4), (Zstd, self.zstd)];
+        let told = [(Reference, self.reference), (Delta, self.delta)];
+        sent.into_iter()
+            .chain(told)
             .filter(|(_, tally)| tally.pages > 0)
             .map(|(name, Tally { pages, wire_bytes })| EncodingReport {
                 name,
@@ -83,16 +94,16 @@ impl Encodings {
             .collect()
     }
 
-    /// Pages told by their content.
+    /// Pages told by what the destination has.
     #[must_use]
     pub fn told_pages(&self) -> u64 {
-        self.reference.pages
+        self.reference.pages + self.delta.pages
     }
 
     /// Bytes of pages for each byte on the wire, zero pages apart; 1 where nothing was compressed or told.
     #[must_use]
     pub fn expansion(&self) -> f64 {
-        let sent = [self.raw, self.lz4, self.zstd, self.reference];
+        let sent = [self.raw, self.lz4, self.zstd, self.reference, self.delta];
         let pages: u64 = sent.iter().map(|tally| tally.pages).sum();
         let wire_bytes: u64 = sent.iter().map(|tally| tally.wire_bytes).sum();
         let raw_bytes = pages * u64::from(PAGE_SIZE);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
 
+mod deltas;
 mod lying;
 mod references;
 mod world;

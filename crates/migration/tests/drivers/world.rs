@@ -11,7 +11,7 @@ use godwit_lanes::pacing::{MigrationPace, Pacing};
 use godwit_lanes::{Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect, listen};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
-    DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Offer, References,
+    Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Offer, References,
     SourceHypervisor, SourceJob, SourceResult, Tracking, WelcomedStream, inbox, receive, send, welcome,
 };
 use godwit_migration::source::Verdict;
@@ -35,6 +35,23 @@ pub(crate) struct FakeTracking {
     /// How many those are.
     cuts: usize,
     looks: u32,
+    /// Memory that the guest writes between rounds, and how often it still does.
+    memory: Vec<Arc<Region>>,
+    writes: AtomicU32,
+}
+
+impl FakeTracking {
+    /// The guest writes a little to every page but each fourth.
+    fn guest_writes(&self, time: u32) {
+        let byte = u8::try_from(time % 200 + 1).unwrap();
+        let mut dirty = self.dirty.lock().unwrap();
+        for (block, region) in self.memory.iter().enumerate() {
+            for page in (0..region.pages()).filter(|page| page % 4 != 0) {
+                region.copy_in(page * PAGE_SIZE + (page * 64 + 7) % 4000, &[byte; 24]).unwrap();
+                dirty.insert((block, page));
+            }
+        }
+    }
 }
 
 impl Tracking for FakeTracking {
@@ -73,6 +90,8 @@ impl Tracking for FakeTracking {
     }
 
     fn count_dirty(&self) -> Result<u64, TrackError> {
+        let left = self.writes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        left.into_iter().for_each(|left| self.guest_writes(left));
         Ok(self.dirty.lock().unwrap().len() as u64)
     }
 }
@@ -272,6 +291,9 @@ pub(crate) struct Twist {
     pub(crate) references: References,
     /// Every fifth page holds the same as the one before.
     pub(crate) repeats: bool,
+    pub(crate) deltas: Deltas,
+    /// How often, between rounds, the guest writes a little to most pages.
+    pub(crate) writes: u32,
     /// Data streams; 0 means 1.
     pub(crate) streams: usize,
     /// Data streams whose connection is cut when they have carried a little.
@@ -329,15 +351,15 @@ impl Secure {
         }
     }
 
-    /// The source's end of a data stream; its certificate ends when `last` of them have been let in.
-    fn data(&self, stream: Stream, last: usize) -> Result<Stream, LaneError> {
+    /// Before a data stream is connected; the source's certificate ends when `last` of them have been let in. A connection that
+    /// waited for that itself would keep others from being let in.
+    fn data_stream_comes(&self, last: usize) {
         if self.asked.fetch_add(1, Ordering::SeqCst) >= last {
             while self.let_in.load(Ordering::SeqCst) < last {
                 std::thread::yield_now();
             }
             self.ended.store(true, Ordering::SeqCst);
         }
-        stream.secure(&self.source, "b")
     }
 }
 
@@ -392,7 +414,14 @@ impl World {
     }
 
     fn tracking(&self, twist: Twist) -> FakeTracking {
-        FakeTracking { dirty: Arc::clone(&self.dirty), cut: Arc::clone(&self.cut), cuts: twist.cut, looks: 0 }
+        FakeTracking {
+            dirty: Arc::clone(&self.dirty),
+            cut: Arc::clone(&self.cut),
+            cuts: twist.cut,
+            looks: 0,
+            memory: self.from.clone(),
+            writes: AtomicU32::new(twist.writes),
+        }
     }
 
     fn source(&self, twist: Twist) -> FakeSource {
@@ -461,10 +490,13 @@ impl World {
             None => self.lane,
         };
         drop(stalled);
+        if let (Some(secure), Some(last)) = (&self.secure, twist.certificate_ends_after) {
+            secure.data_stream_comes(last);
+        }
         let stream = connect(lane, LIMIT).map_err(lost)?;
-        let stream = match (&self.secure, twist.certificate_ends_after) {
-            (Some(secure), Some(last)) => secure.data(stream, last).map_err(lost)?,
-            _ => stream,
+        let stream = match &self.secure {
+            Some(secure) => stream.secure(&secure.source, "b").map_err(lost)?,
+            None => stream,
         };
         let mut cut = self.cut.lock().unwrap();
         if cut.len() < twist.cut {
@@ -502,6 +534,7 @@ impl World {
             policy: Policy::default(),
             compression: twist.compression,
             references: twist.references,
+            deltas: twist.deltas,
             preflight: Duration::ZERO,
             regions: self.from.clone(),
             tracker: self.tracking(twist),

@@ -105,6 +105,7 @@ pub(super) fn read_control(
                 })
             }
             Ok(Incoming::Message(Message::StreamClosed { stream, units })) => {
+                referring.forget_sent();
                 stream_closed(stream, units, inbox, dispatch)
             }
             // Before the word that what it was part of is applied.

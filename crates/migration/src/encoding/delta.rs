@@ -1,0 +1,136 @@
+//! Whether it pays to tell pages by what differs from what was sent of them before. What is known of it: how fast pages are
+//! copied, compared and packed, how many of them were sent before and differ little, and what those become. The speed is measured
+//! on all pages that are compared, the rest on the sample alone ([`godwit_lanes::is_sampled`]), whose earlier content is always
+//! kept: of other pages nothing is kept before it pays.
+
+use godwit_lanes::{Comparing, Differing};
+use godwit_wire::PAGE_SIZE;
+
+use super::{Otherwise, blend};
+
+/// It must be that much faster to be begun, and to be kept. The first round in which it is in use brings nothing: what it
+/// sends has yet to be kept.
+const BEGIN: f64 = 1.15;
+const KEEP: f64 = 1.05;
+/// Fewer pages of the sample than this tell nothing.
+const LEAST_SAMPLED: u64 = 16;
+/// Figures are renewed by half within so many pages, of the sample or of all.
+const SAMPLE_MEMORY_PAGES: f64 = 64.0;
+const MEMORY_PAGES: f64 = 1024.0;
+
+/// The judgement.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Delta {
+    /// Pages may be told so at all.
+    pub(super) possible: bool,
+    /// Always, whatever it brings.
+    pub(super) always: bool,
+    on: bool,
+    /// Seconds a page.
+    page_s: Option<f64>,
+    sampled: u64,
+    /// The part of the pages that are told so, and what becomes of a byte of those.
+    told: f64,
+    ratio: f64,
+}
+
+impl Delta {
+    /// What a unit is to do, on a wire of such a rate.
+    pub(super) fn choose(&mut self, wire: Option<f64>, otherwise: Otherwise) -> Differing {
+        if !self.possible {
+            return Differing::No;
+        }
+        let bonus = if self.on { KEEP } else { BEGIN };
+        let promised = wire.and_then(|wire| self.promised(wire, otherwise)).unwrap_or(0.0);
+        self.on = self.always || promised > bonus * otherwise.brings;
+        if self.on { Differing::All } else { Differing::Sample }
+    }
+
+    /// Guest bytes a second, as the figures say; none: they say nothing yet.
+    fn promised(&self, wire: f64, otherwise: Otherwise) -> Option<f64> {
+        let page_s = self.page_s.filter(|_| self.sampled >= LEAST_SAMPLED && self.told > 0.0)?;
+        let rest = 1.0 - self.told;
+        let work = page_s / f64::from(PAGE_SIZE) + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
+        let on_wire = self.told * self.ratio + rest * otherwise.ratio;
+        Some((1.0 / work).min(wire / on_wire.max(1e-4)))
+    }
+
+    /// Whether the last unit was compared as a whole.
+    pub(super) fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// What comparing a unit's pages came to.
+    pub(super) fn note(&mut self, comparing: Comparing) {
+        let Comparing { pages, time, sampled, told, told_bytes } = comparing;
+        if pages == 0 {
+            return;
+        }
+        let half_in = |pages: u64, memory: f64| 1.0 - (-(pages as f64) / memory).exp2();
+        let page_s = time.as_secs_f64() / pages as f64;
+        self.page_s =
+            Some(self.page_s.map_or(page_s, |known| blend(known, page_s, half_in(pages, MEMORY_PAGES))));
+        if sampled > 0 {
+            let share = if self.sampled == 0 { 1.0 } else { half_in(sampled, SAMPLE_MEMORY_PAGES) };
+            self.told = blend(self.told, told as f64 / sampled as f64, share);
+            self.sampled = self.sampled.saturating_add(sampled);
+        }
+        if told > 0 {
+            let ratio = told_bytes as f64 / (told * u64::from(PAGE_SIZE)) as f64;
+            let share = if self.ratio == 0.0 { 1.0 } else { half_in(told, SAMPLE_MEMORY_PAGES) };
+            self.ratio = blend(self.ratio, ratio, share);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const GIGABIT: f64 = 118e6;
+
+    fn raw(wire: f64) -> Otherwise {
+        Otherwise { brings: wire, packed_per_s: None, ratio: 1.0 }
+    }
+
+    /// A unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs a page.
+    fn unit(told: u64, told_bytes: u64) -> Comparing {
+        Comparing { pages: 16, time: Duration::from_micros(32), sampled: 16, told, told_bytes }
+    }
+
+    fn after(units: &[Comparing], wire: f64) -> Differing {
+        let mut delta = Delta { possible: true, ..Delta::default() };
+        units.iter().for_each(|unit| delta.note(*unit));
+        delta.choose(Some(wire), raw(wire))
+    }
+
+    #[test]
+    fn pages_that_change_little_are_told_so_where_the_wire_is_slow() {
+        let little = [unit(16, 16 * 60), unit(15, 15 * 60)];
+        assert_eq!(after(&little, GIGABIT), Differing::All);
+        assert_eq!(after(&little, 2.4e9), Differing::Sample, "comparing takes longer than sending");
+    }
+
+    #[test]
+    fn without_a_gain_only_the_sample_is_compared() {
+        assert_eq!(after(&[], GIGABIT), Differing::Sample);
+        assert_eq!(after(&[unit(0, 0), unit(0, 0)], GIGABIT), Differing::Sample, "none was sent before");
+        assert_eq!(after(&[unit(16, 16 * 2000)], GIGABIT), Differing::All);
+        let mut delta = Delta { possible: true, ..Delta::default() };
+        delta.note(unit(16, 16 * 2000));
+        let zstd = Otherwise { brings: GIGABIT / 0.4, packed_per_s: Some(4e8), ratio: 0.4 };
+        assert_eq!(delta.choose(Some(GIGABIT), zstd), Differing::Sample, "what is in use makes less of them");
+        assert_eq!(Delta::default().choose(Some(GIGABIT), raw(GIGABIT)), Differing::No);
+    }
+
+    #[test]
+    fn it_ends_when_pages_change_wholly() {
+        let mut delta = Delta { possible: true, ..Delta::default() };
+        delta.note(unit(16, 16 * 60));
+        assert_eq!(delta.choose(Some(GIGABIT), raw(GIGABIT)), Differing::All);
+        (0..20).for_each(|_| delta.note(unit(0, 0)));
+        assert_eq!(delta.choose(Some(GIGABIT), raw(GIGABIT)), Differing::Sample);
+    }
+}

@@ -1,0 +1,69 @@
+//! Pages told by what differs from what was sent of them before.
+
+use crate::cursor::Cursor;
+use crate::{Codec, MAX_BLOCKS, MAX_COMPRESSED_PAGES, PAGE_SIZE, WireError};
+
+/// Pages in a row, each as the bits that differ from what the destination has of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delta {
+    /// The round that the pages belong to.
+    pub round: u32,
+    /// Their block.
+    pub block: u16,
+    /// The first page's number in the block.
+    pub first: u64,
+    /// The [`prefix`](crate::prefix) of what the destination should have of each page, 1 to [`MAX_COMPRESSED_PAGES`] of them: a
+    /// page that holds something else there can't be made.
+    pub bases: Vec<u64>,
+    /// Old pages XOR new pages, all in one piece, by [`Codec::Lz4`]: at most half of what the pages have.
+    pub packed: Vec<u8>,
+}
+
+impl Delta {
+    /// How many pages it tells of.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.bases.len() as u64
+    }
+
+    /// The most bytes that so many pages may be packed into.
+    #[must_use]
+    pub fn most_packed_bytes(pages: usize) -> usize {
+        pages * PAGE_SIZE as usize / 2
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.round.to_le_bytes());
+        out.extend_from_slice(&self.block.to_le_bytes());
+        out.extend_from_slice(&[Codec::Lz4 as u8, 0]);
+        out.extend_from_slice(&self.first.to_le_bytes());
+        let count = u32::try_from(self.bases.len()).unwrap_or(u32::MAX);
+        out.extend_from_slice(&count.to_le_bytes());
+        self.bases.iter().for_each(|base| out.extend_from_slice(&base.to_le_bytes()));
+        out.extend_from_slice(&self.packed);
+    }
+
+    pub(crate) fn decode(cursor: &mut Cursor<'_>) -> Result<Delta, WireError> {
+        let round = cursor.u32("the delta's round")?;
+        let block = cursor.u16("the delta's block")?;
+        let codec = cursor.u8("the delta's codec")?;
+        let reserved = cursor.u8("the delta's reserved byte")?;
+        let first = cursor.u64("the delta's first page")?;
+        let count = cursor.u32("the delta's count")?;
+        if block >= MAX_BLOCKS || reserved != 0 {
+            return Err(WireError::BadValue { what: "the delta's block" });
+        }
+        if codec != Codec::Lz4 as u8 {
+            return Err(WireError::BadValue { what: "the delta's codec" });
+        }
+        if !(1..=MAX_COMPRESSED_PAGES).contains(&count) || first.checked_add(u64::from(count)).is_none() {
+            return Err(WireError::BadValue { what: "the delta's count" });
+        }
+        let bases: Vec<u64> = (0..count).map(|_| cursor.u64("a page's base")).collect::<Result<_, _>>()?;
+        let packed = cursor.rest().to_vec();
+        if packed.is_empty() || packed.len() > Delta::most_packed_bytes(bases.len()) {
+            return Err(WireError::BadValue { what: "the delta's length" });
+        }
+        Ok(Delta { round, block, first, bases, packed })
+    }
+}
