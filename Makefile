@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 SOAK_MOVES ?= 200
-SCENARIOS ?= switchover bandwidth lanes references impact
+SCENARIOS ?= switchover bandwidth lanes references impact scan
 # Where rustup puts cargo, also for a root shell that was never told.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
@@ -26,7 +26,9 @@ test: build ## All tests: unit and property tests, then the end-to-end tests one
 	scripts/test.sh
 
 bench: build ## Print the promises' figures, all or those of one scenario (SCENARIOS=switchover BENCH=OPTIONS)
-	set -e; for scenario in $(SCENARIOS); do target/release/godwit-bench $$scenario $(BENCH); done
+	set -e; for scenario in $(SCENARIOS); do \
+	  if [ $$scenario = scan ]; then $(CARGO) bench --locked -p godwit-ram; else target/release/godwit-bench $$scenario $(BENCH); fi; \
+	done
 
 soak: build ## 200 moves in a row of a guest that dirties and verifies its memory (SOAK_MOVES=N)
 	GODWIT_SOAK_MOVES=$(SOAK_MOVES) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture soak
