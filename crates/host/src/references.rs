@@ -70,12 +70,13 @@ impl References {
         let digest_bytes = 8 * regions.iter().map(|region| region.pages()).sum::<u64>();
         // Its own earlier base makes room first.
         let mut dropped = self.take_bases(|base| base.vm == vm);
-        dropped.extend(self.make_room(taken_bytes, digest_bytes));
-        free_later(dropped);
-        if self.digest_bytes() + digest_bytes > self.most_digest_bytes {
+        if self.arrived_digest_bytes() + digest_bytes > self.most_digest_bytes {
+            free_later(dropped);
             tracing::info!(vm, "its memory is not kept: its digests would take more than digest_memory");
             return false;
         }
+        dropped.extend(self.make_room(taken_bytes, digest_bytes));
+        free_later(dropped);
         let content = match Content::of(regions) {
             Ok(content) => Arc::new(content),
             Err(error) => {
@@ -171,6 +172,13 @@ impl References {
         let bases = state.bases.iter().map(|base| base.content.digest_bytes());
         let arrived = state.arrived.iter().filter_map(Weak::upgrade);
         bases.sum::<u64>() + arrived.map(|content| content.digest_bytes()).sum::<u64>()
+    }
+
+    /// The part of that which no base has: to drop bases makes no room in it.
+    fn arrived_digest_bytes(&self) -> u64 {
+        let state = self.state();
+        let arrived = state.arrived.iter().filter_map(Weak::upgrade);
+        arrived.map(|content| content.digest_bytes()).sum()
     }
 
     /// Drops the oldest bases until one of so many bytes, with so many bytes of digests, fits beside the others.
@@ -321,5 +329,16 @@ mod tests {
             assert!(!references.keep("web", &memory(1), BYTES));
             assert!(references.offer("web").contents.is_empty());
         }
+    }
+
+    #[tokio::test]
+    async fn what_can_not_be_kept_drops_nothing_else() {
+        let digest_memory = ByteSize::from_bytes(8 * PAGES * 3);
+        let references = references(&ReferencesConfig { digest_memory, ..ReferencesConfig::default() });
+        assert!(references.keep("web", &memory(1), BYTES));
+        // A guest that arrived has so many digests that no other can be kept, whatever is dropped.
+        let big = [memory(2), memory(2), memory(2), memory(2)].concat();
+        assert!(!references.keep("big", &big, 4 * BYTES));
+        assert_eq!(offered(&references, "web"), [Some(1)]);
     }
 }

@@ -106,4 +106,16 @@ mod tests {
         assert_eq!(file.taken_bytes(), 0);
         assert!(file.copy_out(5, &mut page).is_err());
     }
+
+    /// A destination that forgets a shadow empties its files while a reader may still be told of zero pages.
+    #[test]
+    fn zeros_for_a_file_that_was_emptied_kill_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let region = Region::create(&folder.path().join("ram"), 8 * PAGE_SIZE, None).unwrap();
+        region.copy_in(0, &[7; 8 * 4096]).unwrap();
+        // What was data once is taken for data from then on.
+        region.data_ranges(region.all_pages(), &mut Vec::new()).unwrap();
+        RamFile::of(&region).unwrap().empty(PAGE_SIZE).unwrap();
+        let _ = region.zero(region.all_pages());
+    }
 }

@@ -277,12 +277,25 @@ impl Region {
         })
     }
 
-    /// Makes the pages read as zero. Holes stay holes, and pages that are zero already are not written.
+    /// Makes the pages read as zero. Holes stay holes, and pages that are zero already are not written. They are looked at
+    /// through the file and not the mapping: a shadow's may be emptied meanwhile.
     pub fn zero(&self, range: PageRange) -> Result<(), RamError> {
-        let mut stale = Vec::new();
-        self.nonzero_ranges(range, &mut stale)?;
-        let pages_a_write = ZERO_BYTES as u64 / PAGE_SIZE;
-        for piece in stale.iter().flat_map(|run| run.chunks(pages_a_write)) {
+        let (mut data, mut stale) = (Vec::new(), Vec::new());
+        self.data_ranges(range, &mut data)?;
+        let pages_a_call = ZERO_BYTES as u64 / PAGE_SIZE;
+        let mut bytes = vec![0; if data.is_empty() { 0 } else { ZERO_BYTES }];
+        for piece in data.iter().flat_map(|run| run.chunks(pages_a_call)) {
+            let len = usize::try_from(piece.len_bytes()).unwrap_or(ZERO_BYTES);
+            let bytes = bytes.get_mut(..len).unwrap_or_default();
+            self.copy_out(piece.offset_bytes(), bytes)?;
+            let pages = (piece.first..).zip(bytes.chunks(ZERO_BYTES / pages_a_call as usize));
+            for (page, bytes) in pages {
+                if bytes.iter().any(|byte| *byte != 0) {
+                    push_merged(&mut stale, 0, PageRange::new(page, 1));
+                }
+            }
+        }
+        for piece in stale.iter().flat_map(|run| run.chunks(pages_a_call)) {
             let len = usize::try_from(piece.len_bytes()).unwrap_or(ZERO_BYTES);
             self.copy_in(piece.offset_bytes(), ZEROS.get(..len).unwrap_or(&ZEROS))?;
         }

@@ -208,7 +208,12 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
             }
             Action::SendRunning => self.say(&Message::Running(self.running)),
             Action::Refuse(failure) => self.say(&Message::Refused(failure.to_reason())),
-            Action::Discard(failure) => self.hypervisor.discard(&failure),
+            Action::Discard(failure) => {
+                // The memory goes with the shadow: nobody may touch it any more.
+                self.intake.end();
+                self.intake.until_read();
+                self.hypervisor.discard(&failure);
+            }
             Action::Promote => self.hypervisor.promote(),
             Action::Finish(ending) => self.ending = Some(ending),
         }

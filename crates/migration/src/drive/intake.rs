@@ -157,10 +157,7 @@ impl Intake {
         }
         drop(state);
         self.end();
-        let mut state = self.state();
-        while state.streams.iter().any(|known| known.reading) {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.until_read();
         match self.contents.lacks() {
             0 => Ok(self.pages.load(Ordering::SeqCst)),
             lacking => {
@@ -175,6 +172,14 @@ impl Intake {
         let mut state = self.state();
         state.over = true;
         state.streams.iter().filter_map(|known| known.stream.as_ref()).for_each(Stream::close);
+    }
+
+    /// Returns when no reader touches memory any more, after [`Intake::end`].
+    pub(super) fn until_read(&self) {
+        let mut state = self.state();
+        while state.streams.iter().any(|known| known.reading) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn say(&self, message: &Message) {

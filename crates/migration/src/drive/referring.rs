@@ -155,10 +155,12 @@ impl Referring {
 
     /// The destination could not make pages of what it was sent.
     pub(crate) fn missing(&self, runs: &[BlockRun]) -> Result<(), Failure> {
-        self.missed.fetch_add(runs.iter().map(|run| run.count).sum(), Ordering::Relaxed);
         self.owed()
             .missing(runs)
-            .map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))
+            .map_err(|error| Failure::new(FailureCode::ProtocolBroken, error.to_string()))?;
+        // No more than were at risk: before that was known the sum might have been beyond any number.
+        self.missed.fetch_add(runs.iter().map(|run| run.count).sum(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Everything that was sent has been applied.

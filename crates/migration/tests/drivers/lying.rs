@@ -6,7 +6,7 @@ use godwit_lanes::{Lane, Stream, connect};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{DestinationJob, Hello, Offer, receive, say_hello, welcome};
 use godwit_migration::{Failure, FailureCode, Outcome};
-use godwit_wire::{Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange};
+use godwit_wire::{BlockRun, Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange};
 
 use crate::world::{
     BLOCKS, FakeDestination, HELLO, ID, LIMIT, accept_one, loopback, lying_destination, path, regions, stream,
@@ -173,4 +173,21 @@ fn a_destination_that_refuses_is_heard_once() {
     });
     assert_eq!(result.outcome, Outcome::Failed);
     assert_eq!(result.failure.unwrap().code, FailureCode::MemoryFailed);
+}
+
+#[test]
+fn a_destination_that_misses_more_pages_than_there_are_numbers_ends_the_migration() {
+    let result = lying_destination(|control| {
+        let (mut sender, mut receiver) = (control.sender(), control.receiver());
+        receiver.receive().unwrap();
+        sender.send(&Message::Welcome { version: SUPPORTED.newest }).unwrap();
+        // Each is one that the protocol allows; together they are more than fits a u64.
+        let all = BlockRun { block: 0, first: 0, count: u64::MAX };
+        sender.send(&Message::Missing { runs: vec![all, all] }).unwrap();
+        // A source that takes no notice pings for ever.
+        let limit = std::time::Instant::now() + LIMIT;
+        while std::time::Instant::now() < limit && receiver.receive().is_ok() {}
+    });
+    assert_eq!(result.outcome, Outcome::Failed);
+    assert_eq!(result.failure.unwrap().code, FailureCode::ProtocolBroken);
 }
