@@ -57,7 +57,7 @@ codes! {
     /// Anything else.
     Internal = 10, "internal", "see the logs of both agents";
     /// The connection to the peer broke.
-    LaneLost = 11, "lane-lost", "check the migration network between the two hosts, then migrate again";
+    LaneLost = 11, "lane-lost", "check the migration network between the two hosts (`godwit probe` tells which lane carries nothing, also where that is its MTU), then migrate again";
     /// The destination did not answer after the commit.
     InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source only if the destination does not and can't";
 }

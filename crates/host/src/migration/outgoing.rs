@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_api::{
@@ -158,7 +159,9 @@ impl Outgoing {
             preflight,
             runtime: Handle::current(),
             progress: control.progress_sender(),
+            hands_over: Arc::default(),
         };
+        let hands_over = Arc::clone(&job.hands_over);
         let running = self.on_a_thread(control, job, inbox.clone(), events, accepted.id.clone())?;
         tokio::pin!(running);
         let result = tokio::select! {
@@ -168,8 +171,12 @@ impl Outgoing {
                 running.await
             }
         };
-        // Nobody knows how far it was.
-        let lost = |_| Failure::new(FailureCode::InDoubt, "the engine's thread ended without a result");
+        // Nobody knows how far it was, but that before the hand-over the guest is here.
+        let code = || match hands_over.load(Ordering::SeqCst) {
+            true => FailureCode::InDoubt,
+            false => FailureCode::Internal,
+        };
+        let lost = |_| Failure::new(code(), "the engine's thread ended without a result");
         Ok(Sent { result: result.map_err(lost)?, lanes, left_out })
     }
 
@@ -245,7 +252,8 @@ impl Outgoing {
         let keep = self.references() == ReferenceUse::All;
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
-            let hypervisor = QemuSource::new(agent, Arc::clone(&vm), job.runtime.clone(), job.runs, keep);
+            let (runtime, hands_over) = (job.runtime.clone(), Arc::clone(&job.hands_over));
+            let hypervisor = QemuSource::new(agent, Arc::clone(&vm), runtime, job.runs, keep, hands_over);
             let epoch = vm.epoch() + 1;
             let ask_verdict = || {
                 let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
@@ -381,6 +389,8 @@ struct Job {
     preflight: Duration,
     runtime: Handle,
     progress: tokio::sync::watch::Sender<godwit_migration::Progress>,
+    /// The hand-over has begun.
+    hands_over: Arc<AtomicBool>,
 }
 
 /// The ways to the destination.

@@ -1,6 +1,7 @@
 //! QEMU as the hypervisor of a migration's source.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
@@ -30,14 +31,23 @@ pub(super) struct QemuSource {
     runs: bool,
     /// Its memory is kept for its way back.
     keep: bool,
+    /// Set when the hand-over begins.
+    hands_over: Arc<AtomicBool>,
     relay: Option<JoinHandle<()>>,
     /// Lets the relay have the device state written.
     write: Option<oneshot::Sender<()>>,
 }
 
 impl QemuSource {
-    pub(super) fn new(agent: Arc<Agent>, vm: Arc<Vm>, runtime: Handle, runs: bool, keep: bool) -> Self {
-        QemuSource { agent, vm, runtime, runs, keep, relay: None, write: None }
+    pub(super) fn new(
+        agent: Arc<Agent>,
+        vm: Arc<Vm>,
+        runtime: Handle,
+        runs: bool,
+        keep: bool,
+        hands_over: Arc<AtomicBool>,
+    ) -> Self {
+        QemuSource { agent, vm, runtime, runs, keep, hands_over, relay: None, write: None }
     }
 
     fn qmp(&self) -> &Qmp {
@@ -110,6 +120,7 @@ impl QemuSource {
 
 impl SourceHypervisor for QemuSource {
     fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure> {
+        self.hands_over.store(true, Ordering::SeqCst);
         // From here on a restarted agent that finds the guest standing still asks before it lets it run.
         self.runtime
             .block_on(self.agent.mark_hand_over(&self.vm))

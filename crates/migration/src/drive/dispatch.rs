@@ -579,7 +579,8 @@ impl Worker<'_> {
         self.chooser.prospect(self.referring.prospect(round));
         let packing = self.chooser.packing(page_count(&full) * PAGE_SIZE, hurry);
         self.referring.begins(packing, page_count(&full));
-        if round > 0 {
+        // While the guest stands still nothing is told by it any more, and each look would be the pause's.
+        if round > 0 && !hurry {
             self.referring.outdate(packing, unit.block, &full, &zeros);
         }
         let Worker { referring, dispatch, number, .. } = *self;
