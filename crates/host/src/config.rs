@@ -293,8 +293,12 @@ impl Config {
                 "use letters, digits, - _ .",
             );
         }
+        let given = [("ram_dir", &self.ram_dir), ("tracker", &self.tracker)];
+        let given = given.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
         for (key, path) in
             [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)]
+                .into_iter()
+                .chain(given)
         {
             if !path.is_absolute() {
                 return problem(key, format!("{} is relative", path.display()), "write an absolute path");

@@ -117,6 +117,14 @@ impl References {
         }
     }
 
+    /// The memory of a VM whose QEMU has ended is of no use to others any more, and nobody's any more: sources that were told of it
+    /// send those pages after all.
+    pub(crate) fn withdraw(vm: &Vm) {
+        let Some(content) = vm.withdraws() else { return };
+        let vm = vm.name.clone();
+        in_the_background("free-offers", move || empty(&vm, &content));
+    }
+
     /// What a source of this VM may refer to: the VM's own base first, then whatever is newest.
     pub(crate) fn offer(&self, vm: &str) -> Offer {
         self.expire();
@@ -162,7 +170,7 @@ impl References {
             };
             freed += oldest.content.taken_bytes();
             tracing::info!(vm = oldest.vm, "its kept memory is needed by another VM");
-            empty(&oldest);
+            empty(&oldest.vm, &oldest.content);
         }
     }
 
@@ -206,9 +214,9 @@ impl References {
     }
 }
 
-fn empty(base: &Base) {
-    if let Err(error) = base.content.empty(FREE_STEP_BYTES) {
-        tracing::warn!(vm = base.vm, %error, "its kept memory is freed in one go");
+fn empty(vm: &str, content: &Content) {
+    if let Err(error) = content.empty(FREE_STEP_BYTES) {
+        tracing::warn!(vm, %error, "its kept memory is freed in one go");
     }
 }
 
@@ -217,7 +225,7 @@ fn free_later(bases: Vec<Base>) {
     if bases.is_empty() {
         return;
     }
-    in_the_background("free-bases", move || bases.iter().for_each(empty));
+    in_the_background("free-bases", move || bases.iter().for_each(|base| empty(&base.vm, &base.content)));
 }
 
 /// Works digests out with at most half of a core that nobody else wants. A migration that arrives before does it itself.

@@ -6,7 +6,7 @@ mod files;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
@@ -44,7 +44,7 @@ pub struct Vm {
     /// Its files on this host.
     pub files: VmFiles,
     /// Its memory as other guests' pages may be made of it, where it is offered.
-    content: OnceLock<Arc<Content>>,
+    content: Mutex<Option<Arc<Content>>>,
 }
 
 /// What a start needs to know of the host.
@@ -108,7 +108,7 @@ impl Vm {
             regions,
             tracker_socket: files.tracker_socket.clone(),
             files,
-            content: OnceLock::new(),
+            content: Mutex::default(),
         };
         match vm.finish_launch(begin).await {
             Ok(()) => {
@@ -157,13 +157,18 @@ impl Vm {
             regions,
             tracker_socket: files.tracker_socket.clone(),
             files,
-            content: OnceLock::new(),
+            content: Mutex::default(),
         }))
     }
 
     /// Its memory is offered to other guests, as long as this is here.
     pub(crate) fn offers(&self, content: Arc<Content>) {
-        let _ = self.content.set(content);
+        *self.content.lock().unwrap_or_else(PoisonError::into_inner) = Some(content);
+    }
+
+    /// What it has offered, which it offers no more.
+    pub(crate) fn withdraws(&self) -> Option<Arc<Content>> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The generation of its ownership.

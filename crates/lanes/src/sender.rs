@@ -158,7 +158,7 @@ impl StreamSender {
         sent: &mut UnitSent,
     ) -> Result<(), LaneError> {
         if way.is_raw() {
-            self.put_frame(piece, None, &[], Duration::ZERO, sent);
+            self.put_frame(piece, way, &[], Duration::ZERO, sent);
             return Ok(());
         }
         let begun = Instant::now();
@@ -215,7 +215,7 @@ impl StreamSender {
         sent: &mut UnitSent,
     ) {
         let Some(history) = way.history else {
-            return self.put_frame(piece, way.codec, pages, copying, sent);
+            return self.put_frame(piece, way, pages, copying, sent);
         };
         let begun = Instant::now();
         let mut differences = std::mem::take(&mut self.differences);
@@ -229,7 +229,7 @@ impl StreamSender {
             });
             time += begun.elapsed();
             if told.is_none() {
-                self.put_frame(rest, way.codec, bytes_of(run, piece.run, pages), Duration::ZERO, sent);
+                self.put_frame(rest, way, bytes_of(run, piece.run, pages), Duration::ZERO, sent);
             }
         }
         self.differences = differences;
@@ -266,19 +266,19 @@ impl StreamSender {
         Some(())
     }
 
-    /// One frame, in the codec's form where that pays. `copy`: its pages, where there is a codec; `copying`: what making it
-    /// has cost.
+    /// One frame, in the codec's form where that pays. `copy`: its pages, where its way is not raw; `copying`: what making it has
+    /// cost.
     fn put_frame(
         &mut self,
         mut frame: PagesHeader,
-        codec: Option<Codec>,
+        way: Way<'_>,
         copy: &[u8],
         copying: Duration,
         sent: &mut UnitSent,
     ) {
         let range = PageRange { first: frame.run.first, count: u64::from(frame.run.count) };
         let raw_bytes = frame.run.count as usize * PAGE_SIZE as usize;
-        if let Some(codec) = codec {
+        if let Some(codec) = way.codec {
             let begun = Instant::now();
             let packed = self.compressor.pack(codec, copy);
             let bytes = packed.map_or(raw_bytes, <[u8]>::len);
@@ -294,7 +294,11 @@ impl StreamSender {
             }
         }
         self.batch.bytes.extend_from_slice(&frame.to_bytes());
-        self.batch.pages(range);
+        match way.history {
+            // What is remembered of them, not what they hold by the time that the kernel reads them.
+            Some(_) => self.batch.bytes.extend_from_slice(copy),
+            None => self.batch.pages(range),
+        }
         sent.tally_mut(None).add(range.count, PagesHeader::LEN + raw_bytes);
     }
 

@@ -39,7 +39,7 @@ codes! {
     /// The peers speak no common version.
     VersionMismatch = 1, "version-mismatch", "upgrade the older of the two agents";
     /// The destination expects no such migration.
-    UnknownMigration = 2, "unknown-migration", "the destination's agent restarted or gave up waiting: migrate again";
+    UnknownMigration = 2, "unknown-migration", "the destination's agent restarted or gave up waiting, or the address is another host's (see migration_addresses): migrate again";
     /// The shadow VM has other RAM blocks than the source.
     MemoryMismatch = 3, "memory-mismatch", "both agents must run the same release; migrate again";
     /// The peer broke the protocol.
@@ -58,6 +58,8 @@ codes! {
     Internal = 10, "internal", "see the logs of both agents";
     /// The connection to the peer broke.
     LaneLost = 11, "lane-lost", "check the migration network between the two hosts (`godwit probe` tells which lane carries nothing, also where that is its MTU), then migrate again";
+    /// More streams were asked for than a migration may have.
+    TooManyStreams = 13, "too-many-streams", "ask for fewer with --streams, or leave that to measurement";
     /// The destination did not answer after the commit.
     InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source only if the destination does not and can't";
 }

@@ -65,6 +65,7 @@ pub fn send_parts(fd: BorrowedFd<'_>, parts: &[Part<'_>], zero_copy: Option<&Zer
         .filter(|part| part.len_bytes() > 0)
         .map(|part| Ok((part.to_iovec()?, part.may_stay())))
         .collect::<io::Result<Vec<_>>>()?;
+    zero_copy.into_iter().for_each(|zero_copy| zero_copy.take_reports(fd));
     let on = zero_copy.filter(|zero_copy| zero_copy.is_on());
     let mut sent = 0;
     let mut rest = vectors.as_slice();
@@ -101,10 +102,8 @@ fn send_group(
             Some(zero_copy) => {
                 zero_copy.take_reports(fd);
                 match send_once(fd, batch, flags | libc::MSG_ZEROCOPY) {
-                    Err(error) if lacks_room(&error) => {
-                        zero_copy.end();
-                        continue;
-                    }
+                    // As much is pinned as may be at the moment.
+                    Err(error) if lacks_room(&error) => send_once(fd, batch, flags)?,
                     sent => {
                         zero_copy.sent();
                         sent?

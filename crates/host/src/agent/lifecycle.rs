@@ -9,6 +9,7 @@ use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, VmSpec};
 
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::{host_failed, spec_refused, task_failed};
+use crate::references::References;
 use crate::store::{Desired, Role};
 use crate::vm::{Begin, Condition, LaunchSite, Operation, Vm};
 
@@ -191,6 +192,7 @@ impl Agent {
             let grace = request.grace_ms.map_or(STOP_GRACE, Duration::from_millis);
             vm.end(listens.then_some(grace)).await;
             vm.files.remove_runtime();
+            References::withdraw(vm);
         } else {
             self.end_stray(name).await?;
         }
@@ -219,7 +221,10 @@ impl Agent {
         let gone = async {
             match (&begun.vm, &begun.before) {
                 // In doubt, and its operator says that the other host has it.
-                (Some(vm), _) => vm.process.kill().await,
+                (Some(vm), _) => {
+                    vm.process.kill().await;
+                    References::withdraw(vm);
+                }
                 (None, Condition::InDoubt) => self.end_stray(name).await?,
                 (None, _) => self.refuse_second_process(name)?,
             }

@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
 use godwit_migration::{
-    Compression, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, Progress, ReferenceUse, Report,
-    millis,
+    Compression, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, ReferenceUse, Report, millis,
 };
 use godwit_qemu::ResolvedSpec;
 
 use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Slot};
 use crate::failure::spec_refused;
+use crate::migration::blank_report;
 use crate::migrations::MigrationControl;
 use crate::store::{Desired, Role};
 use crate::vm::{Begin, Condition, Operation, Vm};
@@ -69,12 +69,12 @@ impl Agent {
 
     async fn carry_out(self: Arc<Self>, vm: Arc<Vm>, request: MigrationRequest, control: MigrationControl) {
         let id = control.id.clone();
-        let engine_began = control.engine_began();
+        let (engine_began, begun) = (control.engine_began(), Instant::now());
         tracing::info!(vm = vm.name, migration = id, to = request.to, engine = ?request.engine, "migration begins");
         let run = tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
         let report = match run.await {
             Ok(report) => report,
-            Err(error) => self.defect(&vm, &request, &error, engine_began.load(Ordering::Relaxed)),
+            Err(error) => self.defect(&vm, &request, begun, &error, engine_began.load(Ordering::Relaxed)),
         };
         match report.outcome {
             // The engine has released it.
@@ -93,36 +93,18 @@ impl Agent {
         &self,
         vm: &Vm,
         request: &MigrationRequest,
+        begun: Instant,
         error: &tokio::task::JoinError,
         engine_began: bool,
     ) -> Report {
-        let progress = Progress::begin(vm.spec.memory_bytes());
-        Report {
-            outcome: if engine_began { Outcome::InDoubt } else { Outcome::Failed },
-            engine: request.engine,
-            vm: vm.name.clone(),
-            from: self.config.name.clone(),
-            to: request.to.clone(),
-            migration_time_ms: progress.elapsed_ms,
-            switchover_ms: None,
-            blackout_ms: None,
-            wire_bytes: 0,
-            guest_bytes: progress.total_bytes,
-            bandwidth_limit: None,
-            round_trip_ms: None,
-            lanes: Vec::new(),
-            encodings: Vec::new(),
-            missing_pages: 0,
-            rounds: Vec::new(),
-            phases: Vec::new(),
-            switchover: None,
-            error: Some(FailureReport {
-                code: ErrorCode::HostFailed.to_string(),
-                message: format!("the engine failed: {error}"),
-                mend: "this is a defect; see the agent's log, and `godwit vm list` for where the guest runs"
-                    .into(),
-            }),
-        }
+        let outcome = if engine_began { Outcome::InDoubt } else { Outcome::Failed };
+        let error = FailureReport {
+            code: ErrorCode::HostFailed.to_string(),
+            message: format!("the engine failed: {error}"),
+            mend: "this is a defect; see the agent's log, and `godwit vm list` for where the guest runs"
+                .into(),
+        };
+        Report { error: Some(error), ..blank_report(self, vm, request, begun, outcome) }
     }
 
     /// Marks a running VM as migrating: from here on start, stop, delete and other migrations are refused.
@@ -295,6 +277,8 @@ impl Agent {
             let removed = agent.store.remove(&vm.name);
             vm.yield_the_cpu();
             vm.process.quit().await;
+            // A base takes its place: both would count.
+            drop(vm.withdraws());
             if keep && agent.references.keep(&vm.name, &vm.regions, vm.memory_taken_bytes()) {
                 vm.files.remove_all();
             } else {

@@ -6,6 +6,7 @@ use godwit_qemu::Exit;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::agent::Agent;
+use crate::references::References;
 use crate::store::{Desired, Role};
 use crate::vm::{Condition, Vm};
 
@@ -107,6 +108,7 @@ impl Agent {
             slot.reason = Some(reason);
         }
         vm.files.remove_runtime();
+        References::withdraw(vm);
         if let Err(error) = self.save(&vm.spec, Role::Owner, desired, vm.epoch()).await {
             tracing::error!(vm = vm.name, %error, "its end could not be saved");
         }

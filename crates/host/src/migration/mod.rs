@@ -4,6 +4,8 @@
 mod doorman;
 mod incoming;
 mod outgoing;
+
+pub(crate) use outgoing::blank_report;
 mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
@@ -48,7 +50,7 @@ pub async fn run(
         Ok(peer) => peer,
         Err(error) => {
             let error = Some(outgoing::report_of_api(error));
-            return Report { error, ..outgoing::blank_report(&agent, &vm, &request, begun, Outcome::Failed) };
+            return Report { error, ..blank_report(&agent, &vm, &request, begun, Outcome::Failed) };
         }
     };
     let outgoing = outgoing::Outgoing { agent, vm, request, peer, begun };

@@ -17,7 +17,7 @@ use godwit_migration::{
 };
 use godwit_pki::Identity;
 use godwit_ram::DirtyTracker;
-use godwit_wire::MigrationId;
+use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
 use super::qemu_source::QemuSource;
@@ -200,6 +200,20 @@ impl Outgoing {
         connected.map_err(|failure| if interrupt.is_over() { cancelled() } else { failure })
     }
 
+    /// A number of streams that is asked for holds for each lane.
+    fn check_streams(&self, lanes: usize) -> Result<(), Failure> {
+        let most = usize::from(MAX_STREAMS) / lanes.max(1);
+        match self.request.streams.map(|streams| streams as usize) {
+            Some(streams) if streams > most => {
+                let detail = format!(
+                    "{streams} streams on each of {lanes} lanes are more than the {MAX_STREAMS} of a migration: at most {most}"
+                );
+                Err(Failure::new(FailureCode::TooManyStreams, detail))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The control stream, by the first lane that answers, the lanes that may, and those that do not.
     async fn connect(
         &self,
@@ -209,6 +223,7 @@ impl Outgoing {
     ) -> Result<(Stream, Paths, Vec<LaneReport>), Failure> {
         let ours = network::near(&self.agent.config().migration_addresses).await;
         let lanes = godwit_lanes::pair(&ours, theirs);
+        self.check_streams(lanes.len())?;
         let mut paths = Paths { lanes, host: self.request.to.clone(), identity: self.agent.identity(), pace };
         let connected = tokio::task::spawn_blocking(move || {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
@@ -340,7 +355,7 @@ impl Outgoing {
 }
 
 /// A report with nothing in it yet.
-pub(super) fn blank_report(
+pub(crate) fn blank_report(
     agent: &Agent,
     vm: &Vm,
     request: &MigrationRequest,

@@ -332,29 +332,39 @@ impl DataReader<'_> {
         Ok(())
     }
 
+    /// Nothing is read of it any more. Returns whether that is all the same now.
+    fn closes(&self) -> bool {
+        let mut state = self.intake.state();
+        let over = state.over;
+        let known = &mut state.streams[usize::from(self.number - 1)];
+        (known.reading, known.closed) = (false, true);
+        if let Some(stream) = &known.stream {
+            stream.close();
+        }
+        self.intake.changed.notify_all();
+        over
+    }
+
     /// A connection that broke is the others' work; anything else is the end of the migration.
-    fn ended(self, error: &LaneError) {
-        let over = {
-            let mut state = self.intake.state();
-            let over = state.over;
-            let known = &mut state.streams[usize::from(self.number - 1)];
-            (known.reading, known.closed) = (false, true);
-            if let Some(stream) = &known.stream {
-                stream.close();
-            }
-            self.intake.changed.notify_all();
-            over
-        };
+    fn ended(mut self, error: &LaneError) {
+        let over = self.closes();
         if over {
             return;
         }
         let failure = lane_failure(error);
         if failure.code == FailureCode::LaneLost {
             tracing::warn!(stream = self.number, %error, units = self.units, "a data stream broke");
-            say_missing(self.missing, |message| self.intake.say(message));
+            say_missing(std::mem::take(&mut self.missing), |message| self.intake.say(message));
             self.intake.say(&Message::StreamClosed { stream: self.number, units: self.units });
         } else {
             let _ = self.intake.events.send((Instant::now(), Input::Event(Event::Failed(failure))));
         }
+    }
+}
+
+impl Drop for DataReader<'_> {
+    /// Also where it panicked: others wait for its end.
+    fn drop(&mut self) {
+        self.closes();
     }
 }

@@ -6,7 +6,9 @@ use godwit_lanes::{Lane, Stream, connect};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{DestinationJob, Hello, Offer, receive, say_hello, welcome};
 use godwit_migration::{Failure, FailureCode, Outcome};
-use godwit_wire::{BlockRun, Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange};
+use godwit_wire::{
+    BlockRun, Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange,
+};
 
 use crate::world::{
     BLOCKS, FakeDestination, HELLO, ID, LIMIT, accept_one, loopback, lying_destination, path, regions, stream,
@@ -102,11 +104,11 @@ fn pages_that_the_vm_does_not_have_end_the_lane() {
     for message in [
         Message::Zeros(godwit_wire::Zeros {
             round: 0,
-            runs: vec![godwit_wire::BlockRun { block: 0, first: BLOCKS[0] - 1, count: 2 }],
+            runs: vec![BlockRun { block: 0, first: BLOCKS[0] - 1, count: 2 }],
         }),
         Message::Zeros(godwit_wire::Zeros {
             round: 0,
-            runs: vec![godwit_wire::BlockRun { block: 7, first: 0, count: 1 }],
+            runs: vec![BlockRun { block: 7, first: 0, count: 1 }],
         }),
     ] {
         let (ending, said) = lying_peer(|peer, lane| {
