@@ -59,6 +59,9 @@ pub struct Answer {
     pub uptime_s: f64,
     /// Writes that found their page not holding what it must.
     pub stale_on_write: u64,
+    /// What the guest's memory is used for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryUse>,
     /// What went wrong in the guest since boot: bad options, modules that did not load, threads that panicked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
@@ -71,6 +74,41 @@ pub struct Answer {
     /// How long the check took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
+}
+
+/// What the guest's kernel says of its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryUse {
+    /// All that the kernel hands out.
+    pub total_bytes: u64,
+    /// Not used for anything.
+    pub free_bytes: u64,
+    /// Contents of files, and what the kernel keeps of their names.
+    pub cached_bytes: u64,
+}
+
+impl MemoryUse {
+    /// Reads /proc/meminfo; none where it lacks a line.
+    pub fn parse(meminfo: &str) -> Option<MemoryUse> {
+        let bytes = |name| Some(meminfo_kib(meminfo, name)? << 10);
+        let cached = ["Buffers", "Cached", "SReclaimable"].map(bytes);
+        Some(MemoryUse {
+            total_bytes: bytes("MemTotal")?,
+            free_bytes: bytes("MemFree")?,
+            cached_bytes: cached.into_iter().sum::<Option<u64>>()?,
+        })
+    }
+
+    /// The rest: programs and the kernel.
+    pub fn used_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.free_bytes).saturating_sub(self.cached_bytes)
+    }
+}
+
+/// A line of /proc/meminfo.
+pub fn meminfo_kib(meminfo: &str, name: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    value.trim().trim_end_matches(" kB").parse().ok()
 }
 
 /// A page that does not hold what it must.
@@ -148,6 +186,19 @@ mod tests {
         let answer = ask(&mut peer, &Request::Verify {}).unwrap();
         assert_eq!((answer.ok, answer.pages, answer.wrong), (true, 5, Some(0)));
         assert_eq!(peer.asked, b"{\"cmd\":\"verify\"}\n");
+    }
+
+    #[test]
+    fn what_the_memory_is_used_for() {
+        let meminfo = "MemTotal:        2000 kB\nMemFree:          100 kB\nMemAvailable:    1500 kB\nBuffers:           10 kB\n\
+                       Cached:          1400 kB\nSwapCached:         0 kB\nSReclaimable:      90 kB\n";
+        let memory = MemoryUse::parse(meminfo).unwrap();
+        assert_eq!(
+            (memory.total_bytes, memory.free_bytes, memory.cached_bytes),
+            (2000 << 10, 100 << 10, 1500 << 10)
+        );
+        assert_eq!(memory.used_bytes(), 400 << 10);
+        assert_eq!(MemoryUse::parse("MemTotal: 5 kB\n"), None);
     }
 
     #[test]

@@ -28,6 +28,11 @@ pub struct Options {
     pub seed: Option<u64>,
     /// `godwit.workload=SPEC`: what to do once the memory is filled.
     pub workload: Workload,
+    /// `godwit.root=DEVICE`: a disk with a user space of its own, which is booted; the guest's program is a service in it.
+    pub root: Option<String>,
+    /// `godwit.read=FOLDER`: before the guest is ready, once the user space has booted, the files below are read until most
+    /// of the memory is in use.
+    pub read: Option<String>,
 }
 
 impl Options {
@@ -58,7 +63,9 @@ impl Options {
     }
 
     fn set(&mut self, word: &str) -> Result<(), ParseError> {
-        let unknown = || ParseError::new(word, "ip=, ip6=, fill=, mix=, seed= or workload= after godwit.");
+        let unknown = || {
+            ParseError::new(word, "ip=, ip6=, fill=, mix=, seed=, workload=, root= or read= after godwit.")
+        };
         let (key, value) = word.split_once('=').ok_or_else(unknown)?;
         match key {
             "ip" => self.ip = Some(value.parse()?),
@@ -67,10 +74,16 @@ impl Options {
             "mix" => self.mix = Some(value.parse()?),
             "seed" => self.seed = Some(value.parse().map_err(|_| ParseError::new(value, "a number"))?),
             "workload" => self.workload = value.parse()?,
+            "root" => self.root = Some(absolute(value)?),
+            "read" => self.read = Some(absolute(value)?),
             _ => return Err(unknown()),
         }
         Ok(())
     }
+}
+
+fn absolute(path: &str) -> Result<String, ParseError> {
+    if path.starts_with('/') { Ok(path.to_owned()) } else { Err(ParseError::new(path, "an absolute path")) }
 }
 
 /// An address and the length of its network's prefix.
@@ -109,7 +122,8 @@ mod tests {
     #[test]
     fn a_whole_command_line() {
         let line = "console=ttyS0 quiet godwit.ip=10.88.0.21/24 godwit.ip6=fd88::21/64 godwit.fill=512M \
-                    godwit.mix=zero=50 godwit.seed=9 godwit.workload=dirty:rate=100,ws=1M\n";
+                    godwit.mix=zero=50 godwit.seed=9 godwit.workload=dirty:rate=100,ws=1M \
+                    godwit.root=/dev/vda godwit.read=/usr\n";
         let (options, problems) = Options::parse(line);
         assert_eq!(problems, []);
         assert_eq!(options.ip.unwrap().to_string(), "10.88.0.21/24");
@@ -117,6 +131,7 @@ mod tests {
         assert_eq!(options.fill_bytes, Some(512 << 20));
         assert_eq!(options.fill_mix(), Mix::new(50, 0).unwrap());
         assert_eq!(options.seed(), 9);
+        assert_eq!((options.root.as_deref(), options.read.as_deref()), (Some("/dev/vda"), Some("/usr")));
         let Workload::Dirty(dirty) = options.workload else { panic!("{:?}", options.workload) };
         assert_eq!((dirty.rate_pages_per_s, dirty.working_set_bytes), (Some(100), Some(1 << 20)));
     }
@@ -124,9 +139,9 @@ mod tests {
     #[test]
     fn bad_options_are_told_and_left_out() {
         let line = "godwit.ip=10.0.0.1 godwit.ip6=10.0.0.1/8 godwit.ip=10.0.0.1/33 godwit.colour=red godwit.fill \
-                    godwit.seed=7";
+                    godwit.root=vda godwit.seed=7";
         let (options, problems) = Options::parse(line);
-        assert_eq!(problems.len(), 5, "{problems:?}");
+        assert_eq!(problems.len(), 6, "{problems:?}");
         assert_eq!(options, Options { seed: Some(7), ..Options::default() });
     }
 

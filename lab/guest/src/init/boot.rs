@@ -2,6 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
+use godwit_guest::control::{MemoryUse, meminfo_kib};
 use rustix::{io::Errno, mount::MountFlags};
 
 use crate::guest::Guest;
@@ -30,16 +31,22 @@ pub(crate) fn command_line(guest: &Guest) -> String {
 
 /// Bytes that a program can take without pushing out what is in use.
 pub(crate) fn available_bytes(guest: &Guest) -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kilobytes.map_or_else(
+    meminfo_kib(&meminfo(), "MemAvailable").map_or_else(
         || {
             guest.report("/proc/meminfo tells no MemAvailable; taking 64 MiB");
             64 << 20
         },
         |kilobytes| kilobytes << 10,
     )
+}
+
+/// What the memory is used for, if the kernel tells.
+pub(crate) fn memory_use() -> Option<MemoryUse> {
+    MemoryUse::parse(&meminfo())
+}
+
+fn meminfo() -> String {
+    fs::read_to_string("/proc/meminfo").unwrap_or_default()
 }
 
 /// Loads every module of the image. Order does not matter: passes go on while one of them loads something.

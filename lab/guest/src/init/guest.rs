@@ -11,6 +11,8 @@ use std::{
 
 use godwit_guest::{control::Answer, memory::Memory, workload::Workload};
 
+use crate::boot;
+
 /// Reports kept for `status`; the console has them all.
 const KEPT_PROBLEMS: usize = 16;
 
@@ -92,6 +94,7 @@ impl Guest {
             iterations_per_s: self.iterations_per_s.load(Ordering::Relaxed),
             uptime_s: self.uptime().as_secs_f64(),
             stale_on_write: self.memory.get().map_or(0, Memory::stale_on_write),
+            memory: boot::memory_use(),
             problems: lock(&self.problems).clone(),
             ..Answer::default()
         }

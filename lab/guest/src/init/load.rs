@@ -15,6 +15,7 @@ use godwit_guest::{
 use crate::{
     boot,
     guest::{Guest, say},
+    user_space,
 };
 
 /// A paced workload wakes this often.
@@ -34,13 +35,19 @@ pub(crate) fn run(guest: &Arc<Guest>, options: &Options) -> anyhow::Result<()> {
         let memory = guest.memory.get_or_init(|| Memory::new(bytes, options.seed()));
         let started = Instant::now();
         memory.fill(options.fill_mix());
+        let fill_ms = started.elapsed().as_millis();
+        if options.root.is_some() {
+            user_space::wait_booted(guest);
+        }
+        if let Some(folder) = &options.read {
+            user_space::read_files(guest, folder.as_ref())?;
+        }
         guest.set_workload(options.workload);
         guest.ready.store(true, Ordering::Release);
         say(&format!(
-            "READY pages={} fill={}MiB fill_ms={} workload={}",
+            "READY pages={} fill={}MiB fill_ms={fill_ms} workload={}",
             memory.pages(),
             bytes >> 20,
-            started.elapsed().as_millis(),
             options.workload
         ));
     }

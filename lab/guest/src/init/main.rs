@@ -1,4 +1,5 @@
-//! Init of the lab's guest: the only program in its initramfs.
+//! Init of the lab's guest: the only program in its initramfs. Where the kernel command line names a disk with a user space
+//! of its own, that is booted instead, and this runs in it as a service.
 //!
 //! When process 1 ends, the kernel panics and a test learns nothing. So nothing here is fatal: what fails is
 //! reported on the console and in the control protocol's `status`, every thread is started again when it
@@ -11,6 +12,7 @@ mod load;
 mod network;
 mod server;
 mod tasks;
+mod user_space;
 
 use std::sync::Arc;
 
@@ -26,17 +28,27 @@ const PROMPT: i32 = -5;
 const BACKGROUND: i32 = 10;
 
 fn main() {
-    if std::process::id() != 1 {
+    let is_init = std::process::id() == 1;
+    let is_service = std::env::args_os().nth(1).is_some_and(|word| word == user_space::SERVICE);
+    if !is_init && !is_service {
         eprintln!("godwit-guest is the init of the lab's guest: it runs as process 1 of a virtual machine");
         std::process::exit(2);
     }
     let guest = Arc::new(Guest::new());
-    boot::mount_all(&guest);
+    if is_init {
+        boot::mount_all(&guest);
+    }
     let (options, problems) = Options::parse(&boot::command_line(&guest));
     for problem in problems {
         guest.report(&format!("kernel command line: {problem}"));
     }
-    boot::load_modules(&guest);
+    if is_init {
+        boot::load_modules(&guest);
+        if let Some(disk) = &options.root {
+            // It comes back only where something is missing, and then the guest is one without a user space.
+            guest.report(&format!("booting from {disk}: {:#}", user_space::boot(disk)));
+        }
+    }
     network::configure(&guest, &options);
 
     tasks::forever(&guest, "echo4", URGENT, echo::serve_v4);
