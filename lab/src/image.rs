@@ -1,11 +1,12 @@
-//! Guest images of the lab: a Linux kernel of the distribution with our init in an initramfs, and the bare
-//! 32-bit guest for KVM.
+//! Guest images of the lab: a Linux kernel of the distribution with our init in an initramfs, a user space of the
+//! distribution on a disk for it, and the bare 32-bit guest for KVM.
 //!
 //! Everything lands in one folder and is made again only when what it is made from changed. Nothing is installed
 //! into the machine: the kernel's package is downloaded and unpacked.
 
 mod bare;
 mod cpio;
+mod debian;
 mod kernel;
 
 use std::{
@@ -19,9 +20,12 @@ use std::{
 use anyhow::{Context, bail};
 
 pub use bare::build_bare;
+pub use debian::{Content as DebianContent, Debian, build_debian};
 
 /// Modules that init loads, with whatever they depend on.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_net", "virtio_blk"];
+/// What a user space on a disk needs beside them: its root is the disk with a tmpfs over it, and systemd wants the others.
+const USER_SPACE_MODULES: [&str; 3] = ["overlay", "autofs4", "binfmt_misc"];
 
 /// A kernel and an initramfs for QEMU's `-kernel` and `-initrd`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +61,11 @@ pub fn find(out_dir: &Path) -> Option<GuestImage> {
 /// same time wait for each other.
 pub fn build(out_dir: &Path) -> anyhow::Result<GuestImage> {
     let _lock = lock(out_dir)?;
+    build_with(out_dir, "initrd.img", &[])
+}
+
+/// The kernel, and an initramfs of that name with further modules.
+fn build_with(out_dir: &Path, initrd: &str, further_modules: &[&str]) -> anyhow::Result<GuestImage> {
     let init = build_init(out_dir)?;
     let kernel = kernel::obtain(&out_dir.join("kernel"))?;
     let mut archive = cpio::Archive::new();
@@ -66,10 +75,10 @@ pub fn build(out_dir: &Path) -> anyhow::Result<GuestImage> {
     // The kernel opens it for init before init can mount anything.
     archive.character_device("dev/console", 5, 1)?;
     archive.program("init", &fs::read(&init).with_context(|| format!("reading {}", init.display()))?)?;
-    for module in kernel.modules(&MODULES)? {
+    for module in kernel.modules(&[&MODULES, further_modules].concat())? {
         archive.file(&format!("modules/{}.ko", module.name), &module.bytes)?;
     }
-    let image = GuestImage { kernel: out_dir.join("vmlinuz"), initrd: out_dir.join("initrd.img") };
+    let image = GuestImage { kernel: out_dir.join("vmlinuz"), initrd: out_dir.join(initrd) };
     write_if_changed(&image.kernel, &fs::read(&kernel.image)?)?;
     write_if_changed(&image.initrd, &archive.finish()?)?;
     Ok(image)
