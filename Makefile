@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 SOAK_MOVES ?= 200
-SCENARIOS ?= switchover bandwidth lanes references impact scan
+SCENARIOS ?= switchover bandwidth lanes references impact debian scan
 # Where rustup puts cargo, also for a root shell that was never told.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
@@ -26,6 +26,7 @@ test: build ## All tests: unit and property tests, then the end-to-end tests one
 	scripts/test.sh
 
 bench: build ## Print the promises' figures, all or those of one scenario (SCENARIOS=switchover BENCH=OPTIONS)
+	$(if $(filter debian,$(SCENARIOS)),scripts/deps --bench)
 	set -e; for scenario in $(SCENARIOS); do \
 	  if [ $$scenario = scan ]; then $(CARGO) bench --locked -p godwit-ram; else target/release/godwit-bench $$scenario $(BENCH); fi; \
 	done

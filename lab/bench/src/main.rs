@@ -2,6 +2,8 @@
 //! prints the machine, all settings and a table, and writes everything it measured as JSON.
 
 mod bandwidth;
+mod cpu;
+mod debian;
 mod figures;
 mod footprint;
 mod impact;
@@ -50,6 +52,12 @@ enum Scenario {
   godwit-bench impact
   godwit-bench impact --engine godwit --link 5gbit --runs 3")]
     Impact(impact::Settings),
+    /// Move a guest with the distribution's user space and a full page cache, made of its packages the first time
+    #[command(after_help = "Examples:
+  godwit-bench debian
+  godwit-bench debian --engine godwit,multifd-4-zstd --runs 3
+  godwit-bench debian --memory 4GiB --link 10gbit")]
+    Debian(debian::Settings),
 }
 
 fn main() -> ExitCode {
@@ -59,6 +67,7 @@ fn main() -> ExitCode {
         Scenario::Lanes(settings) => lanes::run(&settings),
         Scenario::References(settings) => references::run(&settings),
         Scenario::Impact(settings) => impact::run(&settings),
+        Scenario::Debian(settings) => debian::run(&settings),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

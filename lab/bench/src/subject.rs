@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched};
-use godwit_migration::EngineKind;
+use godwit_migration::{EngineKind, Outcome, Report};
 use serde::Serialize;
 
 /// Who moves the guest.
@@ -23,6 +23,14 @@ pub(crate) enum Engine {
     #[value(name = "multifd-4")]
     #[serde(rename = "multifd-4")]
     Multifd4,
+    /// QEMU's, two channels, compressed by Zstandard
+    #[value(name = "multifd-2-zstd")]
+    #[serde(rename = "multifd-2-zstd")]
+    Multifd2Zstd,
+    /// QEMU's, four channels, compressed by Zstandard
+    #[value(name = "multifd-4-zstd")]
+    #[serde(rename = "multifd-4-zstd")]
+    Multifd4Zstd,
     /// QEMU's, eight channels
     #[value(name = "multifd-8")]
     #[serde(rename = "multifd-8")]
@@ -37,16 +45,24 @@ impl Engine {
             Engine::Multifd2 => "multifd-2",
             Engine::Multifd4 => "multifd-4",
             Engine::Multifd8 => "multifd-8",
+            Engine::Multifd2Zstd => "multifd-2-zstd",
+            Engine::Multifd4Zstd => "multifd-4-zstd",
         }
+    }
+
+    /// Whether it is QEMU's own with its pages compressed.
+    pub(crate) fn is_compressed_qemu(self) -> bool {
+        matches!(self, Engine::Multifd2Zstd | Engine::Multifd4Zstd)
     }
 
     /// Its request, made of the one that the lab's guest gives.
     pub(crate) fn request(self, request: MigrationRequest) -> MigrationRequest {
-        let channels = |multifd_channels| MigrationRequest {
+        let by_qemu = |multifd_channels, compression: Option<&str>| MigrationRequest {
             engine: EngineKind::Qemu,
             // The peer at its best: no word of ours between its two sides.
             qemu: QemuEngineOptions {
                 multifd_channels,
+                compression: compression.map(str::to_owned),
                 autostart: true,
                 plaintext: true,
                 ..QemuEngineOptions::default()
@@ -55,10 +71,12 @@ impl Engine {
         };
         match self {
             Engine::Godwit => request,
-            Engine::Qemu => channels(None),
-            Engine::Multifd2 => channels(Some(2)),
-            Engine::Multifd4 => channels(Some(4)),
-            Engine::Multifd8 => channels(Some(8)),
+            Engine::Qemu => by_qemu(None, None),
+            Engine::Multifd2 => by_qemu(Some(2), None),
+            Engine::Multifd4 => by_qemu(Some(4), None),
+            Engine::Multifd8 => by_qemu(Some(8), None),
+            Engine::Multifd2Zstd => by_qemu(Some(2), Some("zstd")),
+            Engine::Multifd4Zstd => by_qemu(Some(4), Some("zstd")),
         }
     }
 }
@@ -92,12 +110,53 @@ impl<'a> Subject<'a> {
         change: impl Fn(MigrationRequest) -> MigrationRequest,
     ) -> Result<Option<Watched>> {
         let request = change(engine.request(self.guest.to_other_host()));
-        let error = match self.trial.migrate(&mut self.guest, &request) {
-            Ok(watched) => {
-                if let Some(error) = &watched.report.error {
+        let watched = self.trial.migrate(&mut self.guest, &request);
+        self.or_anew(engine, &request, watched, |watched| &watched.report)
+    }
+
+    /// The same with nobody probing it meanwhile: that costs an emulated guest a core. `at_end` looks at the machine as soon as
+    /// the report is there.
+    pub(crate) fn move_unwatched_by<T>(
+        &mut self,
+        engine: Engine,
+        change: impl Fn(MigrationRequest) -> MigrationRequest,
+        at_end: impl FnOnce(&Report) -> Result<T>,
+    ) -> Result<Option<(Report, T)>> {
+        let request = change(engine.request(self.guest.to_other_host()));
+        let moved = self.move_unwatched(&request, at_end);
+        self.or_anew(engine, &request, moved, |(report, _)| report)
+    }
+
+    fn move_unwatched<T>(
+        &mut self,
+        request: &MigrationRequest,
+        at_end: impl FnOnce(&Report) -> Result<T>,
+    ) -> Result<(Report, T)> {
+        let Guest { name, host, .. } = &self.guest;
+        let report = self.trial.begin_migration(name, host, request)?.report()?;
+        let looked = at_end(&report)?;
+        if report.outcome == Outcome::Completed {
+            self.guest.host.clone_from(&request.to);
+        }
+        // Of a guest that nobody watches nothing is known yet.
+        self.guest.status()?;
+        Ok((report, looked))
+    }
+
+    /// What a move gave, and a new guest where the old one is lost.
+    fn or_anew<T>(
+        &mut self,
+        engine: Engine,
+        request: &MigrationRequest,
+        moved: Result<T>,
+        report: impl Fn(&T) -> &Report,
+    ) -> Result<Option<T>> {
+        let error = match moved {
+            Ok(moved) => {
+                if let Some(error) = &report(&moved).error {
                     eprintln!("  {} to {}: {} ({})", engine.name(), request.to, error.message, error.code);
                 }
-                return Ok(Some(watched));
+                return Ok(Some(moved));
             }
             Err(error) => error,
         };

@@ -40,6 +40,10 @@ pub struct GuestPlan {
     pub disks: Vec<Disk>,
     /// Another image than the built one.
     pub image: Option<GuestImage>,
+    /// Further words of the kernel's command line.
+    pub words: String,
+    /// How long it may take to boot and to get ready.
+    pub boot_limit: Duration,
 }
 
 impl GuestPlan {
@@ -57,6 +61,8 @@ impl GuestPlan {
             workload: "idle".to_owned(),
             disks: Vec::new(),
             image: None,
+            words: String::new(),
+            boot_limit: BOOT_LIMIT,
         }
     }
 
@@ -75,11 +81,13 @@ impl GuestPlan {
         let image = self.image.as_ref().unwrap_or(image);
         let mix = self.mix.as_ref().map(|mix| format!(" godwit.mix={mix}")).unwrap_or_default();
         let cmdline = format!(
-            "{} godwit.ip={ipv4}/24 godwit.ip6={ipv6}/64 godwit.fill={}{mix} godwit.workload={}",
+            "{} godwit.ip={ipv4}/24 godwit.ip6={ipv6}/64 godwit.fill={}{mix} godwit.workload={} {}",
             image::COMMAND_LINE,
             self.fill.bytes(),
-            self.workload
+            self.workload,
+            self.words
         );
+        let cmdline = cmdline.trim_end().to_owned();
         VmSpec {
             memory: self.memory.iter().copied().map(MemoryBlock::shared).collect(),
             vcpus: self.vcpus,
@@ -132,7 +140,7 @@ impl Trial {
             client_namespace: self.topology().client_namespace,
             prober: self.paths.client_socket(),
         };
-        guest.wait_ready().with_context(|| {
+        guest.wait_ready(plan.boot_limit).with_context(|| {
             let console = self.console(host, &plan.name).unwrap_or_else(|error| format!("{error:#}"));
             format!("the guest of VM {} does not come up; its console:\n{console}", plan.name)
         })?;
@@ -196,8 +204,8 @@ impl Trial {
 
 impl Guest {
     /// Asked now and then, not probed a thousand times a second: under TCG that alone keeps a vCPU busy.
-    fn wait_ready(&self) -> Result<()> {
-        let status = until("the guest has filled its memory", BOOT_LIMIT, || {
+    fn wait_ready(&self, limit: Duration) -> Result<()> {
+        let status = until("the guest has filled its memory", limit, || {
             let status = self.status()?;
             Ok(status.ready.then_some(status))
         })?;

@@ -1,0 +1,127 @@
+//! The CPU time that a move takes: of both agents and of both QEMUs, whoever moves, since QEMU's engine is in the one and
+//! Godwit's in the other. What the idle guest would have taken meanwhile is measured apart and taken off. The kernel's own
+//! threads, which serve all processes, are not in it.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use godwit_lab::trial::Trial;
+use serde::Serialize;
+
+/// How often the source's QEMU is looked at: when it ends, what it took since the last look is lost.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// What a move took.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct CpuUse {
+    /// Agent and QEMU at the source, seconds.
+    pub(crate) source_s: f64,
+    /// Agent and QEMU at the destination.
+    pub(crate) destination_s: f64,
+}
+
+impl CpuUse {
+    pub(crate) fn total_s(&self) -> f64 {
+        self.source_s + self.destination_s
+    }
+}
+
+/// Looks at a move from before its request until it is asked.
+pub(crate) struct CpuWatch<'a> {
+    trial: &'a Trial,
+    vm: String,
+    hosts: [String; 2],
+    agents_before: [Duration; 2],
+    hypervisor_before: Duration,
+    stop: Sender<()>,
+    looking: JoinHandle<Duration>,
+}
+
+impl<'a> CpuWatch<'a> {
+    /// Begins to look at the VM that will be moved.
+    pub(crate) fn begin(trial: &'a Trial, vm: &str, from: &str, to: &str) -> Result<CpuWatch<'a>> {
+        let hosts = [from, to].map(str::to_owned);
+        let hypervisor = trial.vm(from, vm)?.pid.context("the VM has no process")?;
+        let hypervisor_before = cpu_time(hypervisor).context("the VM's process is gone")?;
+        let agents_before = agents(trial, &hosts)?;
+        let (stop, stopped) = mpsc::channel();
+        let looking = std::thread::spawn(move || {
+            let mut most = hypervisor_before;
+            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                most = cpu_time(hypervisor).unwrap_or(most);
+            }
+            cpu_time(hypervisor).unwrap_or(most)
+        });
+        let vm = vm.to_owned();
+        Ok(CpuWatch { trial, vm, hosts, agents_before, hypervisor_before, stop, looking })
+    }
+
+    /// What has been taken since.
+    pub(crate) fn end(self) -> Result<CpuUse> {
+        drop(self.stop);
+        let [source, destination] = agents(self.trial, &self.hosts)?;
+        // A move that came to nothing has none there.
+        let arrived = self.trial.vm(&self.hosts[1], &self.vm).ok().and_then(|vm| cpu_time(vm.pid?));
+        let left = self.looking.join().ok().context("looking at the source's QEMU panicked")?;
+        let [source_before, destination_before] = self.agents_before;
+        Ok(CpuUse {
+            source_s: (source + left).saturating_sub(source_before + self.hypervisor_before).as_secs_f64(),
+            destination_s: (destination + arrived.unwrap_or_default())
+                .saturating_sub(destination_before)
+                .as_secs_f64(),
+        })
+    }
+}
+
+/// Cores that agents and guest keep busy when nothing is moved.
+pub(crate) fn idle_cores(trial: &Trial, vm: &str, host: &str, over: Duration) -> Result<f64> {
+    let hosts = ["a", "b"].map(str::to_owned);
+    let hypervisor = trial.vm(host, vm)?.pid.context("the VM has no process")?;
+    let look = || {
+        let hypervisor = cpu_time(hypervisor).context("the VM's process is gone")?;
+        Ok::<_, anyhow::Error>(agents(trial, &hosts)?.iter().sum::<Duration>() + hypervisor)
+    };
+    let (begun, before) = (Instant::now(), look()?);
+    #[expect(clippy::disallowed_methods, reason = "this time is what is measured")]
+    std::thread::sleep(over);
+    Ok(look()?.saturating_sub(before).as_secs_f64() / begun.elapsed().as_secs_f64())
+}
+
+fn agents(trial: &Trial, hosts: &[String; 2]) -> Result<[Duration; 2]> {
+    let time = |host: &str| {
+        let pid = trial.agent_process(host)?.pid;
+        cpu_time(pid).with_context(|| format!("the agent of host {host} is gone"))
+    };
+    Ok([time(&hosts[0])?, time(&hosts[1])?])
+}
+
+/// User and system time of a process, with its threads that have ended; none where it is gone.
+fn cpu_time(pid: i32) -> Option<Duration> {
+    let ticks = ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    let per_s = rustix::param::clock_ticks_per_second();
+    Some(Duration::from_millis(ticks * 1000 / per_s))
+}
+
+/// utime and stime of proc(5). The command's name may hold blanks and brackets.
+fn ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let user: u64 = fields.nth(11)?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_and_system_time_of_a_stat_line() {
+        let line = "7 (a ) b) S 1 7 7 0 -1 4194560 5 0 0 0 120 30 8 9 20 0 1 0 100 1 1 1";
+        assert_eq!(ticks(line), Some(150));
+        assert_eq!(ticks("7 (a) S 1"), None);
+        let this = i32::try_from(std::process::id()).unwrap();
+        assert!(cpu_time(this).is_some() && cpu_time(-1).is_none());
+    }
+}
