@@ -173,6 +173,7 @@ mod tests {
                 },
             ],
             missing_pages: 3,
+            bandwidth: Vec::new(),
             rounds: vec![RoundReport {
                 round: 0,
                 pages: 262_144,

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus, RateLimit};
 use godwit_lanes::pacing::MigrationPace;
-use godwit_migration::{EngineKind, Progress, Report};
+use godwit_migration::{Bandwidth, BandwidthPoint, EngineKind, Progress, Report};
 use tokio::sync::watch;
 
 /// Finished migrations that are remembered.
@@ -30,6 +30,7 @@ struct Entry {
     started_unix_ms: u64,
     pace: MigrationPace,
     progress: watch::Receiver<Progress>,
+    bandwidth: Arc<Mutex<Bandwidth>>,
     report: watch::Sender<Option<Report>>,
     cancel: watch::Sender<bool>,
 }
@@ -41,9 +42,24 @@ pub struct MigrationControl {
     pub id: String,
     /// The limits that hold for it.
     pub pace: MigrationPace,
-    progress: watch::Sender<Progress>,
+    progress: ProgressTeller,
     cancel: watch::Receiver<bool>,
     engine_began: Arc<AtomicBool>,
+}
+
+/// Shows how far a migration is, from any thread, and keeps what the report will tell of it.
+#[derive(Clone, Debug)]
+pub struct ProgressTeller {
+    progress: watch::Sender<Progress>,
+    bandwidth: Arc<Mutex<Bandwidth>>,
+}
+
+impl ProgressTeller {
+    /// Shows how far it is.
+    pub fn tell(&self, progress: Progress) {
+        lock(&self.bandwidth).take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
+        self.progress.send_replace(progress);
+    }
 }
 
 impl MigrationControl {
@@ -60,7 +76,7 @@ impl MigrationControl {
 
     /// Shows how far it is.
     pub fn progress(&self, progress: Progress) {
-        self.progress.send_replace(progress);
+        self.progress.tell(progress);
     }
 
     /// Returns when somebody asks to cancel; never, if nobody does.
@@ -72,9 +88,9 @@ impl MigrationControl {
         }
     }
 
-    /// A sender of the progress, to hand to another thread.
+    /// Shows the progress too, for another thread.
     #[must_use]
-    pub fn progress_sender(&self) -> watch::Sender<Progress> {
+    pub fn progress_teller(&self) -> ProgressTeller {
         self.progress.clone()
     }
 }
@@ -108,6 +124,8 @@ impl Migrations {
         pace: MigrationPace,
     ) -> MigrationControl {
         let (progress, progress_watch) = watch::channel(Progress::begin(total_bytes));
+        let bandwidth = Arc::default();
+        let teller = ProgressTeller { progress, bandwidth: Arc::clone(&bandwidth) };
         let (cancel, cancel_watch) = watch::channel(false);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let entry = Entry {
@@ -119,6 +137,7 @@ impl Migrations {
             started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
             pace: pace.clone(),
             progress: progress_watch,
+            bandwidth,
             report: watch::channel(None).0,
             cancel,
         };
@@ -132,12 +151,15 @@ impl Migrations {
         }
         all.push_back(Arc::new(entry));
         let engine_began = Arc::default();
-        MigrationControl { id: id.to_owned(), pace, progress, cancel: cancel_watch, engine_began }
+        MigrationControl { id: id.to_owned(), pace, progress: teller, cancel: cancel_watch, engine_began }
     }
 
     /// Ends a migration; who watches it gets the report.
     pub fn finish(&self, id: &str, report: Report) {
         if let Ok(entry) = self.find(id) {
+            let end = BandwidthPoint { ms: report.migration_time_ms, bytes: report.wire_bytes };
+            let bandwidth = lock(&entry.bandwidth).end(end);
+            let report = Report { bandwidth, ..report };
             entry.report.send_replace(Some(report));
         }
     }
@@ -200,8 +222,12 @@ impl Migrations {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Entry>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.all)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Entry {
@@ -244,6 +270,7 @@ mod tests {
             lanes: Vec::new(),
             encodings: vec![],
             missing_pages: 0,
+            bandwidth: Vec::new(),
             rounds: vec![],
             phases: vec![],
             switchover: None,
@@ -262,7 +289,7 @@ mod tests {
         let migrations = Migrations::default();
         let control = begin(&migrations);
         let mut watch = migrations.watch(&control.id).unwrap();
-        control.progress(Progress { round: 3, ..Progress::begin(1 << 20) });
+        control.progress(Progress { round: 3, sent_bytes: 5, elapsed_ms: 0.5, ..Progress::begin(1 << 20) });
         watch.progress.changed().await.unwrap();
         assert_eq!(migrations.status(&control.id).unwrap().progress.round, 3);
         let limit: RateLimit = "2gbit".parse().unwrap();
@@ -271,8 +298,10 @@ mod tests {
         migrations.cancel(&control.id).unwrap();
         control.cancelled().await;
         assert!(*control.cancel.borrow());
-        migrations.finish(&control.id, report("web"));
+        migrations.finish(&control.id, Report { wire_bytes: 9, ..report("web") });
         assert!(watch.report.wait_for(Option::is_some).await.is_ok());
+        let told = watch.report.borrow().as_ref().unwrap().bandwidth.clone();
+        assert_eq!(told, [(0.5, 5), (1.0, 9)].map(|(ms, bytes)| BandwidthPoint { ms, bytes }));
         assert_eq!(migrations.cancel(&control.id).unwrap_err().code, ErrorCode::WrongState);
         assert_eq!(migrations.cancel("m0").unwrap_err().code, ErrorCode::NotFound);
         assert_eq!(migrations.limit(&control.id, limit).unwrap_err().code, ErrorCode::WrongState);

@@ -2,6 +2,7 @@
 //! drivers that carry out what they decide. Knows no QEMU: the hypervisor is a trait. And, before any of it, the probe of
 //! the lanes between two hosts.
 
+mod bandwidth;
 pub mod board;
 mod clock;
 pub mod destination;
@@ -17,6 +18,7 @@ mod report;
 mod scaler;
 pub mod source;
 
+pub use bandwidth::{Bandwidth, BandwidthPoint, MOST_POINTS};
 pub use clock::PeerClock;
 pub use encoding::{Compression, EncodingName, EncodingReport};
 pub use failure::{Failure, FailureCode};

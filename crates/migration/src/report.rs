@@ -5,6 +5,7 @@ use std::time::Duration;
 use godwit_lanes::BitRate;
 use serde::{Deserialize, Serialize};
 
+use crate::bandwidth::BandwidthPoint;
 use crate::encoding::EncodingReport;
 use crate::phase::Phase;
 
@@ -144,6 +145,9 @@ pub struct Report {
     /// Pages that were told by their content, were not there any more, and were sent after all.
     #[serde(default)]
     pub missing_pages: u64,
+    /// What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the report. Not in the log's line.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bandwidth: Vec<BandwidthPoint>,
     /// Every round.
     pub rounds: Vec<RoundReport>,
     /// Every phase entered.

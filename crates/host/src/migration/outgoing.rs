@@ -25,7 +25,7 @@ use super::state_stream::{self, qemu_failure};
 use super::verdict::{self, HandOver};
 use crate::agent::Agent;
 use crate::failure::of_peer;
-use crate::migrations::MigrationControl;
+use crate::migrations::{MigrationControl, ProgressTeller};
 use crate::network;
 use crate::vm::Vm;
 
@@ -158,7 +158,7 @@ impl Outgoing {
             references: self.references().min(accepted.references.unwrap_or(ReferenceUse::None)),
             preflight,
             runtime: Handle::current(),
-            progress: control.progress_sender(),
+            progress: control.progress_teller(),
             hands_over: Arc::default(),
         };
         let hands_over = Arc::clone(&job.hands_over);
@@ -292,9 +292,7 @@ impl Outgoing {
                 tracker: job.tracker,
                 hypervisor,
                 begun,
-                progress: &|progress| {
-                    job.progress.send_replace(progress);
-                },
+                progress: &|progress| job.progress.tell(progress),
                 ask_verdict: &ask_verdict,
             };
             let _ = done.send(drive::send(source, &inbox, events));
@@ -378,6 +376,7 @@ pub(crate) fn blank_report(
         lanes: Vec::new(),
         encodings: Vec::new(),
         missing_pages: 0,
+        bandwidth: Vec::new(),
         rounds: Vec::new(),
         phases: Vec::new(),
         switchover: None,
@@ -403,7 +402,7 @@ struct Job {
     references: ReferenceUse,
     preflight: Duration,
     runtime: Handle,
-    progress: tokio::sync::watch::Sender<godwit_migration::Progress>,
+    progress: ProgressTeller,
     /// The hand-over has begun.
     hands_over: Arc<AtomicBool>,
 }
