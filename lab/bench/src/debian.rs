@@ -22,10 +22,11 @@ use serde::Serialize;
 use crate::cpu::{CpuUse, CpuWatch, idle_cores};
 use crate::figures::Spread;
 use crate::machine::Machine;
+use crate::plot::{Line, gbit};
 use crate::results::as_text;
 use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
-use crate::{results, schedule, warm};
+use crate::{plot, results, schedule, warm};
 
 /// Guest memory in use by time, of the link's rate, at least.
 const TIMES_LINK: f64 = 3.0;
@@ -164,10 +165,21 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         .collect();
     let goals = goals(&figures);
     print!("{}", table::render(&figures, &goals, idle_cores));
+    plot(settings, &figures)?;
     let measured =
         Measured { accel: &accel, user_space: &debian.content, idle_cores, engines: &figures, goals: &goals };
     results::write(&settings.out, "debian", &machine, settings, &measured)?;
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
+}
+
+/// Bandwidth over time of each engine's median move. Of what QEMU compresses it does not tell how much is sent.
+fn plot(settings: &Settings, figures: &[Figures]) -> Result<()> {
+    let told = figures.iter().filter(|row| !row.engine.is_compressed_qemu());
+    let lines: Vec<Line> = told
+        .filter_map(|row| Line::of_median(row.engine.name(), row.runs.iter().map(|run| &run.report)))
+        .collect();
+    let title = format!("An idle guest with a Debian user space, {} over {}", settings.memory, settings.link);
+    plot::write(&settings.out, "debian", &title, gbit(settings.link), &lines)
 }
 
 fn plan(settings: &Settings, debian: &Debian) -> GuestPlan {

@@ -21,8 +21,9 @@ use serde::Serialize;
 use crate::figures::Spread;
 use crate::lanes::cases::{BASE, Case, Goal, Links};
 use crate::machine::Machine;
+use crate::plot::Line;
 use crate::results::as_text;
-use crate::{results, schedule};
+use crate::{plot, results, schedule};
 
 /// Nothing that a clever encoding could make smaller: the link alone is measured.
 const MIX: &str = "zero=0,compressible=0";
@@ -154,9 +155,21 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let base = figures.iter().find(|case| case.case.name == BASE);
     let goals: Vec<Goal> = figures.iter().map(|case| cases::goal(case, base)).collect();
     print!("{}", table::render(&figures, &goals));
+    plot(settings, base)?;
     let measured = Measured { accel: &accel, cases: &figures, goals: &goals };
     results::write(&settings.out, "lanes", &machine, settings, &measured)?;
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
+}
+
+/// Bandwidth over time of the base's median move, where it was measured.
+fn plot(settings: &Settings, base: Option<&CaseFigures>) -> Result<()> {
+    let Some(base) = base else { return Ok(()) };
+    let lines: Vec<Line> =
+        Line::of_median("godwit", base.runs.iter().map(|run| &run.report)).into_iter().collect();
+    let link_gbit = base.case.links.lanes.iter().copied().map(plot::gbit).sum();
+    let title =
+        format!("An idle guest, {} of {} random, over {}", settings.fill, settings.memory, base.case.links);
+    plot::write(&settings.out, "lanes", &title, link_gbit, &lines)
 }
 
 /// One lab, one guest, the cases by turns; gives what the guest ran on.

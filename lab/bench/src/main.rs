@@ -9,6 +9,7 @@ mod footprint;
 mod impact;
 mod lanes;
 mod machine;
+mod plot;
 mod references;
 mod results;
 mod schedule;
