@@ -35,14 +35,18 @@ pub(crate) fn byte_count(count: u64) -> String {
     bytes(count as f64)
 }
 
-/// `12.3 ms`, `4.56 s`, `2 min 05 s`.
+/// `12.3 ms`, `4.56 s`, `2 min 05 s`, `3 h 10 min`, `2 d 4 h`.
 pub(crate) fn millis(ms: f64) -> String {
     if ms < 1000.0 {
         format!("{ms:.1} ms")
     } else if ms < 60_000.0 {
         format!("{:.2} s", ms / 1e3)
+    } else if ms < 3_600_000.0 {
+        format!("{:.0} min {:02.0} s", (ms / 60_000.0).floor(), ((ms % 60_000.0) / 1e3).floor())
+    } else if ms < 86_400_000.0 {
+        format!("{:.0} h {:02.0} min", (ms / 3_600_000.0).floor(), ((ms % 3_600_000.0) / 60_000.0).floor())
     } else {
-        format!("{:.0} min {:02.0} s", (ms / 60_000.0).floor(), (ms % 60_000.0) / 1e3)
+        format!("{:.0} d {:.0} h", (ms / 86_400_000.0).floor(), ((ms % 86_400_000.0) / 3_600_000.0).floor())
     }
 }
 
@@ -68,5 +72,7 @@ mod tests {
         assert_eq!(millis(8.04), "8.0 ms");
         assert_eq!(millis(4560.0), "4.56 s");
         assert_eq!(millis(125_000.0), "2 min 05 s");
+        assert_eq!(millis(11_400_000.0), "3 h 10 min");
+        assert_eq!(millis(187_500_000.0), "2 d 4 h");
     }
 }

@@ -125,6 +125,11 @@ impl References {
         in_the_background("free-offers", move || empty(&vm, &content));
     }
 
+    /// Drops what is kept of a VM: it is deleted, or its operator wants nothing of it kept.
+    pub(crate) fn drop_bases_of(&self, vm: &str) {
+        free_later(self.take_bases(|base| base.vm == vm));
+    }
+
     /// What a source of this VM may refer to: the VM's own base first, then whatever is newest.
     pub(crate) fn offer(&self, vm: &str) -> Offer {
         self.expire();

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_pki::{Identity, Peer};
@@ -96,6 +96,12 @@ impl Stream {
     #[must_use]
     pub fn carried_bytes(&self) -> u64 {
         self.link.acked_bytes()
+    }
+
+    /// Bytes that the stream's senders have handed to the kernel.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes that were handed to the kernel and have not been acknowledged by the peer's host.

@@ -235,6 +235,7 @@ impl Agent {
             return Err(error);
         }
         self.places.vm(name).remove_all();
+        self.references.drop_bases_of(name);
         self.table().remove(name);
         tracing::info!(vm = name, "deleted");
         Ok(())

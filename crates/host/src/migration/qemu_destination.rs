@@ -126,6 +126,8 @@ impl DestinationHypervisor for QemuDestination {
             self.agent.promote(&self.vm).await;
             if self.offers {
                 self.agent.references().arrived(&self.vm);
+            } else {
+                self.agent.references().drop_bases_of(&self.vm.name);
             }
             // QEMU has announced the addresses when it had loaded the state; once more, now that the guest answers.
             if let Err(error) = self.vm.process.qmp.announce_self(AnnounceParameters::default()).await {

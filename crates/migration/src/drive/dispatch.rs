@@ -81,7 +81,6 @@ struct Line {
     ready: bool,
     /// What it has sent and is to send in this round.
     quota: Quota,
-    sent_bytes: u64,
     /// Since when something is on its way and it was not seen to come on; none while nothing is.
     waits: Option<Waits>,
     failure: Option<String>,
@@ -111,6 +110,11 @@ impl Quota {
 }
 
 impl Line {
+    /// Handed to the kernel so far, also of a unit under way.
+    fn sent_bytes(&self) -> u64 {
+        self.stream.as_ref().map_or(0, Stream::sent_bytes)
+    }
+
     /// Whether it has as much on its way as it may.
     fn is_full(&self) -> bool {
         let unacked = || self.stream.as_ref().map_or(0, Stream::unacked_bytes);
@@ -182,7 +186,6 @@ impl Dispatch {
             stream: None,
             ready: false,
             quota: Quota::default(),
-            sent_bytes: 0,
             waits: None,
             failure: None,
             most_unacked: None,
@@ -281,7 +284,7 @@ impl Dispatch {
         let mut figures = vec![LaneFigures::default(); lanes];
         for line in &state.lines {
             let figures = &mut figures[line.lane];
-            figures.bytes += line.sent_bytes;
+            figures.bytes += line.sent_bytes();
             figures.streams += u32::from(line.ready);
             figures.broken.extend(line.failure.clone());
         }
@@ -382,7 +385,6 @@ impl Dispatch {
     fn written(&self, stream: usize, bytes: u64) -> bool {
         let mut state = self.lock();
         state.lines[stream].quota.sent += bytes;
-        state.lines[stream].sent_bytes += bytes;
         state.board.written(stream);
         state.is_sent()
     }
@@ -432,6 +434,11 @@ impl Dispatch {
 
     pub(crate) fn is_applied(&self) -> bool {
         self.lock().is_applied()
+    }
+
+    /// Bytes handed to the data streams so far, those of units under way and padding included.
+    pub(crate) fn handed_bytes(&self) -> u64 {
+        self.lock().lines.iter().map(Line::sent_bytes).sum()
     }
 
     /// Bytes of padding sent on data streams: they tell nothing of what the wire takes, windows being small at first.

@@ -234,7 +234,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn look_at_the_lanes(&mut self) {
         let now = self.job.begun.elapsed();
-        let round_trip = self.clock.round_trip().unwrap_or_default();
+        let round_trip = self.round_trip();
         let stopped = self.switchover_since.is_some();
         if let Err(error) = self.lanes.look(now, round_trip, stopped, &mut self.sender) {
             self.lane_broke(&error);
@@ -302,9 +302,15 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
+    /// The shortest seen: pings wait behind pages where the wire is full, the connection was made while it was empty.
+    fn round_trip(&self) -> Duration {
+        let connected = self.job.control.connected_in();
+        self.clock.round_trip().into_iter().chain(connected).min().unwrap_or_default()
+    }
+
     /// Bytes handed to all streams.
     fn wire_bytes(&self) -> u64 {
-        self.sender.sent_bytes() + self.dispatch.sent().bytes + self.dispatch.padding_bytes()
+        self.sender.sent_bytes() + self.dispatch.handed_bytes()
     }
 
     fn take(&mut self, at: Instant, event: Event) {
@@ -336,7 +342,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     /// No guest stands still without end: not for a link that crawls, not for a peer that only answers pings.
     fn check_limits(&mut self) {
         let overdue = |limit| self.switchover_since.is_some_and(|since| since.elapsed() > limit);
-        let round_trip = self.clock.round_trip().unwrap_or_default();
+        let round_trip = self.round_trip();
         match self.machine.state() {
             State::Stopping | State::LastPages
                 if overdue(HEARD_LIMIT) && self.last_heard.elapsed() > HEARD_LIMIT + 4 * round_trip =>

@@ -129,6 +129,17 @@ impl<'a> Lanes<'a> {
         Ok(())
     }
 
+    /// The most that all lanes together were seen to carry in a second; none: that has not shown.
+    pub(super) fn carried_bytes_per_s(&self) -> Option<u64> {
+        let best: f64 = self.carried.iter().map(|carried| carried.best_bytes_per_s).sum();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive, and far from the end"
+        )]
+        (best > 0.0).then_some(best as u64)
+    }
+
     /// How the lanes go on while the guest stands still. Streams of one lane share its wire: nobody waits for one of them alone.
     pub(super) fn paces(&self, round_trip: Duration) -> Vec<Option<LanePace>> {
         if self.carried.iter().filter(|carried| carried.streams > 0).count() < 2 {

@@ -47,7 +47,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn send_last_pages(&mut self, round: u32) {
         self.job.pace.let_go();
         self.dispatch.set_round(round);
-        let round_trip = self.clock.round_trip().unwrap_or_default();
+        let round_trip = self.round_trip();
         self.dispatch.hurry(&self.lanes.paces(round_trip));
         let failure = match self.dispatch.unseal() {
             Ok(0) => Some(Failure::new(FailureCode::LaneLost, "the last data stream broke")),
@@ -128,7 +128,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     }
 
     pub(super) fn count_remaining(&mut self) {
-        let round_trip = self.clock.round_trip().unwrap_or_default();
+        let round_trip = self.round_trip();
         match self.job.tracker.count_dirty() {
             Ok(dirty) => {
                 let pages = dirty + self.referring.waiting();
@@ -144,7 +144,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     /// still. Padding opens them before: on the control stream for the device state, on each data stream for its share of what
     /// the last sweep would send. The round is over when it has arrived.
     pub(super) fn open_windows(&mut self) {
-        if self.clock.round_trip().unwrap_or_default() < LONG_ROUND_TRIP {
+        if self.round_trip() < LONG_ROUND_TRIP {
             return;
         }
         let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
@@ -163,15 +163,20 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
 
     /// How long the padding's arrival is waited for: it is to save time, not to cost it.
     pub(super) fn window_limit(&self) -> Duration {
-        WINDOW_LIMIT + WINDOW_ROUND_TRIPS * self.clock.round_trip().unwrap_or_default()
+        WINDOW_LIMIT + WINDOW_ROUND_TRIPS * self.round_trip()
     }
 
-    /// A window beyond what two round trips bring at the limit is of no use, and slow to open.
+    /// A window beyond what two round trips bring at the limit is of no use, and slow to open. So it is beyond what the lanes carry,
+    /// which is allowed for twice, as it may not have shown yet: on a slow wire padding would keep each round waiting.
     fn limited_window(&self) -> u64 {
-        let two_round_trips_ns = 2 * self.clock.round_trip().unwrap_or_default().as_nanos();
-        let bytes = |bytes_per_s: u64| u128::from(bytes_per_s) * two_round_trips_ns / 1_000_000_000;
-        let limit = self.job.pace.data_bytes_per_s();
-        limit.map_or(u64::MAX, |limit| u64::try_from(bytes(limit)).unwrap_or(u64::MAX))
+        let round_trip_ns = self.round_trip().as_nanos();
+        let within = |round_trips: u128, bytes_per_s: u64| {
+            let bytes = u128::from(bytes_per_s) * round_trips * round_trip_ns / 1_000_000_000;
+            u64::try_from(bytes).unwrap_or(u64::MAX)
+        };
+        let limited = self.job.pace.data_bytes_per_s().map_or(u64::MAX, |limit| within(2, limit));
+        let carried = self.lanes.carried_bytes_per_s().map_or(u64::MAX, |carried| within(4, carried));
+        limited.min(carried)
     }
 }
 
@@ -239,7 +244,7 @@ impl Beside<'_, '_> {
     }
 
     fn tell(&self, looked_at: u64) {
-        let bytes = self.sender.sent_bytes() + self.dispatch.sent().bytes + self.dispatch.padding_bytes();
+        let bytes = self.sender.sent_bytes() + self.dispatch.handed_bytes();
         let sent = SentSoFar { bytes, expansion: self.dispatch.encodings().expansion() };
         let remaining = self.total_pages - looked_at;
         let told = progress_of(self.machine, self.total_pages, remaining, sent, self.begun);
