@@ -10,7 +10,6 @@ mod cancel;
 mod certificates;
 mod compression;
 mod crash;
-mod deltas;
 mod disk;
 mod fake_peer;
 mod lane_cut;
