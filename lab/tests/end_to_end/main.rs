@@ -10,6 +10,7 @@ mod cancel;
 mod certificates;
 mod compression;
 mod crash;
+mod deltas;
 mod disk;
 mod fake_peer;
 mod lane_cut;
