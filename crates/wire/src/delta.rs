@@ -1,6 +1,7 @@
 //! Pages told by what differs from what was sent of them before.
 
 use crate::cursor::Cursor;
+use crate::frame::DELTA_HEADER;
 use crate::{Codec, MAX_BLOCKS, MAX_COMPRESSED_PAGES, PAGE_SIZE, WireError};
 
 /// Pages in a row, each as the bits that differ from what the destination has of it.
@@ -43,7 +44,8 @@ impl Delta {
         out.extend_from_slice(&self.packed);
     }
 
-    pub(crate) fn decode(cursor: &mut Cursor<'_>) -> Result<Delta, WireError> {
+    /// Reads a payload of so many bytes.
+    pub(crate) fn decode(cursor: &mut Cursor<'_>, length: u32) -> Result<Delta, WireError> {
         let round = cursor.u32("the delta's round")?;
         let block = cursor.u16("the delta's block")?;
         let codec = cursor.u8("the delta's codec")?;
@@ -61,7 +63,8 @@ impl Delta {
         }
         let bases: Vec<u64> = (0..count).map(|_| cursor.u64("a page's base")).collect::<Result<_, _>>()?;
         let packed = cursor.rest().to_vec();
-        if packed.is_empty() || packed.len() > Delta::most_packed_bytes(bases.len()) {
+        let whole = DELTA_HEADER as usize + 8 * bases.len() + packed.len() == length as usize;
+        if !whole || packed.is_empty() || packed.len() > Delta::most_packed_bytes(bases.len()) {
             return Err(WireError::BadValue { what: "the delta's length" });
         }
         Ok(Delta { round, block, first, bases, packed })

@@ -397,7 +397,7 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::References => Message::References(References::decode(cursor)?),
         Kind::Missing => Message::Missing { runs: runs::decode(cursor)? },
         Kind::Digests => Message::Digests(Digests::decode(cursor)?),
-        Kind::Delta => Message::Delta(Delta::decode(cursor)?),
+        Kind::Delta => Message::Delta(Delta::decode(cursor, header.length)?),
     })
 }
 

@@ -4,8 +4,6 @@
 mod doorman;
 mod incoming;
 mod outgoing;
-
-pub(crate) use outgoing::blank_report;
 mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
@@ -29,6 +27,7 @@ use http::StatusCode;
 pub(crate) use doorman::{Doorman, Guard};
 pub use incoming::IncomingMigrations;
 pub(crate) use incoming::{fresh_id, listen};
+pub(crate) use outgoing::blank_report;
 
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;
