@@ -35,19 +35,33 @@ pub(crate) fn byte_count(count: u64) -> String {
     bytes(count as f64)
 }
 
-/// `12.3 ms`, `4.56 s`, `2 min 05 s`, `3 h 10 min`, `2 d 4 h`.
+/// `12.3 ms`, `4.56 s`, `2 min 05 s`, `3 h 10 min`, `2 d 4 h`: rounded to the smallest unit that is shown.
 pub(crate) fn millis(ms: f64) -> String {
-    if ms < 1000.0 {
-        format!("{ms:.1} ms")
-    } else if ms < 60_000.0 {
-        format!("{:.2} s", ms / 1e3)
-    } else if ms < 3_600_000.0 {
-        format!("{:.0} min {:02.0} s", (ms / 60_000.0).floor(), ((ms % 60_000.0) / 1e3).floor())
-    } else if ms < 86_400_000.0 {
-        format!("{:.0} h {:02.0} min", (ms / 3_600_000.0).floor(), ((ms % 3_600_000.0) / 60_000.0).floor())
-    } else {
-        format!("{:.0} d {:.0} h", (ms / 86_400_000.0).floor(), ((ms % 86_400_000.0) / 3_600_000.0).floor())
+    const SECOND_MS: f64 = 1e3;
+    const MINUTE_MS: f64 = 60.0 * SECOND_MS;
+    const HOUR_MS: f64 = 60.0 * MINUTE_MS;
+    const DAY_MS: f64 = 24.0 * HOUR_MS;
+    let whole = |unit_ms: f64, large_ms: f64| {
+        let in_small = large_ms / unit_ms;
+        let count = (ms / unit_ms).round();
+        ((count / in_small).floor(), count % in_small)
+    };
+    if ms < 999.95 {
+        return format!("{ms:.1} ms");
     }
+    if ms < MINUTE_MS - 5.0 {
+        return format!("{:.2} s", ms / SECOND_MS);
+    }
+    let (minutes, seconds) = whole(SECOND_MS, MINUTE_MS);
+    if minutes < 60.0 {
+        return format!("{minutes:.0} min {seconds:02.0} s");
+    }
+    let (hours, minutes) = whole(MINUTE_MS, HOUR_MS);
+    if hours < 24.0 {
+        return format!("{hours:.0} h {minutes:02.0} min");
+    }
+    let (days, hours) = whole(HOUR_MS, DAY_MS);
+    format!("{days:.0} d {hours:.0} h")
 }
 
 #[cfg(test)]
@@ -74,5 +88,11 @@ mod tests {
         assert_eq!(millis(125_000.0), "2 min 05 s");
         assert_eq!(millis(11_400_000.0), "3 h 10 min");
         assert_eq!(millis(187_500_000.0), "2 d 4 h");
+        assert_eq!(millis(999.96), "1.00 s");
+        assert_eq!(millis(59_996.0), "1 min 00 s");
+        assert_eq!(millis(81_920.0), "1 min 22 s");
+        assert_eq!(millis(119_600.0), "2 min 00 s");
+        assert_eq!(millis(3_599_700.0), "1 h 00 min");
+        assert_eq!(millis(86_399_000.0), "1 d 0 h");
     }
 }
