@@ -170,6 +170,20 @@ pub enum TrackError {
         /// The RAM file.
         path: PathBuf,
     },
+    /// The userfaultfd gives away no faults that happen in the kernel.
+    #[error(
+        "the guest's writes can't be slowed: QEMU may only handle its own faults; run the agent as root with \
+        /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1, and start the VM again"
+    )]
+    NoKernelFaults,
+    /// The thread that answers throttled writes has ended.
+    #[error(
+        "the writes of process {pid} that were slowed can't be answered any more: the kernel's userfaultfd failed"
+    )]
+    ThrottleFailed {
+        /// QEMU's process.
+        pid: i32,
+    },
     /// There is no such RAM block, or pages outside it were asked for.
     #[error("pages {} to {} of RAM block {block} are not among those tracked", range.first, range.end())]
     OutOfBounds {

@@ -28,14 +28,16 @@ pub(super) fn attach(
     let maps = read_maps(pid)?;
     let blocks =
         regions.iter().map(|region| find_block(&maps, pid, region)).collect::<Result<Vec<_>, _>>()?;
-    let userfaultfd = Userfaultfd::new(library::request_userfaultfd(tracker_socket)?);
+    let userfaultfd = Userfaultfd::new(library::request_userfaultfd(tracker_socket)?.0);
     userfaultfd.enable_tracking()?;
 
     // From here on, dropping the tracker undoes what was registered.
     let lowest = blocks.iter().flat_map(|block| &block.mappings).map(|mapping| mapping.address).min();
     let tracker = DirtyTracker {
         pid,
+        tracker_socket: tracker_socket.to_owned(),
         userfaultfd,
+        throttle: None,
         pagemap,
         blocks,
         untracked_address: lowest.unwrap_or(1 << 30).saturating_sub(PAGE_SIZE),
@@ -62,7 +64,7 @@ fn read_maps(pid: i32) -> Result<String, TrackError> {
     }
 }
 
-fn find_block(maps: &str, pid: i32, region: &Region) -> Result<Block, TrackError> {
+fn find_block(maps: &str, pid: i32, region: &Arc<Region>) -> Result<Block, TrackError> {
     let path = || region.path().to_owned();
     if !region.is_on_tmpfs() {
         return Err(TrackError::NotTrackable { path: path() });
@@ -74,7 +76,9 @@ fn find_block(maps: &str, pid: i32, region: &Region) -> Result<Block, TrackError
             _ => TrackError::NotShared { pid, path: path() },
         });
     }
-    Ok(Block { pages: region.all_pages(), segments: segments_of(&found.shared), mappings: found.shared })
+    let segments = segments_of(&found.shared);
+    let region = Arc::clone(region);
+    Ok(Block { pages: region.all_pages(), region, segments, mappings: found.shared })
 }
 
 fn register(tracker: &DirtyTracker, mapping: &Mapping, region: &Region) -> Result<(), TrackError> {

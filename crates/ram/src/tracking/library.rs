@@ -38,8 +38,9 @@ pub fn tracker_listener(path: &Path) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Asks the library behind `path` for a userfaultfd of its process.
-pub(super) fn request_userfaultfd(path: &Path) -> Result<OwnedFd, TrackError> {
+/// Asks the library behind `path` for a userfaultfd of its process. True with it: it can hand over the faults that happen in
+/// the kernel (KVM's, system calls') as well.
+pub(super) fn request_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), TrackError> {
     let missing = |errno: Errno| TrackError::LibraryMissing { socket: path.to_owned(), source: errno.into() };
     let connection = connect(path).map_err(missing)?;
     // Where the agent may not open it either, the library has ways of its own.
@@ -58,7 +59,7 @@ pub(super) fn request_userfaultfd(path: &Path) -> Result<OwnedFd, TrackError> {
                 reason: format!("/dev/userfaultfd: {device}; QEMU's own attempt: {refused}"),
             },
         }),
-        (_, Some(userfaultfd)) => Ok(userfaultfd),
+        ((origin, _), Some(userfaultfd)) => Ok((userfaultfd, origin != Origin::UserModeOnly)),
         // Sent, and lost on the way: this process has no descriptor free.
         (_, None) => Err(TrackError::NoUserfaultfd {
             reason: "the agent has no file descriptor left to receive it".to_owned(),

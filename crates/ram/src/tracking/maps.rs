@@ -97,6 +97,14 @@ pub(super) struct Segment {
     pub(super) addresses: Vec<u64>,
 }
 
+impl Segment {
+    /// Where QEMU has the first of `pages`, which lie in the segment: in each of its mappings.
+    pub(super) fn addresses_of(&self, pages: PageRange) -> impl Iterator<Item = u64> {
+        let offset_bytes = (pages.first - self.pages.first) * PAGE_SIZE;
+        self.addresses.iter().map(move |address| address + offset_bytes)
+    }
+}
+
 /// Cuts a block at each start and end of a mapping. The segments ascend; pages that are mapped nowhere are in none, as
 /// they cannot be written.
 pub(super) fn segments_of(mappings: &[Mapping]) -> Vec<Segment> {

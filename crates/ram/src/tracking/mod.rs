@@ -66,21 +66,24 @@ mod pagemap;
 #[path = "../../../tracker/src/protocol.rs"]
 pub mod protocol;
 mod take;
+mod throttle;
 mod uffd;
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use linux_raw_sys::general::page_region;
 
 pub use library::tracker_listener;
+pub use throttle::ThrottleFigures;
 
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange};
 use crate::region::Region;
 use maps::{Mapping, Segment};
 use pagemap::Pagemap;
+use throttle::Throttle;
 use uffd::Userfaultfd;
 
 /// Write protection is applied in steps of this many pages (256 MiB, under a millisecond each), as KVM keeps a guest
@@ -94,7 +97,10 @@ const RUNS_A_SCAN: usize = 8 << 10;
 /// guest runs on at full speed.
 pub struct DirtyTracker {
     pid: i32,
+    tracker_socket: PathBuf,
     userfaultfd: Userfaultfd,
+    /// Once writers were to be slowed.
+    throttle: Option<Throttle>,
     pagemap: Pagemap,
     blocks: Vec<Block>,
     /// An address that is in none of the mappings tracked.
@@ -106,6 +112,7 @@ pub struct DirtyTracker {
 /// A RAM block as QEMU maps it.
 struct Block {
     pages: PageRange,
+    region: Arc<Region>,
     mappings: Vec<Mapping>,
     segments: Vec<Segment>,
 }
@@ -161,6 +168,36 @@ impl DirtyTracker {
         Ok(count)
     }
 
+    /// Slows the guest's writes to `pages_per_s` pages that are written anew in a second; computing and reading, and
+    /// writes to pages that are dirty already, keep their speed. `vcpus`: the guest's processors, by their thread ids;
+    /// QEMU's other threads never wait. Where there are none, everybody does. What [`DirtyTracker::take_dirty`] comes to is
+    /// slowed from then on. See the [module](self::throttle) on how.
+    ///
+    /// # Errors
+    /// [`TrackError::NoKernelFaults`] where it can't be done; nothing has changed then.
+    pub fn throttle(&mut self, pages_per_s: f64, vcpus: &[u32]) -> Result<(), TrackError> {
+        if self.throttle.is_none() {
+            let throttle = Throttle::new(&self.tracker_socket, self.pid, vcpus, &self.blocks)?;
+            self.throttle = Some(throttle);
+        }
+        if let Some(throttle) = &mut self.throttle {
+            throttle.set_limit(Some(pages_per_s));
+        }
+        Ok(())
+    }
+
+    /// Lets the guest write at its own speed again.
+    pub fn unthrottle(&mut self) {
+        if let Some(throttle) = &mut self.throttle {
+            throttle.set_limit(None);
+        }
+    }
+
+    /// What slowing it has done so far.
+    pub fn throttle_figures(&self) -> ThrottleFigures {
+        self.throttle.as_ref().map(Throttle::figures).unwrap_or_default()
+    }
+
     /// The process that is tracked.
     pub fn pid(&self) -> i32 {
         self.pid
@@ -176,6 +213,7 @@ impl DirtyTracker {
     /// A process that has ended has no page tables, and so nothing dirty. To be asked *after* a scan: an address space
     /// that is alive now was so during the scan.
     fn check_alive(&self) -> Result<(), TrackError> {
+        self.throttle.as_ref().map_or(Ok(()), Throttle::check)?;
         match self.userfaultfd.is_alive(self.untracked_address) {
             Ok(true) => Ok(()),
             Ok(false) => Err(TrackError::ProcessGone { pid: self.pid }),
@@ -186,6 +224,8 @@ impl DirtyTracker {
 
 impl Drop for DirtyTracker {
     fn drop(&mut self) {
+        // First: what it has is not the tracking's to unregister.
+        self.throttle = None;
         for mapping in self.blocks.iter().flat_map(|block| &block.mappings) {
             // Closing the userfaultfd does it too, and is all that is left where this fails.
             let _ = self.userfaultfd.unregister(mapping.address, mapping.count * PAGE_SIZE);

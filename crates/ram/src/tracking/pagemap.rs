@@ -17,8 +17,10 @@ use crate::pages::PAGE_SIZE;
 /// What a scan does with the dirty pages that it finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// Leaves them dirty.
+    /// Leaves them dirty. Memory that is not tracked by WP_ASYNC is an error.
     Look,
+    /// Leaves them dirty, whatever tracks them.
+    LookAnywhere,
     /// Protects them, so that the next write is seen again.
     Claim,
 }
@@ -49,7 +51,7 @@ impl Pagemap {
     /// but the mark and, when in doubt (an entry that is empty and has no marker), calls a page written.
     ///
     /// # Errors
-    /// `EPERM` where a mapping in the range is not registered for WP_ASYNC.
+    /// `EPERM` where a mapping in the range is not registered for WP_ASYNC, but for [`Scan::LookAnywhere`].
     pub(super) fn scan(
         &self,
         scan: Scan,
@@ -58,11 +60,12 @@ impl Pagemap {
         max_pages: u64,
         runs: &mut [page_region],
     ) -> Result<Scanned, Errno> {
-        let claim = match scan {
-            Scan::Look => 0,
-            Scan::Claim => PM_SCAN_WP_MATCHING,
+        let flags = match scan {
+            Scan::Look => PM_SCAN_CHECK_WPASYNC,
+            Scan::LookAnywhere => 0,
+            Scan::Claim => PM_SCAN_CHECK_WPASYNC | PM_SCAN_WP_MATCHING,
         };
-        let mut scanned = self.ioctl((PM_SCAN_CHECK_WPASYNC | claim).into(), start, end, max_pages, runs)?;
+        let mut scanned = self.ioctl(flags.into(), start, end, max_pages, runs)?;
         // Where one of the kernel's own buffers of 512 runs has been full and the rest of the scan fitted into the next,
         // it tells the end of the former (seen on Linux 6.18). What it filled in is scanned, and claimed, all the same.
         if let Some(last) = scanned.runs.checked_sub(1).and_then(|last| runs.get(last)) {

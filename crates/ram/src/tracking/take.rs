@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::maps::Segment;
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
+use super::throttle::{Throttle, Tracked};
 use super::{DirtyTracker, RUNS_A_SCAN, STEP_PAGES, io_or_gone};
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, normalise, page_count, push_merged};
@@ -18,9 +19,9 @@ use crate::pages::{PAGE_SIZE, PageRange, normalise, page_count, push_merged};
 const CLUSTER_GAP_PAGES: u64 = 2048;
 
 /// A stretch of one segment that was scanned, and what was dirty in it.
-struct Window {
-    end: u64,
-    dirty: Vec<PageRange>,
+pub(super) struct Window {
+    pub(super) end: u64,
+    pub(super) dirty: Vec<PageRange>,
 }
 
 pub(super) fn take_dirty(
@@ -31,50 +32,154 @@ pub(super) fn take_dirty(
     out: &mut Vec<PageRange>,
 ) -> Result<u64, TrackError> {
     tracker.block(block, within)?;
-    let DirtyTracker { pid, pagemap, blocks, runs, .. } = tracker;
-    let segments = blocks.get(block).map_or(&[][..], |block| &block.segments);
+    let DirtyTracker { pid, pagemap, blocks, runs, throttle, userfaultfd, .. } = tracker;
+    let Some(tracked_block) = blocks.get(block) else { return Ok(within.end()) };
     let floor = out.len();
-    let mut left = max_pages;
-    for segment in segments {
+    let mut taking = Taking { pid: *pid, pagemap, runs, out, floor, left: max_pages };
+    for segment in &tracked_block.segments {
         let wanted = segment.pages.intersect(within);
         let mut at = wanted.first;
         while at < wanted.end() {
             let stretch = PageRange::between(at, wanted.end().min(at + STEP_PAGES));
-            let seen =
-                scan(pagemap, Scan::Look, segment, stretch, 0, runs).map_err(|errno| failed(*pid, errno))?;
-            for cluster in clusters(&seen.dirty, CLUSTER_GAP_PAGES) {
-                let mut next = cluster.first;
-                while next < cluster.end() {
-                    if left == 0 {
-                        return Ok(next);
-                    }
-                    let rest = PageRange::between(next, cluster.end());
-                    let claimed = scan(pagemap, Scan::Claim, segment, rest, left, runs)
-                        .map_err(|errno| failed(*pid, errno))?;
-                    for range in claimed.dirty {
-                        left = left.saturating_sub(range.count);
-                        push_merged(out, floor, range);
-                    }
-                    next = claimed.end;
+            let kind = throttle.as_ref().map(|throttle| throttle.of_one_kind(block, stretch));
+            let (piece, is_throttled) = kind.unwrap_or((stretch, false));
+            if let (Some(throttle), true) = (throttle.as_ref(), is_throttled) {
+                match taking.throttled(throttle, segment, piece)? {
+                    Stopped::Full(next) => return Ok(next),
+                    Stopped::End(end) => at = end,
                 }
+                continue;
             }
-            at = seen.end;
+            let seen = taking.scan(Scan::Look, segment, piece, 0)?;
+            match throttle.as_mut().filter(|throttle| throttle.grows()) {
+                Some(throttle) if !seen.dirty.is_empty() => {
+                    let (block_of, runs) = (tracked_block, &mut *taking.runs);
+                    let mut from = Tracked { userfaultfd, pagemap, block: block_of, runs };
+                    take_over(throttle, block, &seen.dirty, &mut from)?;
+                    // The same again, of which chunks are throttled now.
+                }
+                _ => match taking.claim(segment, &seen)? {
+                    Stopped::Full(next) => return Ok(next),
+                    Stopped::End(end) => at = end,
+                },
+            }
         }
     }
     Ok(within.end())
 }
 
+/// Throttles each chunk that something is dirty in.
+fn take_over(
+    throttle: &mut Throttle,
+    block: usize,
+    dirty: &[PageRange],
+    from: &mut Tracked<'_>,
+) -> Result<(), TrackError> {
+    for run in dirty {
+        let mut rest = *run;
+        while !rest.is_empty() {
+            let (piece, is_throttled) = throttle.of_one_kind(block, rest);
+            if is_throttled {
+                rest = PageRange::between(piece.end(), rest.end());
+            } else {
+                throttle.take_over(block, rest.first, from)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A take under way.
+struct Taking<'a> {
+    pid: i32,
+    pagemap: &'a Pagemap,
+    runs: &'a mut [page_region],
+    out: &'a mut Vec<PageRange>,
+    /// Entries of `out` before it are the caller's.
+    floor: usize,
+    /// Pages that may still be taken.
+    left: u64,
+}
+
+/// Where a part of a take came to.
+enum Stopped {
+    /// Enough pages were taken: the page to go on from.
+    Full(u64),
+    /// The end of the part.
+    End(u64),
+}
+
+impl Taking<'_> {
+    fn scan(
+        &mut self,
+        what: Scan,
+        segment: &Segment,
+        pages: PageRange,
+        max_pages: u64,
+    ) -> Result<Window, TrackError> {
+        scan(self.pagemap, what, segment, pages, max_pages, self.runs)
+            .map_err(|errno| failed(self.pid, errno))
+    }
+
+    /// Claims what was seen in asynchronous memory, and what was written there since.
+    fn claim(&mut self, segment: &Segment, seen: &Window) -> Result<Stopped, TrackError> {
+        for cluster in clusters(&seen.dirty, CLUSTER_GAP_PAGES) {
+            let mut next = cluster.first;
+            while next < cluster.end() {
+                if self.left == 0 {
+                    return Ok(Stopped::Full(next));
+                }
+                let rest = PageRange::between(next, cluster.end());
+                let claimed = self.scan(Scan::Claim, segment, rest, self.left)?;
+                for range in claimed.dirty {
+                    self.left = self.left.saturating_sub(range.count);
+                    push_merged(self.out, self.floor, range);
+                }
+                next = claimed.end;
+            }
+        }
+        Ok(Stopped::End(seen.end))
+    }
+
+    /// Takes what is dirty in throttled memory: exactly what was seen is protected.
+    fn throttled(
+        &mut self,
+        throttle: &Throttle,
+        segment: &Segment,
+        pages: PageRange,
+    ) -> Result<Stopped, TrackError> {
+        let seen = self.scan(Scan::LookAnywhere, segment, pages, 0)?;
+        for run in seen.dirty {
+            let (taken, _) = run.split(self.left);
+            if !taken.is_empty() {
+                let protected = throttle.protect(segment, taken);
+                protected.map_err(|errno| io_or_gone("write-protect the RAM", self.pid, errno))?;
+                push_merged(self.out, self.floor, taken);
+                self.left -= taken.count;
+            }
+            if taken.count < run.count {
+                return Ok(Stopped::Full(taken.end()));
+            }
+        }
+        Ok(Stopped::End(seen.end))
+    }
+}
+
 pub(super) fn count_dirty(tracker: &DirtyTracker) -> Result<u64, TrackError> {
     let mut runs = vec![EMPTY_RUN; RUNS_A_SCAN];
     let mut count = 0;
-    for segment in tracker.blocks.iter().flat_map(|block| &block.segments) {
-        let mut at = segment.pages.first;
-        while at < segment.pages.end() {
-            let stretch = PageRange::between(at, segment.pages.end());
-            let seen = scan(&tracker.pagemap, Scan::Look, segment, stretch, 0, &mut runs)
-                .map_err(|errno| failed(tracker.pid, errno))?;
-            count += page_count(&seen.dirty);
-            at = seen.end;
+    for (block, tracked) in tracker.blocks.iter().enumerate() {
+        for segment in &tracked.segments {
+            let mut rest = segment.pages;
+            while !rest.is_empty() {
+                let kind = tracker.throttle.as_ref().map(|throttle| throttle.of_one_kind(block, rest));
+                let (piece, is_throttled) = kind.unwrap_or((rest, false));
+                let look = if is_throttled { Scan::LookAnywhere } else { Scan::Look };
+                let seen = scan(&tracker.pagemap, look, segment, piece, 0, &mut runs)
+                    .map_err(|errno| failed(tracker.pid, errno))?;
+                count += page_count(&seen.dirty);
+                rest = PageRange::between(seen.end, rest.end());
+            }
         }
     }
     Ok(count)
@@ -82,7 +187,7 @@ pub(super) fn count_dirty(tracker: &DirtyTracker) -> Result<u64, TrackError> {
 
 /// Scans the first pages of `stretch`, in all mappings of the segment: up to the end it gives, at least one page, the
 /// answer is complete. Gives at most `max_pages` dirty pages (0: no limit).
-fn scan(
+pub(super) fn scan(
     pagemap: &Pagemap,
     scan: Scan,
     segment: &Segment,
@@ -99,7 +204,7 @@ fn scan(
     for (index, &address) in segment.addresses.iter().enumerate() {
         let mapping = Scanner { pagemap, scan, address, first_page: segment.pages.first };
         let mut end = mapping.scan(stretch, max_pages, runs, &mut dirty)?;
-        if index == 0 || scan == Scan::Look {
+        if index == 0 || scan != Scan::Claim {
             // As far as this one came, so far does the window reach. A look may have gone further in another mapping:
             // what it saw there is still dirty. A claim has not.
             stretch = PageRange::between(stretch.first, end);
@@ -109,7 +214,7 @@ fn scan(
             end = mapping.scan(PageRange::between(end, stretch.end()), 0, runs, &mut dirty)?;
         }
     }
-    if scan == Scan::Look {
+    if scan != Scan::Claim {
         for range in &mut dirty {
             *range = range.intersect(stretch);
         }

@@ -1,13 +1,15 @@
 //! The ioctls of a userfaultfd that tracking needs (linux/userfaultfd.h).
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_ASYNC, UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
-    UFFD_FEATURE_WP_UNPOPULATED, UFFD_USER_MODE_ONLY, UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_range,
-    uffdio_register, uffdio_writeprotect,
+    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_THREAD_ID,
+    UFFD_FEATURE_WP_ASYNC, UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_FEATURE_WP_UNPOPULATED, UFFD_USER_MODE_ONLY,
+    UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_range, uffdio_register, uffdio_writeprotect,
 };
-use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WRITEPROTECT};
+use linux_raw_sys::ioctl::{
+    UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
+};
 use rustix::io::Errno;
 use rustix::ioctl::Updater;
 use rustix::mm::UserfaultfdFlags;
@@ -26,6 +28,26 @@ const FEATURES: u32 = UFFD_FEATURE_WP_ASYNC
     | UFFD_FEATURE_WP_UNPOPULATED
     | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
     | UFFD_FEATURE_PAGEFAULT_FLAG_WP;
+
+/// As above without WP_ASYNC: each write to a protected page waits for an answer. Linux 6.4.
+const FAULT_FEATURES: u32 = UFFD_FEATURE_WP_UNPOPULATED
+    | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+    | UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | UFFD_FEATURE_THREAD_ID;
+
+/// `sizeof(struct uffd_msg)`; the fields of a page fault in it begin at 8: flags, address, thread.
+const MESSAGE_BYTES: usize = 32;
+/// How many messages are read at once.
+const MESSAGES_A_READ: usize = 64;
+
+/// A write that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// Where, in the other process; of the byte, or of its page.
+    pub(super) address: u64,
+    /// The thread that waits, as its process numbers it.
+    pub(super) thread: u32,
+}
 
 /// A userfaultfd, which acts on the address space of the process that created it.
 pub(super) struct Userfaultfd(OwnedFd);
@@ -67,6 +89,12 @@ impl Userfaultfd {
         self.update::<UFFDIO_API, _>(&mut api).map_err(|_| kernel_too_old("userfaultfd's WP_ASYNC"))
     }
 
+    /// Has every write to a protected page wait until it is answered; in place of [`Userfaultfd::enable_tracking`].
+    pub(super) fn enable_faults(&self) -> Result<(), TrackError> {
+        let mut api = uffdio_api { api: UFFD_API.into(), features: FAULT_FEATURES.into(), ioctls: 0 };
+        self.update::<UFFDIO_API, _>(&mut api).map_err(|_| kernel_too_old("userfaultfd's thread ids"))
+    }
+
     /// Makes the range of the other address space one whose write protection this descriptor governs.
     pub(super) fn register(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         self.update::<UFFDIO_REGISTER, _>(&mut uffdio_register {
@@ -92,6 +120,45 @@ impl Userfaultfd {
         }
     }
 
+    /// Lets the range be written again, and goes on with whoever waits for it.
+    pub(super) fn release(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
+        loop {
+            let mut request = uffdio_writeprotect { range: range(address, len_bytes), mode: 0 };
+            match self.update::<UFFDIO_WRITEPROTECT, _>(&mut request) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Has whoever waits for the range try again.
+    pub(super) fn wake(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
+        self.update::<UFFDIO_WAKE, _>(&mut range(address, len_bytes))
+    }
+
+    /// Appends the writes that have begun to wait since the last call. Returns at once.
+    pub(super) fn read_faults(&self, out: &mut Vec<Fault>) -> Result<(), Errno> {
+        let mut messages = [0; MESSAGE_BYTES * MESSAGES_A_READ];
+        loop {
+            let len = match rustix::io::read(&self.0, &mut messages) {
+                Ok(len) => len,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno),
+            };
+            let read = messages.get(..len).unwrap_or_default();
+            out.extend(read.chunks_exact(MESSAGE_BYTES).filter_map(fault_of));
+            if len < messages.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The descriptor, to wait for faults.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
     /// Whether the address space still exists. `untracked` is a page that is not registered: protecting it fails with
     /// ENOENT where there is an address space, with ESRCH where there is none any more.
     pub(super) fn is_alive(&self, untracked: u64) -> Result<bool, Errno> {
@@ -111,9 +178,19 @@ impl Userfaultfd {
 
     fn update<const REQUEST: u32, T>(&self, argument: &mut T) -> Result<(), Errno> {
         // SAFETY: each caller pairs the request with the kernel's type for it. The ioctls change page tables, of which
-        // no program can tell a difference but by its speed, as WP_ASYNC hands no fault to anybody.
+        // no program can tell a difference but by its speed: WP_ASYNC hands no fault to anybody, and who waits for an
+        // answer goes on when it comes, at the latest when this descriptor is closed.
         unsafe { rustix::ioctl::ioctl(&self.0, Updater::<REQUEST, T>::new(argument)) }
     }
+}
+
+/// Reads a `struct uffd_msg`; `None` where it tells no page fault, as nothing else was asked for.
+fn fault_of(message: &[u8]) -> Option<Fault> {
+    let (event, fields) = (message.first()?, message.get(8..)?);
+    let address = fields.get(8..16)?.first_chunk()?;
+    let thread = fields.get(16..20)?.first_chunk()?;
+    (u32::from(*event) == UFFD_EVENT_PAGEFAULT)
+        .then(|| Fault { address: u64::from_ne_bytes(*address), thread: u32::from_ne_bytes(*thread) })
 }
 
 fn range(address: u64, len_bytes: u64) -> uffdio_range {

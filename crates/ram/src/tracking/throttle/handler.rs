@@ -1,0 +1,212 @@
+//! The thread that answers the writes that wait.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+use super::super::uffd::{Fault, Userfaultfd};
+use super::pacer::{Pacer, Release};
+use crate::pages::PAGE_SIZE;
+
+/// So many threads are remembered by what they are.
+const MOST_THREADS: usize = 1024;
+
+/// What a throttle has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThrottleFigures {
+    /// Writes that were answered.
+    pub faults: u64,
+    /// Pages that were released by them.
+    pub pages: u64,
+    /// How long vCPUs waited, all together.
+    pub held: Duration,
+}
+
+/// The thread and what it shares with the tracker. Dropping it lets every write go on.
+pub(super) struct Handler {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    userfaultfd: Userfaultfd,
+    /// Ends a wait for faults.
+    nudge: std::os::fd::OwnedFd,
+    begun: Instant,
+    pacer: Mutex<Pacer>,
+    over: AtomicBool,
+    /// The thread can't read faults any more: whoever waits does so until the userfaultfd is closed.
+    failed: AtomicBool,
+    faults: AtomicU64,
+    pages: AtomicU64,
+    held_ns: AtomicU64,
+}
+
+impl Handler {
+    /// Answers the faults of process `pid`, without a limit at first. `vcpus`: the threads that a limit holds; where it is
+    /// empty, every one.
+    pub(super) fn start(userfaultfd: Userfaultfd, pid: i32, vcpus: &[u32]) -> Result<Handler, Errno> {
+        let shared = Arc::new(Shared {
+            userfaultfd,
+            nudge: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            begun: Instant::now(),
+            pacer: Mutex::new(Pacer::new()),
+            over: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            faults: AtomicU64::new(0),
+            pages: AtomicU64::new(0),
+            held_ns: AtomicU64::new(0),
+        });
+        let threads = Threads { pid, vcpus: vcpus.iter().copied().collect(), known: HashMap::new() };
+        let thread = std::thread::Builder::new()
+            .name("godwit-throttle".to_owned())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || run(&shared, threads)
+            })
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        Ok(Handler { shared, thread: Some(thread) })
+    }
+
+    /// From now on so many pages a second; none: as many as there are.
+    pub(super) fn set_limit(&self, pages_per_s: Option<f64>) {
+        let now = self.shared.begun.elapsed();
+        self.shared.lock().set_limit(now, pages_per_s);
+        self.shared.nudge();
+    }
+
+    /// What governs the memory that is throttled.
+    pub(super) fn userfaultfd(&self) -> &Userfaultfd {
+        &self.shared.userfaultfd
+    }
+
+    /// Whether faults are still answered.
+    pub(super) fn is_well(&self) -> bool {
+        !self.shared.failed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn figures(&self) -> ThrottleFigures {
+        ThrottleFigures {
+            faults: self.shared.faults.load(Ordering::Relaxed),
+            pages: self.shared.pages.load(Ordering::Relaxed),
+            held: Duration::from_nanos(self.shared.held_ns.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::SeqCst);
+        self.shared.nudge();
+        if let Some(thread) = self.thread.take() {
+            // It has no result; with it goes the last use of the userfaultfd, which is closed below.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Pacer> {
+        self.pacer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn nudge(&self) {
+        // It can only fail by being full, and then the thread has been told already.
+        let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
+    }
+
+    /// Lets a write go on, with its neighbours where they are of the throttled memory too.
+    fn release(&self, fault: Fault, pages: u32) {
+        let len_bytes = u64::from(pages) * PAGE_SIZE;
+        let page = fault.address & !(PAGE_SIZE - 1);
+        let released = self.userfaultfd.release(fault.address & !(len_bytes - 1), len_bytes);
+        let released = released.or_else(|_| self.userfaultfd.release(page, PAGE_SIZE));
+        if released.is_err() {
+            // It is not throttled any more: the write may be tried again. A process that is gone waits for nothing.
+            let _ = self.userfaultfd.wake(page, PAGE_SIZE);
+        }
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        self.pages.fetch_add(u64::from(pages), Ordering::Relaxed);
+    }
+
+    fn wait(&self) -> Result<(), Errno> {
+        let now = self.begun.elapsed();
+        let until = self.lock().next_at(now);
+        let timeout = until.map(|until| timespec(until.saturating_sub(now)));
+        let (faults, nudge) = (self.userfaultfd.as_fd(), &self.nudge);
+        let mut sources =
+            [PollFd::from_borrowed_fd(faults, PollFlags::IN), PollFd::new(nudge, PollFlags::IN)];
+        match poll(&mut sources, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        if sources.last().is_some_and(|nudge| !nudge.revents().is_empty()) {
+            // Emptied, whatever the count was.
+            let _ = rustix::io::read(&self.nudge, &mut [0; 8]);
+        }
+        Ok(())
+    }
+}
+
+fn run(shared: &Shared, mut threads: Threads) {
+    let mut faults = Vec::new();
+    while !shared.over.load(Ordering::SeqCst) {
+        if shared.wait().and_then(|()| shared.userfaultfd.read_faults(&mut faults)).is_err() {
+            shared.failed.store(true, Ordering::Relaxed);
+            return;
+        }
+        let now = shared.begun.elapsed();
+        for fault in faults.drain(..) {
+            if threads.are_held(fault.thread) {
+                shared.lock().add(now, fault);
+            } else {
+                shared.lock().charge(now, 1);
+                shared.release(fault, 1);
+            }
+        }
+        loop {
+            // Not under the lock: whoever changes the limit is not to wait for the kernel.
+            let next = shared.lock().next(shared.begun.elapsed());
+            let Some(Release { fault, pages, held }) = next else { break };
+            shared.release(fault, pages);
+            let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
+            shared.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Who is held and who is not: the guest's processors are, QEMU's other threads (devices, the monitor, vhost) are not, as the
+/// whole guest would wait with them. A thread that is none of the process's is KVM's, which fetches a page in a
+/// processor's stead while that runs another task of the guest (asynchronous page faults).
+struct Threads {
+    pid: i32,
+    vcpus: HashSet<u32>,
+    known: HashMap<u32, bool>,
+}
+
+impl Threads {
+    fn are_held(&mut self, thread: u32) -> bool {
+        if self.vcpus.is_empty() || self.vcpus.contains(&thread) {
+            return true;
+        }
+        if self.known.len() > MOST_THREADS {
+            self.known.clear();
+        }
+        let pid = self.pid;
+        let is_of_process = || Path::new(&format!("/proc/{pid}/task/{thread}")).exists();
+        *self.known.entry(thread).or_insert_with(|| !is_of_process())
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}

@@ -1,0 +1,300 @@
+//! # On throttling writers
+//!
+//! A guest that writes memory faster than the wire carries it never ends moving by itself. What slows it must not slow what
+//! only computes or reads. So the mark that tracking leaves on a page (see [`super`]) is used in the kernel's other way:
+//! where the userfaultfd is *not* one of `WP_ASYNC`, a write to a marked page waits until somebody answers. Answered at
+//! the rate that the wire can follow, each page's *first* write since it was last sent is slowed, and nothing else: a guest
+//! that stays within a page, or computes, or reads, runs at its own speed. This is what vSphere calls stun during page send
+//! (SDPS), exact to the page and to the thread.
+//!
+//! ## From one way to the other
+//!
+//! A range of memory belongs to one userfaultfd at a time, and what makes it asynchronous is a property of that. Taking a range
+//! from one and giving it to another removes all marks, so there is a moment in which writes are not seen. The guest is
+//! not stopped for it. A *chunk* of memory changes hands so:
+//!
+//! 1. its bytes are copied;
+//! 2. the pages that were written since they were last taken are looked up: *W*. A page that is not in W was not written
+//!    since before the copy, so the copy of it is what the page holds;
+//! 3. it is unregistered here and registered there, and all of it but W is marked: from here on each write waits;
+//! 4. the pages that are not in W are compared with the copy. One that differs was written between 2 and 3, and loses its
+//!    mark, as if it had been written later. One that is the same may have been written too: with the bytes that it had.
+//!
+//! Unmarked still means dirty and marked clean, so a scan goes on as before. It finds the same pages, or more.
+//!
+//! Only chunks in which something was written change hands, when [`DirtyTracker::take_dirty`] comes to them: the rest of the
+//! memory is cold. They do not change back: a throttle that is let go answers at once.
+//!
+//! ## Taking what is dirty
+//!
+//! `PAGEMAP_SCAN` marks asynchronous memory only. In synchronous memory it is asked what is unmarked, and those runs are marked,
+//! exactly those: what is written between the two is either among them, and read afterwards, or is not, and stays unmarked.
+//! The handler may take away a mark at any moment; that makes a page dirty, which is never wrong.
+//!
+//! [`DirtyTracker::take_dirty`]: super::DirtyTracker::take_dirty
+
+mod handler;
+mod pacer;
+
+use std::path::Path;
+
+use linux_raw_sys::general::page_region;
+use rustix::io::Errno;
+
+pub use handler::ThrottleFigures;
+
+use super::maps::Segment;
+use super::pagemap::{Pagemap, Scan};
+use super::uffd::Userfaultfd;
+use super::{Block, io_or_gone, library, take};
+use crate::error::TrackError;
+use crate::pages::{PAGE_SIZE, PageRange, gaps, normalise};
+use handler::Handler;
+
+/// What changes hands at a time: 8 MiB, a few milliseconds of copying and comparing.
+const LEAST_CHUNK_PAGES: u64 = 2048;
+/// The most chunks of a block: each may become a mapping of its own, of which a process may have 65,530.
+const MOST_CHUNKS: u64 = 4096;
+
+/// The part of a guest's memory whose writers wait.
+pub(super) struct Throttle {
+    handler: Handler,
+    pid: i32,
+    /// Whether chunks that are written to are to become of it.
+    grows: bool,
+    blocks: Vec<Chunks>,
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+/// Which chunks of a block are throttled.
+struct Chunks {
+    chunk_pages: u64,
+    throttled: Vec<bool>,
+}
+
+/// What a chunk changes hands from.
+pub(super) struct Tracked<'a> {
+    pub(super) userfaultfd: &'a Userfaultfd,
+    pub(super) pagemap: &'a Pagemap,
+    pub(super) block: &'a Block,
+    pub(super) runs: &'a mut [page_region],
+}
+
+impl Throttle {
+    /// Prepares to throttle process `pid`; nothing is throttled yet.
+    pub(super) fn new(
+        tracker_socket: &Path,
+        pid: i32,
+        vcpus: &[u32],
+        blocks: &[Block],
+    ) -> Result<Throttle, TrackError> {
+        let (userfaultfd, handles_kernel) = library::request_userfaultfd(tracker_socket)?;
+        if !handles_kernel {
+            return Err(TrackError::NoKernelFaults);
+        }
+        let userfaultfd = Userfaultfd::new(userfaultfd);
+        userfaultfd.enable_faults()?;
+        let handler = Handler::start(userfaultfd, pid, vcpus)
+            .map_err(|errno| io_or_gone("start to answer the writes", pid, errno))?;
+        let blocks = blocks.iter().map(|block| Chunks::new(block.pages)).collect();
+        Ok(Throttle { handler, pid, grows: false, blocks, before: Vec::new(), after: Vec::new() })
+    }
+
+    /// Holds writers to so many pages a second; none: answers at once, and leaves the rest of the memory alone.
+    pub(super) fn set_limit(&mut self, pages_per_s: Option<f64>) {
+        self.grows = pages_per_s.is_some();
+        self.handler.set_limit(pages_per_s);
+    }
+
+    /// Whether chunks that are written to are to be throttled.
+    pub(super) fn grows(&self) -> bool {
+        self.grows
+    }
+
+    pub(super) fn figures(&self) -> ThrottleFigures {
+        self.handler.figures()
+    }
+
+    /// # Errors
+    /// Writes are not answered any more: only the end of the throttle helps.
+    pub(super) fn check(&self) -> Result<(), TrackError> {
+        match self.handler.is_well() {
+            true => Ok(()),
+            false => Err(TrackError::ThrottleFailed { pid: self.pid }),
+        }
+    }
+
+    /// The first pages of `stretch` that are throttled all, or not at all, and which.
+    pub(super) fn of_one_kind(&self, block: usize, stretch: PageRange) -> (PageRange, bool) {
+        match self.blocks.get(block) {
+            Some(chunks) => chunks.of_one_kind(stretch),
+            None => (stretch, false),
+        }
+    }
+
+    /// Protects pages that were found dirty in throttled memory, all of which lie in `segment`.
+    pub(super) fn protect(&self, segment: &Segment, pages: PageRange) -> Result<(), Errno> {
+        let userfaultfd = self.handler.userfaultfd();
+        segment
+            .addresses_of(pages)
+            .try_for_each(|address| userfaultfd.write_protect(address, pages.len_bytes()))
+    }
+
+    /// Throttles the chunk that `page` lies in: what was dirty in it stays so, and no write is missed.
+    pub(super) fn take_over(
+        &mut self,
+        block: usize,
+        page: u64,
+        tracked: &mut Tracked<'_>,
+    ) -> Result<(), TrackError> {
+        let Some(chunks) = self.blocks.get_mut(block) else { return Ok(()) };
+        let chunk = chunks.chunk_of(page, tracked.block.pages);
+        chunks.mark(page);
+        let len = usize::try_from(chunk.len_bytes()).unwrap_or(usize::MAX);
+        self.before.resize(len, 0);
+        self.after.resize(len, 0);
+        let region = &tracked.block.region;
+        let unreadable = |_| TrackError::OutOfBounds { block, range: chunk };
+        region.copy_out(chunk.offset_bytes(), &mut self.before).map_err(unreadable)?;
+        let written =
+            written_in(tracked, chunk).map_err(|errno| io_or_gone("scan the page map", self.pid, errno))?;
+        change_hands(tracked, self.handler.userfaultfd(), chunk, &written)
+            .map_err(|errno| io_or_gone("throttle the RAM", self.pid, errno))?;
+        region.copy_out(chunk.offset_bytes(), &mut self.after).map_err(unreadable)?;
+        let changed = changed_pages(chunk, &self.before, &self.after);
+        for page in changed.filter(|page| !written.iter().any(|run| run.contains(*page))) {
+            let page = PageRange::new(page, 1);
+            let segments = tracked.block.segments.iter().filter(|segment| segment.pages.contains(page.first));
+            for address in segments.flat_map(|segment| segment.addresses_of(page)) {
+                self.handler
+                    .userfaultfd()
+                    .release(address, PAGE_SIZE)
+                    .map_err(|errno| io_or_gone("throttle the RAM", self.pid, errno))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Chunks {
+    fn new(pages: PageRange) -> Chunks {
+        let mut chunk_pages = LEAST_CHUNK_PAGES;
+        while pages.count.div_ceil(chunk_pages) > MOST_CHUNKS {
+            chunk_pages *= 2;
+        }
+        let count = usize::try_from(pages.count.div_ceil(chunk_pages)).unwrap_or(usize::MAX);
+        Chunks { chunk_pages, throttled: vec![false; count] }
+    }
+
+    fn index(&self, page: u64) -> usize {
+        usize::try_from(page / self.chunk_pages).unwrap_or(usize::MAX)
+    }
+
+    fn is_throttled(&self, page: u64) -> bool {
+        self.throttled.get(self.index(page)).copied().unwrap_or(false)
+    }
+
+    fn mark(&mut self, page: u64) {
+        let index = self.index(page);
+        if let Some(throttled) = self.throttled.get_mut(index) {
+            *throttled = true;
+        }
+    }
+
+    fn chunk_of(&self, page: u64, all: PageRange) -> PageRange {
+        PageRange::new(page / self.chunk_pages * self.chunk_pages, self.chunk_pages).intersect(all)
+    }
+
+    fn of_one_kind(&self, stretch: PageRange) -> (PageRange, bool) {
+        let kind = self.is_throttled(stretch.first);
+        let mut end = stretch.first;
+        while end < stretch.end() && self.is_throttled(end) == kind {
+            end = (end / self.chunk_pages + 1) * self.chunk_pages;
+        }
+        (PageRange::between(stretch.first, end.min(stretch.end())), kind)
+    }
+}
+
+/// What was written in asynchronous memory and not taken since, as a normal list.
+fn written_in(tracked: &mut Tracked<'_>, chunk: PageRange) -> Result<Vec<PageRange>, Errno> {
+    let mut written = Vec::new();
+    for segment in &tracked.block.segments {
+        let mut rest = segment.pages.intersect(chunk);
+        while !rest.is_empty() {
+            let seen = take::scan(tracked.pagemap, Scan::Look, segment, rest, 0, tracked.runs)?;
+            written.extend(seen.dirty);
+            rest = PageRange::between(seen.end, rest.end());
+        }
+    }
+    normalise(&mut written);
+    Ok(written)
+}
+
+/// Gives the chunk from one userfaultfd to another and protects all of it but what was written, in each mapping.
+fn change_hands(
+    tracked: &Tracked<'_>,
+    throttle: &Userfaultfd,
+    chunk: PageRange,
+    written: &[PageRange],
+) -> Result<(), Errno> {
+    for segment in &tracked.block.segments {
+        let pages = segment.pages.intersect(chunk);
+        if pages.is_empty() {
+            continue;
+        }
+        let clean = gaps(pages, written);
+        for address in segment.addresses_of(pages) {
+            tracked.userfaultfd.unregister(address, pages.len_bytes())?;
+            throttle.register(address, pages.len_bytes())?;
+            for run in &clean {
+                throttle.write_protect(address + (run.first - pages.first) * PAGE_SIZE, run.len_bytes())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The pages whose bytes are not what they were.
+fn changed_pages<'a>(chunk: PageRange, before: &'a [u8], after: &'a [u8]) -> impl Iterator<Item = u64> + 'a {
+    const PAGE_BYTES: usize = 4096;
+    const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
+    let both = before.chunks(PAGE_BYTES).zip(after.chunks(PAGE_BYTES));
+    (chunk.first..chunk.end()).zip(both).filter(|(_, (before, after))| before != after).map(|(page, _)| page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stretch_is_cut_where_the_throttle_begins_and_ends() {
+        let mut chunks = Chunks::new(PageRange::new(0, 5 * 2048 + 7));
+        chunks.mark(2048);
+        chunks.mark(3 * 2048 - 1 + 2048);
+        chunks.mark(5 * 2048 + 6);
+        let mut rest = PageRange::new(100, 5 * 2048 - 93);
+        let mut pieces = Vec::new();
+        while !rest.is_empty() {
+            let (piece, kind) = chunks.of_one_kind(rest);
+            pieces.push((piece.first, piece.end(), kind));
+            rest = PageRange::between(piece.end(), rest.end());
+        }
+        let expected = [
+            (100, 2048, false),
+            (2048, 4096, true),
+            (4096, 6144, false),
+            (6144, 8192, true),
+            (8192, 10_240, false),
+            (10_240, 10_247, true),
+        ];
+        assert_eq!(pieces, expected);
+        assert_eq!(chunks.chunk_of(10_241, PageRange::new(0, 10_247)), PageRange::new(10_240, 7));
+    }
+
+    #[test]
+    fn a_large_guest_has_large_chunks() {
+        let chunks = Chunks::new(PageRange::new(0, 1 << 28));
+        assert_eq!((chunks.chunk_pages, chunks.throttled.len()), (1 << 16, 4096));
+    }
+}

@@ -1,0 +1,224 @@
+//! Throttled writers of a real process of another user: no write is lost, whatever changes while it writes.
+#![allow(
+    unsafe_code,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "starts processes and mount namespaces; helpers of tests fail the test"
+)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use godwit_ram::{DirtyTracker, PAGE_SIZE, PageRange, Region};
+use support::{Bench, Random, Start, Writer};
+
+/// Two blocks of which neither is a multiple of what changes hands at a time (8 MiB).
+const PAGES: [u64; 2] = [5 * 2048 + 3, 2048 + 77];
+/// A limit that no test comes near to: writers wait for the answer alone, and one page is released at a time.
+const HIGH: f64 = 10_000.0;
+/// A limit at which the second write waits for as long as one may wait.
+const LOW: f64 = 1.0;
+
+struct Tracked {
+    bench: Bench,
+    regions: Vec<Arc<Region>>,
+    writer: Writer,
+    tracker: DirtyTracker,
+}
+
+/// The writer has mappings 0 and 1 of the two blocks, and 2, again of block 0.
+fn tracked() -> Option<Tracked> {
+    let bench = Bench::tracking()?;
+    let regions: Vec<_> =
+        ["a", "b"].iter().zip(PAGES).map(|(name, pages)| bench.region(name, pages)).collect();
+    let files = [regions[0].path(), regions[1].path(), regions[0].path()];
+    let writer = Writer::start(&bench, "tracker", &files, Start::default());
+    let mut tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    tracker.start().expect("starts");
+    Some(Tracked { bench, regions, writer, tracker })
+}
+
+/// Takes all that is dirty in a block, in calls of at most `max_pages`.
+fn take(tracker: &mut DirtyTracker, block: usize, max_pages: u64) -> BTreeSet<u64> {
+    let (mut pages, mut next) = (BTreeSet::new(), 0);
+    while next < PAGES[block] {
+        let mut out = Vec::new();
+        let within = PageRange::between(next, PAGES[block]);
+        let after = tracker.take_dirty(block, within, max_pages, &mut out).expect("takes");
+        assert!(after > next, "no progress at page {next}");
+        assert!(godwit_ram::pages::page_count(&out) <= max_pages);
+        for page in out.iter().flat_map(|range| range.first..range.end()) {
+            assert!((next..after).contains(&page) && pages.insert(page), "page {page}");
+        }
+        next = after;
+    }
+    pages
+}
+
+/// Written with the throttle on and off, by the process and by the kernel, through each mapping: exactly that is dirty.
+#[test]
+fn exactly_the_written_pages_are_dirty_under_a_throttle() {
+    let Some(mut tracked) = tracked() else { return };
+    let mut random = Random(23);
+    for round in 0..90 {
+        match round % 9 {
+            2 => tracked.tracker.throttle(HIGH, &[]).expect("throttles"),
+            7 => tracked.tracker.unthrottle(),
+            _ => {}
+        }
+        let mut expected = [BTreeSet::new(), BTreeSet::new()];
+        for _ in 0..random.below(8) {
+            let mapping = usize::try_from(random.below(3)).expect("small");
+            let block = mapping % 2;
+            // The first rounds stay in a part, so that the rest changes hands later.
+            let first = random.below(PAGES[block].min(1500 + 100 * round));
+            let count = 1 + random.below((PAGES[block] - first).min(1 + (round % 3) * 60));
+            let command = ["write", "kernel"][usize::try_from(random.below(2)).expect("small")];
+            tracked.writer.run(command, mapping, first, count);
+            expected[block].extend(first..first + count);
+        }
+        let count = expected.iter().map(BTreeSet::len).sum::<usize>() as u64;
+        assert_eq!(tracked.tracker.count_dirty().expect("counts"), count, "round {round}");
+        let max_pages = [1 + random.below(64), 500, u64::MAX][usize::try_from(round % 3).expect("small")];
+        for (block, expected) in expected.iter().enumerate() {
+            let taken = take(&mut tracked.tracker, block, max_pages);
+            assert_eq!(&taken, expected, "round {round}, block {block}");
+        }
+    }
+    assert_eq!(tracked.tracker.count_dirty().expect("counts"), 0);
+    let figures = tracked.tracker.throttle_figures();
+    assert!(figures.faults > 0 && figures.pages == figures.faults, "{figures:?}");
+}
+
+/// A copy made of what was taken, while the writer writes and memory changes hands, ends as the memory.
+#[test]
+fn a_change_of_means_loses_no_page() {
+    let Some(tracked) = tracked() else { return };
+    let Tracked { mut writer, mut tracker, regions, bench } = tracked;
+    let all = regions[0].all_pages();
+    let mut copy = vec![0; usize::try_from(all.len_bytes()).expect("small")];
+    regions[0].copy_out(0, &mut copy).expect("reads");
+    let copy_dirty = |tracker: &mut DirtyTracker, copy: &mut [u8]| {
+        let mut out = Vec::new();
+        tracker.take_dirty(0, all, u64::MAX, &mut out).expect("takes");
+        for page in out.iter().flat_map(|range| range.first..range.end()) {
+            let at = usize::try_from(page * PAGE_SIZE).expect("small");
+            regions[0].copy_out(page * PAGE_SIZE, &mut copy[at..at + 4096]).expect("reads");
+        }
+    };
+    std::thread::scope(|scope| {
+        let (done, finished) = mpsc::channel();
+        let writing = scope.spawn(move || {
+            let mut random = Random(31);
+            for burst in 0..1500u16 {
+                // Most writes fall into what changes hands at the moment.
+                let part = u64::from(burst / 300) * 2048;
+                let first = (part + random.below(2000)).min(PAGES[0] - 24);
+                writer.run(["write", "kernel"][usize::from(burst % 2)], 0, first, 1 + random.below(24));
+                writer.run("write", 2, random.below(PAGES[0] - 2), 2);
+            }
+            let _ = done.send(());
+            writer
+        });
+        let mut round = 0;
+        while finished.try_recv().is_err() {
+            match round % 5 {
+                1 => tracker.throttle(50_000.0, &[]).expect("throttles"),
+                4 => tracker.unthrottle(),
+                _ => {}
+            }
+            copy_dirty(&mut tracker, &mut copy);
+            round += 1;
+        }
+        let _writer = writing.join().expect("writes");
+        copy_dirty(&mut tracker, &mut copy);
+    });
+    let mut memory = vec![0; copy.len()];
+    regions[0].copy_out(0, &mut memory).expect("reads");
+    let wrong: Vec<usize> = (0..copy.len() / 4096)
+        .filter(|page| copy[page * 4096..][..4096] != memory[page * 4096..][..4096])
+        .collect();
+    assert!(wrong.is_empty(), "pages that differ: {wrong:?}");
+    assert!(tracker.throttle_figures().faults > 0);
+    drop(bench);
+}
+
+/// Ends the tracking and begins anew.
+fn attach_again(tracked: Tracked) -> Tracked {
+    let Tracked { bench, regions, writer, tracker } = tracked;
+    drop(tracker);
+    let mut tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches again");
+    tracker.start().expect("starts");
+    Tracked { bench, regions, writer, tracker }
+}
+
+/// Has block 0 throttled as far as its first chunk goes, with nothing dirty in it.
+fn throttle_the_first_chunk(tracked: &mut Tracked, limit: f64, vcpus: &[u32]) {
+    tracked.writer.run("write", 0, 0, 1);
+    tracked.tracker.throttle(limit, vcpus).expect("throttles");
+    assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), BTreeSet::from([0]));
+}
+
+#[test]
+fn a_write_that_waits_goes_on_when_the_throttle_ends() {
+    for end in [DirtyTracker::unthrottle as fn(&mut DirtyTracker), |_| {}] {
+        let Some(mut tracked) = tracked() else { return };
+        throttle_the_first_chunk(&mut tracked, LOW, &[]);
+        // A hundred pages, of which each would wait: the test would take half a minute without the end.
+        let Tracked { mut writer, mut tracker, bench, regions } = tracked;
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(move || {
+                writer.run("write", 0, 1, 100);
+                writer
+            });
+            while tracker.throttle_figures().faults < 3 {
+                std::thread::yield_now();
+            }
+            end(&mut tracker);
+            // For the second way the tracker itself goes, with writes that wait.
+            drop(tracker);
+            let _writer = writing.join().expect("writes");
+        });
+        drop((bench, regions));
+    }
+}
+
+#[test]
+fn only_the_processors_of_the_guest_wait() {
+    let Some(mut tracked) = tracked() else { return };
+    // The writer's thread is of the process, and not the one named.
+    throttle_the_first_chunk(&mut tracked, LOW, &[1]);
+    tracked.writer.run("write", 0, 1, 200);
+    let figures = tracked.tracker.throttle_figures();
+    assert_eq!((figures.faults, figures.held.as_nanos()), (200, 0));
+    // Named, it waits.
+    let pid = u32::try_from(tracked.writer.pid()).expect("pids are positive");
+    let mut tracked = attach_again(tracked);
+    throttle_the_first_chunk(&mut tracked, 500.0, &[pid]);
+    tracked.writer.run("write", 0, 1, 20);
+    let figures = tracked.tracker.throttle_figures();
+    assert!(figures.faults == 20 && figures.held.as_nanos() > 0, "{figures:?}");
+}
+
+#[test]
+fn the_end_of_the_process_is_told_under_a_throttle_too() {
+    let Some(mut tracked) = tracked() else { return };
+    throttle_the_first_chunk(&mut tracked, HIGH, &[]);
+    tracked.writer.end();
+    let error = tracked.tracker.count_dirty().expect_err("it is gone").to_string();
+    assert!(error.contains("has ended"), "{error}");
+}
+
+#[test]
+fn a_throttle_that_ended_can_be_followed_by_another() {
+    let Some(mut tracked) = tracked() else { return };
+    for _ in 0..3 {
+        throttle_the_first_chunk(&mut tracked, HIGH, &[]);
+        tracked.writer.run("write", 2, 2040, 20);
+        assert_eq!(take(&mut tracked.tracker, 0, 7), (2040..2060).collect());
+        tracked = attach_again(tracked);
+    }
+}
