@@ -190,6 +190,7 @@ mod tests {
             lanes: Vec::new(),
             encodings: Vec::new(),
             missing_pages: 0,
+            throttle: None,
             bandwidth: Vec::new(),
             rounds: Vec::new(),
             phases,

@@ -173,6 +173,7 @@ mod tests {
                 },
             ],
             missing_pages: 3,
+            throttle: None,
             bandwidth: Vec::new(),
             rounds: vec![RoundReport {
                 round: 0,
@@ -181,6 +182,7 @@ mod tests {
                 bytes: 1 << 29,
                 duration_ms: 1000.0,
                 dirty_pages_per_s: 5000.0,
+                throttled_to_pages_per_s: None,
             }],
             phases: vec![PhaseReport { phase: Phase::PreCopy, duration_ms: 1000.0 }],
             switchover: Some(SwitchoverReport::default()),

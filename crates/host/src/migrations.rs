@@ -270,6 +270,7 @@ mod tests {
             lanes: Vec::new(),
             encodings: vec![],
             missing_pages: 0,
+            throttle: None,
             bandwidth: Vec::new(),
             rounds: vec![],
             phases: vec![],

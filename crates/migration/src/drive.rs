@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use godwit_ram::{DirtyTracker, PageRange, TrackError};
+use godwit_ram::{DirtyTracker, PageRange, ThrottleFigures, TrackError};
 use godwit_wire::Message;
 
 use crate::failure::{Failure, FailureCode};
@@ -72,11 +72,30 @@ pub trait Tracking: Send {
         out: &mut Vec<PageRange>,
     ) -> Result<u64, TrackError>;
 
+    /// Reports the pages of `block` within `within` that were written since they were last protected, and leaves them so.
+    ///
+    /// # Errors
+    /// As [`Tracking::start`].
+    fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError>;
+
     /// Counts the dirty pages of all blocks, changing nothing.
     ///
     /// # Errors
     /// As [`Tracking::start`].
     fn count_dirty(&self) -> Result<u64, TrackError>;
+
+    /// Holds the guest to so many pages a second that are written anew; none: to no limit any more. What is taken from then on
+    /// is held.
+    ///
+    /// # Errors
+    /// It can't be done; the guest runs as before.
+    fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError>;
+
+    /// The guest is about to be stopped: no write is held for long any more.
+    fn let_stop(&self);
+
+    /// What holding it has done so far.
+    fn throttle_figures(&self) -> ThrottleFigures;
 }
 
 impl Tracking for DirtyTracker {
@@ -94,8 +113,24 @@ impl Tracking for DirtyTracker {
         DirtyTracker::take_dirty(self, block, within, max_pages, out)
     }
 
+    fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        DirtyTracker::look(self, block, within, out)
+    }
+
     fn count_dirty(&self) -> Result<u64, TrackError> {
         DirtyTracker::count_dirty(self)
+    }
+
+    fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError> {
+        DirtyTracker::throttle(self, pages_per_s)
+    }
+
+    fn let_stop(&self) {
+        DirtyTracker::let_stop(self);
+    }
+
+    fn throttle_figures(&self) -> ThrottleFigures {
+        DirtyTracker::throttle_figures(self)
     }
 }
 

@@ -55,6 +55,8 @@ pub(crate) struct Ledger {
     round_since: Duration,
     /// Padding that went with the round.
     padding_bytes: u64,
+    /// Pages a second that the guest is held to in it.
+    throttle: Option<f64>,
     /// Pages of the last round that were told by their content.
     told_pages: u64,
     /// On the wire, and of pages, zero pages apart.
@@ -73,6 +75,7 @@ impl Ledger {
             rounds: Vec::new(),
             round_since: Duration::ZERO,
             padding_bytes: 0,
+            throttle: None,
             told_pages: 0,
             measured_bytes_per_s: None,
             limit_bytes_per_s: None,
@@ -93,8 +96,9 @@ impl Ledger {
         (self.phase, self.phase_since) = (phase, now);
     }
 
-    pub(crate) fn round_begins(&mut self, now: Duration) {
-        (self.round_since, self.padding_bytes) = (now, 0);
+    /// `throttle`: pages a second that the guest is held to from now on.
+    pub(crate) fn round_begins(&mut self, now: Duration, throttle: Option<f64>) {
+        (self.round_since, self.padding_bytes, self.throttle) = (now, 0, throttle);
     }
 
     /// So many bytes of padding went with the round: their time is not its own.
@@ -112,6 +116,7 @@ impl Ledger {
             bytes: sweep.bytes,
             duration_ms: 0.0,
             dirty_pages_per_s: 0.0,
+            throttled_to_pages_per_s: self.throttle,
         });
     }
 
@@ -223,11 +228,11 @@ mod tests {
     fn bandwidth_comes_from_rounds_that_tell() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
-        ledger.round_begins(ms(0));
+        ledger.round_begins(ms(0), None);
         ledger.round_sent(0, Sweep { pages: 24_000, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() });
         ledger.round_over(ms(1040), ms(40));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
-        ledger.round_begins(ms(1040));
+        ledger.round_begins(ms(1040), None);
         ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124, ..Sweep::default() });
         ledger.round_over(ms(1080), ms(40));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
@@ -237,13 +242,13 @@ mod tests {
     fn the_time_of_padding_is_not_the_pages() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
-        ledger.round_begins(ms(0));
+        ledger.round_begins(ms(0), None);
         ledger.round_sent(1, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() });
         ledger.padded(12_300_000);
         ledger.round_over(ms(204), ms(40));
         // 16.4 MB in 164 ms.
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
-        ledger.round_begins(ms(204));
+        ledger.round_begins(ms(204), None);
         ledger.round_sent(2, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() });
         ledger.round_over(ms(286), ms(0));
         assert!((ledger.rates().wire_bytes_per_s - 5e7).abs() < 1.0, "the next round has none");
@@ -255,7 +260,7 @@ mod tests {
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.limited(Some(1_000_000));
         assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "nothing was measured yet");
-        ledger.round_begins(ms(0));
+        ledger.round_begins(ms(0), None);
         ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() });
         ledger.round_over(ms(1000), ms(0));
         assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "it was faster before the limit came");
@@ -269,14 +274,14 @@ mod tests {
     fn pages_that_the_destination_has_promise_nothing_for_others() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
-        ledger.round_begins(ms(0));
+        ledger.round_begins(ms(0), None);
         ledger.round_sent(
             0,
             Sweep { pages: 50_000, told_pages: 25_000, bytes: 103_000_000, ..Sweep::default() },
         );
         ledger.round_over(ms(1000), ms(0));
         assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
-        ledger.round_begins(ms(1000));
+        ledger.round_begins(ms(1000), None);
         ledger
             .round_sent(1, Sweep { pages: 50_000, told_pages: 49_000, bytes: 8_000_000, ..Sweep::default() });
         ledger.round_over(ms(2000), ms(0));
@@ -287,7 +292,7 @@ mod tests {
     fn compressed_pages_count_whole_where_pages_are_asked_for() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
-        ledger.round_begins(ms(0));
+        ledger.round_begins(ms(0), None);
         ledger
             .round_sent(0, Sweep { pages: 26_000, zero_pages: 1000, bytes: 25_000_000, ..Sweep::default() });
         ledger.round_over(ms(1000), ms(0));

@@ -3,6 +3,11 @@
 //! The predicted pause is `fixed + round trip / 2 + what remains / bandwidth`, where what remains grows by the dirty
 //! rate until the guest has stopped. It is compared with the switchover budget. Where the budget is out of reach, the
 //! switchover is taken at a local minimum of what remains, if that is bearable; at the last round, wherever it is bearable.
+//!
+//! A guest that writes pages nearly as fast as the wire carries them will not converge by itself: its writers are held to a
+//! share of what the wire carries. With a share *a* each round leaves *a* times what the round before it left, so that all rounds together
+//! take 1 / (1 - a) times the first. The guest loses (w - aB) / (1 - a) of its writes a second of that first round, w being
+//! what it would write and B what the wire carries: the lower the share, the fewer in all, and the more at a time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,6 +23,8 @@ pub struct Policy {
     pub switchover_limit: Duration,
     /// The most rounds before giving up.
     pub max_rounds: u32,
+    /// Whether writers may be slowed where the guest does not converge.
+    pub may_throttle: bool,
 }
 
 /// The default switchover budget.
@@ -37,6 +44,13 @@ const TIME_TO_STOP: Duration = Duration::from_millis(4);
 const NEGLIGIBLE_TRANSFER: Duration = Duration::from_micros(1500);
 /// Rounds without progress after which the budget counts as out of reach.
 const STALLED_ROUNDS: u32 = 2;
+/// A guest that dirties more than this share of what the wire carries will not end soon: at 0.6 all rounds together take two and
+/// a half times the first.
+const STALLING_SHARE: f64 = 0.6;
+/// What writers are held to, as a share of what the wire carries: all rounds together take 1.4 times the first.
+const THROTTLED_SHARE: f64 = 0.3;
+/// Where a throttled guest does not converge either, the share is lowered to this at the least.
+const LEAST_THROTTLED_SHARE: f64 = 0.02;
 /// Rounds among which a minimum is looked for: one lucky moment long ago is no measure.
 const MINIMUM_ROUNDS: usize = 8;
 
@@ -46,6 +60,7 @@ impl Default for Policy {
             switchover_budget: DEFAULT_SWITCHOVER_BUDGET,
             switchover_limit: DEFAULT_SWITCHOVER_LIMIT,
             max_rounds: DEFAULT_MAX_ROUNDS,
+            may_throttle: true,
         }
     }
 }
@@ -96,13 +111,24 @@ pub struct Convergence {
     /// What remained after each of the last rounds.
     recent: VecDeque<u64>,
     stalled: u32,
+    may_throttle: bool,
+    throttle: Option<Throttle>,
+}
+
+/// What writers are held to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Throttle {
+    /// Of what the wire carries.
+    share: f64,
+    pages_per_s: f64,
 }
 
 impl Convergence {
     /// Before the first round.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Convergence { policy, rounds: 0, recent: VecDeque::new(), stalled: 0 }
+        let may_throttle = policy.may_throttle;
+        Convergence { policy, rounds: 0, recent: VecDeque::new(), stalled: 0, may_throttle, throttle: None }
     }
 
     /// Whether so much remains that no switchover could be decided, whatever the policy remembers.
@@ -111,6 +137,32 @@ impl Convergence {
         let limit = self.policy.switchover_limit.max(self.policy.switchover_budget);
         measured.predicted_switchover() > limit
             && measured.transfer(measured.remaining_pages as f64) > NEGLIGIBLE_TRANSFER
+    }
+
+    /// What writers are to be held to in the next round; none: they are not.
+    #[must_use]
+    pub fn throttle_pages_per_s(&self) -> Option<f64> {
+        Some(self.throttle?.pages_per_s)
+    }
+
+    /// Writers can't be slowed here.
+    pub fn cannot_throttle(&mut self) {
+        (self.may_throttle, self.throttle) = (false, None);
+    }
+
+    /// Slows writers where they write too much for rounds to get shorter, and more where slowed ones still do.
+    fn adapt_throttle(&mut self, measured: &Measured) {
+        let carried_pages_per_s = measured.bandwidth_bytes_per_s / f64::from(PAGE_SIZE);
+        let stalling = measured.dirty_pages_per_s > STALLING_SHARE * carried_pages_per_s
+            && (self.stalled > 0 || self.is_far(measured));
+        let share = match self.throttle {
+            _ if !self.may_throttle => return,
+            None if stalling => THROTTLED_SHARE,
+            None => return,
+            Some(Throttle { share, .. }) if stalling => (share / 2.0).max(LEAST_THROTTLED_SHARE),
+            Some(Throttle { share, .. }) => share,
+        };
+        self.throttle = Some(Throttle { share, pages_per_s: share * carried_pages_per_s });
     }
 
     /// Decides at the end of a round.
@@ -137,7 +189,11 @@ impl Convergence {
         if (last || (self.stalled >= STALLED_ROUNDS && at_minimum)) && predicted <= limit {
             return Decision::Switchover;
         }
-        if last { Decision::GiveUp } else { Decision::NextRound }
+        if last {
+            return Decision::GiveUp;
+        }
+        self.adapt_throttle(measured);
+        Decision::NextRound
     }
 }
 
@@ -194,6 +250,65 @@ mod tests {
         let worse = measured(9_000, 40_000.0, 125.0, 0);
         assert_eq!(convergence.decide(&worse), Decision::NextRound);
         assert_eq!(convergence.decide(&busy), Decision::Switchover);
+    }
+
+    /// Rounds of a guest that writes all over `set_pages` at `pages_per_s`, on a wire of `mb_per_s`. Gives the time of all rounds
+    /// but the first, in seconds, and whether it ends by a switchover.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of pages")]
+    fn run(mut convergence: Convergence, set_pages: f64, pages_per_s: f64, mb_per_s: f64) -> (f64, bool) {
+        let wire_pages_per_s = mb_per_s * 1e6 / 4096.0;
+        let (mut remaining, mut took) = (set_pages, 0.0);
+        loop {
+            let limit = convergence.throttle_pages_per_s().unwrap_or(f64::INFINITY);
+            let rate = pages_per_s.min(limit);
+            let measured = measured(remaining as u64, rate, mb_per_s, 0);
+            match convergence.decide(&measured) {
+                Decision::Switchover => return (took, true),
+                Decision::GiveUp => return (took, false),
+                Decision::NextRound => {}
+            }
+            let round = remaining / wire_pages_per_s;
+            took += round;
+            let rate = pages_per_s.min(convergence.throttle_pages_per_s().unwrap_or(f64::INFINITY));
+            remaining = (rate * round).min(set_pages);
+        }
+    }
+
+    #[test]
+    fn a_guest_that_writes_faster_than_the_wire_is_slowed_within_two_rounds() {
+        for times in [2.0, 5.0, 20.0] {
+            for mb_per_s in [25.0, 125.0] {
+                let writes = times * mb_per_s * 1e6 / 4096.0;
+                let set_pages = 65_536.0;
+                let (took, moved) = run(Convergence::new(Policy::default()), set_pages, writes, mb_per_s);
+                let once = set_pages / (mb_per_s * 1e6 / 4096.0);
+                assert!(
+                    moved && took < 2.5 * once,
+                    "{times} times at {mb_per_s} MB/s: {took} s, once {once} s"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_that_converges_is_not_slowed() {
+        let mut convergence = Convergence::new(Policy::default());
+        // The wire carries 30,500 pages a second.
+        for remaining in [200_000, 110_000, 60_000, 30_000, 15_000] {
+            convergence.decide(&measured(remaining, 17_000.0, 125.0, 0));
+            assert_eq!(convergence.throttle_pages_per_s(), None);
+        }
+    }
+
+    #[test]
+    fn who_may_not_be_slowed_is_not() {
+        let forbidden = Policy { may_throttle: false, ..Policy::default() };
+        let mut unable = Convergence::new(Policy::default());
+        unable.cannot_throttle();
+        for convergence in [Convergence::new(forbidden), unable] {
+            let (_, moved) = run(convergence, 65_536.0, 200_000.0, 25.0);
+            assert!(!moved);
+        }
     }
 
     #[test]

@@ -62,6 +62,20 @@ pub struct RoundReport {
     pub duration_ms: f64,
     /// Pages that the guest dirtied meanwhile, a second.
     pub dirty_pages_per_s: f64,
+    /// What its writers were held to meanwhile; none: they were not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttled_to_pages_per_s: Option<f64>,
+}
+
+/// What slowing the guest's writers did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ThrottleReport {
+    /// Writes that waited for the answer that let them go on; those of no limit count too.
+    pub faults: u64,
+    /// Pages that were let go by them.
+    pub pages: u64,
+    /// How long the vCPUs waited, all together.
+    pub held_ms: f64,
 }
 
 /// One path between the two hosts.
@@ -150,6 +164,9 @@ pub struct Report {
     pub bandwidth: Vec<BandwidthPoint>,
     /// Every round.
     pub rounds: Vec<RoundReport>,
+    /// What slowing the guest's writers did; none where they were not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<ThrottleReport>,
     /// Every phase entered.
     pub phases: Vec<PhaseReport>,
     /// The pause in pieces; none where the engine does not tell them.

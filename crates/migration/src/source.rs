@@ -57,6 +57,8 @@ pub enum Event {
     Failed(Failure),
     /// Somebody cancels.
     CancelRequested,
+    /// The answer to [`Action::Throttle`], where it can't be done.
+    CannotThrottle,
     /// The answer to [`Action::ResumeGuest`].
     GuestResumed(Result<(), Failure>),
     /// The answer to [`Action::AskVerdict`].
@@ -83,7 +85,7 @@ pub enum Action {
     SendBegin,
     /// Protect all memory: from here on each write is seen.
     StartTracking,
-    /// Send what is dirty (round 0: everything). Answered by [`Event::RoundSent`].
+    /// Send what is dirty (round 0: all that is not, the rest being the next round's). Answered by [`Event::RoundSent`].
     SendRound {
         /// Which.
         round: u32,
@@ -93,6 +95,11 @@ pub enum Action {
     Drain,
     /// Count dirty pages. Answered by [`Event::RemainingCounted`].
     CountRemaining,
+    /// Hold the guest's writers to so many pages a second. Answered by [`Event::CannotThrottle`] where that can't be.
+    Throttle {
+        /// Pages written anew.
+        pages_per_s: f64,
+    },
     /// Stop the guest. Answered by [`Event::GuestStopped`].
     BeginSwitchover,
     /// Let the hypervisor write the device state, which is kept back. Answered by [`Event::DeviceStateEnded`].
@@ -208,12 +215,11 @@ impl Source {
             return actions;
         }
         match (self.state, event) {
-            (State::Connecting, Event::Connected) => self.to(State::Preparing, vec![Action::SendBegin]),
-            (State::Preparing, Event::PeerReady) => {
-                let mut actions = vec![Action::StartTracking];
-                actions.extend(self.next_round(now, 0));
-                actions
+            (State::Connecting, Event::Connected) => {
+                // While the destination prepares, the guest shows what is hot in its memory.
+                self.to(State::Preparing, vec![Action::SendBegin, Action::StartTracking])
             }
+            (State::Preparing, Event::PeerReady) => self.next_round(now, 0),
             (State::Sending, Event::RoundSent(sweep)) => {
                 self.ledger.round_sent(self.round, sweep);
                 self.to(State::Looking, vec![Action::CountRemaining])
@@ -229,6 +235,10 @@ impl Source {
             (State::Counting, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s }) => {
                 self.ledger.limited(limit_bytes_per_s);
                 self.converge(now, pages, round_trip)
+            }
+            (_, Event::CannotThrottle) => {
+                self.convergence.cannot_throttle();
+                vec![]
             }
             (State::Stopping, Event::GuestStopped) => {
                 self.stopped_at = Some(now);
@@ -337,8 +347,12 @@ impl Source {
     fn next_round(&mut self, now: Duration, round: u32) -> Vec<Action> {
         self.round = round;
         self.ledger.enter(now, Phase::PreCopy);
-        self.ledger.round_begins(now);
-        self.to(State::Sending, vec![Action::SendRound { round }])
+        let throttle = self.convergence.throttle_pages_per_s();
+        self.ledger.round_begins(now, throttle);
+        let mut actions: Vec<_> =
+            throttle.map(|pages_per_s| Action::Throttle { pages_per_s }).into_iter().collect();
+        actions.push(Action::SendRound { round });
+        self.to(State::Sending, actions)
     }
 
     /// The round is handed to the wire. Where no switchover is near the next one follows at once: nobody waits for the wire to

@@ -236,6 +236,23 @@ impl Qmp {
         Ok(self.query::<Status>("query-status").await?.status)
     }
 
+    /// The threads that run the guest's processors, by their ids; one for all of them where TCG has them take turns.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub async fn vcpu_threads(&self) -> Result<Vec<u32>, QmpError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        struct Cpu {
+            thread_id: u32,
+        }
+        let cpus: Vec<Cpu> = self.query("query-cpus-fast").await?;
+        let mut threads: Vec<u32> = cpus.into_iter().map(|cpu| cpu.thread_id).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        Ok(threads)
+    }
+
     /// Stops the vCPUs; done when it returns.
     ///
     /// # Errors

@@ -65,8 +65,8 @@ fn exactly_the_written_pages_are_dirty_under_a_throttle() {
     let mut random = Random(23);
     for round in 0..90 {
         match round % 9 {
-            2 => tracked.tracker.throttle(HIGH, &[]).expect("throttles"),
-            7 => tracked.tracker.unthrottle(),
+            2 => tracked.tracker.throttle(Some(HIGH)).expect("throttles"),
+            7 => tracked.tracker.throttle(None).expect("lets go"),
             _ => {}
         }
         let mut expected = [BTreeSet::new(), BTreeSet::new()];
@@ -126,8 +126,8 @@ fn a_change_of_means_loses_no_page() {
         let mut round = 0;
         while finished.try_recv().is_err() {
             match round % 5 {
-                1 => tracker.throttle(50_000.0, &[]).expect("throttles"),
-                4 => tracker.unthrottle(),
+                1 => tracker.throttle(Some(50_000.0)).expect("throttles"),
+                4 => tracker.throttle(None).expect("lets go"),
                 _ => {}
             }
             copy_dirty(&mut tracker, &mut copy);
@@ -156,18 +156,20 @@ fn attach_again(tracked: Tracked) -> Tracked {
 }
 
 /// Has block 0 throttled as far as its first chunk goes, with nothing dirty in it.
-fn throttle_the_first_chunk(tracked: &mut Tracked, limit: f64, vcpus: &[u32]) {
+fn throttle_the_first_chunk(tracked: &mut Tracked, limit: f64) {
     tracked.writer.run("write", 0, 0, 1);
-    tracked.tracker.throttle(limit, vcpus).expect("throttles");
+    tracked.tracker.throttle(Some(limit)).expect("throttles");
     assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), BTreeSet::from([0]));
 }
 
 #[test]
 fn a_write_that_waits_goes_on_when_the_throttle_ends() {
-    for end in [DirtyTracker::unthrottle as fn(&mut DirtyTracker), |_| {}] {
+    let ends: [fn(&mut DirtyTracker); 3] =
+        [|tracker| tracker.throttle(None).expect("lets go"), |tracker| tracker.let_stop(), |_| {}];
+    for end in ends {
         let Some(mut tracked) = tracked() else { return };
-        throttle_the_first_chunk(&mut tracked, LOW, &[]);
-        // A hundred pages, of which each would wait: the test would take half a minute without the end.
+        throttle_the_first_chunk(&mut tracked, LOW);
+        // Each of them waits as long as one may: without the end it would take half a minute.
         let Tracked { mut writer, mut tracker, bench, regions } = tracked;
         std::thread::scope(|scope| {
             let writing = scope.spawn(move || {
@@ -178,7 +180,7 @@ fn a_write_that_waits_goes_on_when_the_throttle_ends() {
                 std::thread::yield_now();
             }
             end(&mut tracker);
-            // For the second way the tracker itself goes, with writes that wait.
+            // For the last way the tracker itself goes, with writes that wait.
             drop(tracker);
             let _writer = writing.join().expect("writes");
         });
@@ -190,14 +192,16 @@ fn a_write_that_waits_goes_on_when_the_throttle_ends() {
 fn only_the_processors_of_the_guest_wait() {
     let Some(mut tracked) = tracked() else { return };
     // The writer's thread is of the process, and not the one named.
-    throttle_the_first_chunk(&mut tracked, LOW, &[1]);
+    tracked.tracker = tracked.tracker.with_vcpus(vec![1]);
+    throttle_the_first_chunk(&mut tracked, LOW);
     tracked.writer.run("write", 0, 1, 200);
     let figures = tracked.tracker.throttle_figures();
     assert_eq!((figures.faults, figures.held.as_nanos()), (200, 0));
     // Named, it waits.
     let pid = u32::try_from(tracked.writer.pid()).expect("pids are positive");
     let mut tracked = attach_again(tracked);
-    throttle_the_first_chunk(&mut tracked, 500.0, &[pid]);
+    tracked.tracker = tracked.tracker.with_vcpus(vec![pid]);
+    throttle_the_first_chunk(&mut tracked, 500.0);
     tracked.writer.run("write", 0, 1, 20);
     let figures = tracked.tracker.throttle_figures();
     assert!(figures.faults == 20 && figures.held.as_nanos() > 0, "{figures:?}");
@@ -206,7 +210,7 @@ fn only_the_processors_of_the_guest_wait() {
 #[test]
 fn the_end_of_the_process_is_told_under_a_throttle_too() {
     let Some(mut tracked) = tracked() else { return };
-    throttle_the_first_chunk(&mut tracked, HIGH, &[]);
+    throttle_the_first_chunk(&mut tracked, HIGH);
     tracked.writer.end();
     let error = tracked.tracker.count_dirty().expect_err("it is gone").to_string();
     assert!(error.contains("has ended"), "{error}");
@@ -216,7 +220,7 @@ fn the_end_of_the_process_is_told_under_a_throttle_too() {
 fn a_throttle_that_ended_can_be_followed_by_another() {
     let Some(mut tracked) = tracked() else { return };
     for _ in 0..3 {
-        throttle_the_first_chunk(&mut tracked, HIGH, &[]);
+        throttle_the_first_chunk(&mut tracked, HIGH);
         tracked.writer.run("write", 2, 2040, 20);
         assert_eq!(take(&mut tracked.tracker, 0, 7), (2040..2060).collect());
         tracked = attach_again(tracked);

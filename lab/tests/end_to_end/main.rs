@@ -24,6 +24,7 @@ mod references;
 mod restart;
 mod soak;
 mod there_and_back;
+mod throttle;
 mod two_lanes;
 mod unprivileged;
 

@@ -97,7 +97,10 @@ impl Outgoing {
             mend: "mend that, or use --engine qemu".into(),
         };
         match attached.await {
-            Ok(Ok(tracker)) => Ok(tracker),
+            Ok(Ok(tracker)) => match self.vm.process.qmp.vcpu_threads().await {
+                Ok(vcpus) => Ok(tracker.with_vcpus(vcpus)),
+                Err(error) => Err(failed(error.to_string())),
+            },
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(error) => Err(failed(error.to_string())),
         }
@@ -329,6 +332,7 @@ impl Outgoing {
             lanes: lanes.iter().zip(result.lanes).map(lane_report).chain(left_out).collect(),
             encodings: result.encodings,
             missing_pages: result.missing_pages,
+            throttle: result.throttle,
             rounds: result.rounds,
             phases: result.phases,
             switchover: result.switchover,
@@ -376,6 +380,7 @@ pub(crate) fn blank_report(
         lanes: Vec::new(),
         encodings: Vec::new(),
         missing_pages: 0,
+        throttle: None,
         bandwidth: Vec::new(),
         rounds: Vec::new(),
         phases: Vec::new(),

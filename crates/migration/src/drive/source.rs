@@ -27,9 +27,11 @@ use crate::encoding::{Compression, EncodingReport};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
 use crate::policy::{MOST_SWITCHOVER_BUDGET, Policy};
-use crate::report::{Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, millis, nanos};
+use crate::report::{
+    Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, ThrottleReport, millis, nanos,
+};
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
-use figures::{SentSoFar, progress_of, switchover_report};
+use figures::{SentSoFar, progress_of, switchover_report, throttle_report};
 use lanes::Lanes;
 use streams::{Shared, open_streams, read_control, wire_number};
 use sweeps::overdue_failure;
@@ -118,6 +120,8 @@ pub struct SourceResult {
     pub encodings: Vec<EncodingReport>,
     /// Pages that were told by their content and had to be sent after all.
     pub missing_pages: u64,
+    /// What slowing the guest's writers did; none where they were not.
+    pub throttle: Option<ThrottleReport>,
 }
 
 /// Runs a migration at its source, to its end. On every outcome but [`Outcome::Completed`] and [`Outcome::InDoubt`] the guest
@@ -424,8 +428,15 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.waiting.push_back(Instant::now(), Input::Moved);
             }
             Action::CountRemaining => self.count_remaining(),
+            Action::Throttle { pages_per_s } => {
+                if let Err(error) = self.job.tracker.throttle(Some(pages_per_s)) {
+                    tracing::warn!(%error, "the guest's writers can't be slowed");
+                    self.later(Event::CannotThrottle);
+                }
+            }
             Action::BeginSwitchover => {
                 self.switchover_since = Some(Instant::now());
+                self.job.tracker.let_stop();
                 if let Err(failure) = self.job.hypervisor.begin_switchover(self.inbox) {
                     self.later(Event::Failed(failure));
                 }
@@ -510,6 +521,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             lanes: self.lanes.figures(),
             encodings: self.dispatch.encodings().report(),
             missing_pages: self.referring.missing_pages(),
+            throttle: throttle_report(self.job.tracker.throttle_figures()),
         }
     }
 }

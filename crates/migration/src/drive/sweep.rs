@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use godwit_ram::{PageRange, Region, gaps, pages::normalise};
+use godwit_ram::pages::{intersection, normalise};
+use godwit_ram::{PageRange, Region, gaps};
 
 use super::Tracking;
 use super::dispatch::Dispatch;
@@ -19,8 +20,8 @@ const SCAN_PAGES: u64 = 2048;
 /// What a sweep looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Every page, in round 0; what the file never held is known to be zero without reading it.
-    Everything,
+    /// In round 0: what was not written since tracking began. What the file never held is known to be zero without reading it.
+    Untouched,
     /// What was written since it was last protected.
     Dirty,
 }
@@ -51,7 +52,7 @@ impl<T: Tracking> Sweeper<'_, T> {
                 let rest = PageRange { first: at, count: region.pages() - at };
                 let (next, units) = match scope {
                     Scope::Dirty => self.dirty(block, rest)?,
-                    Scope::Everything => self.everything(block, region, rest)?,
+                    Scope::Untouched => self.untouched(block, region, rest)?,
                 };
                 at = next;
                 for unit in units {
@@ -106,24 +107,24 @@ impl<T: Tracking> Sweeper<'_, T> {
         Ok((next, units))
     }
 
-    /// The next chunk whole, and the page after it.
-    fn everything(
+    /// The next chunk but for what is dirty already, and the page after it. What is hot is left to the next round: sent now,
+    /// it would be sent again then.
+    fn untouched(
         &mut self,
         block: u16,
         region: &Region,
         rest: PageRange,
     ) -> Result<(u64, Vec<Unit>), Failure> {
         let (chunk, _) = rest.split(self.chunk_pages - rest.first % self.chunk_pages);
-        // What was written since tracking began is sent now: the next round need not bring it again.
-        let mut written = Vec::new();
-        let mut from = chunk.first;
-        while from < chunk.end() {
-            from = self.take_dirty(block, PageRange::between(from, chunk.end()), u64::MAX, &mut written)?;
-        }
-        let mut pages = Vec::new();
-        region.data_ranges(chunk, &mut pages).map_err(|error| memory_failure(&error))?;
-        let zeros = gaps(chunk, &pages);
-        Ok((chunk.end(), vec![Unit { block, pages, zeros }]))
+        let mut dirty = Vec::new();
+        self.tracker.look(usize::from(block), chunk, &mut dirty).map_err(|error| memory_failure(&error))?;
+        let untouched = gaps(chunk, &dirty);
+        let mut data = Vec::new();
+        region.data_ranges(chunk, &mut data).map_err(|error| memory_failure(&error))?;
+        let pages = intersection(&data, &untouched);
+        let zeros = intersection(&gaps(chunk, &data), &untouched);
+        let unit = Unit { block, pages, zeros };
+        Ok((chunk.end(), Vec::from_iter(Some(unit).filter(|unit| unit.page_count() > 0))))
     }
 }
 

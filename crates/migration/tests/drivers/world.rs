@@ -17,7 +17,7 @@ use godwit_migration::drive::{
 use godwit_migration::source::Verdict;
 use godwit_migration::{Compression, Failure, FailureCode, Policy, Progress};
 use godwit_pki::{Authority, Grant, Identity, Role};
-use godwit_ram::{PAGE_SIZE, PageRange, Region, TrackError};
+use godwit_ram::{PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
@@ -89,10 +89,27 @@ impl Tracking for FakeTracking {
         Ok(if stopped_early { found.last().unwrap().1 + 1 } else { within.end() })
     }
 
+    fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        let dirty = self.dirty.lock().unwrap();
+        let found = dirty.range((block, within.first)..(block, within.end()));
+        out.extend(found.map(|entry| PageRange { first: entry.1, count: 1 }));
+        Ok(())
+    }
+
     fn count_dirty(&self) -> Result<u64, TrackError> {
         let left = self.writes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         left.into_iter().for_each(|left| self.guest_writes(left));
         Ok(self.dirty.lock().unwrap().len() as u64)
+    }
+
+    fn throttle(&mut self, _: Option<f64>) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn let_stop(&self) {}
+
+    fn throttle_figures(&self) -> ThrottleFigures {
+        ThrottleFigures::default()
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) fn attach(
     let tracker = DirtyTracker {
         pid,
         tracker_socket: tracker_socket.to_owned(),
+        vcpus: Vec::new(),
         userfaultfd,
         throttle: None,
         pagemap,

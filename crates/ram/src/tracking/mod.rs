@@ -79,7 +79,7 @@ pub use library::tracker_listener;
 pub use throttle::ThrottleFigures;
 
 use crate::error::TrackError;
-use crate::pages::{PAGE_SIZE, PageRange};
+use crate::pages::{PAGE_SIZE, PageRange, page_count, push_merged};
 use crate::region::Region;
 use maps::{Mapping, Segment};
 use pagemap::Pagemap;
@@ -98,6 +98,7 @@ const RUNS_A_SCAN: usize = 8 << 10;
 pub struct DirtyTracker {
     pid: i32,
     tracker_socket: PathBuf,
+    vcpus: Vec<u32>,
     userfaultfd: Userfaultfd,
     /// Once writers were to be slowed.
     throttle: Option<Throttle>,
@@ -163,33 +164,54 @@ impl DirtyTracker {
 
     /// Counts the dirty pages of all blocks and leaves them dirty.
     pub fn count_dirty(&self) -> Result<u64, TrackError> {
-        let count = take::count_dirty(self)?;
+        let mut count = 0;
+        for (block, tracked) in self.blocks.iter().enumerate() {
+            take::look(self, block, tracked.pages, |dirty| count += page_count(dirty))?;
+        }
         self.check_alive()?;
         Ok(count)
     }
 
-    /// Slows the guest's writes to `pages_per_s` pages that are written anew in a second; computing and reading, and
-    /// writes to pages that are dirty already, keep their speed. `vcpus`: the guest's processors, by their thread ids;
-    /// QEMU's other threads never wait. Where there are none, everybody does. What [`DirtyTracker::take_dirty`] comes to is
-    /// slowed from then on. See the [module](self::throttle) on how.
+    /// Appends to `out` the pages of `block` within `within` that were written since they were last protected, and leaves
+    /// them dirty. The ranges ascend and do not touch.
+    pub fn look(&self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        let floor = out.len();
+        take::look(self, block, within, |dirty| {
+            dirty.iter().for_each(|range| push_merged(out, floor, *range));
+        })?;
+        self.check_alive()
+    }
+
+    /// Names the guest's processors, by their thread ids: QEMU's other threads never wait for a throttle. Where none are
+    /// named, everybody does.
+    #[must_use]
+    pub fn with_vcpus(mut self, vcpus: Vec<u32>) -> DirtyTracker {
+        self.vcpus = vcpus;
+        self
+    }
+
+    /// Holds the guest to `pages_per_s` pages that are written anew in a second; none: to no limit any more. Computing,
+    /// reading, and writing to pages that are dirty already keep their speed. What [`DirtyTracker::take_dirty`] comes to is
+    /// held from then on. `throttle/mod.rs` explains how.
     ///
     /// # Errors
-    /// [`TrackError::NoKernelFaults`] where it can't be done; nothing has changed then.
-    pub fn throttle(&mut self, pages_per_s: f64, vcpus: &[u32]) -> Result<(), TrackError> {
-        if self.throttle.is_none() {
-            let throttle = Throttle::new(&self.tracker_socket, self.pid, vcpus, &self.blocks)?;
-            self.throttle = Some(throttle);
-        }
-        if let Some(throttle) = &mut self.throttle {
-            throttle.set_limit(Some(pages_per_s));
+    /// [`TrackError::NoKernelFaults`] and others where it can't be done; nothing has changed then.
+    pub fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError> {
+        match (&mut self.throttle, pages_per_s) {
+            (None, None) => {}
+            (Some(throttle), limit) => throttle.set_limit(limit),
+            (absent @ None, limit) => {
+                let throttle = Throttle::new(&self.tracker_socket, self.pid, &self.vcpus, &self.blocks)?;
+                absent.insert(throttle).set_limit(limit);
+            }
         }
         Ok(())
     }
 
-    /// Lets the guest write at its own speed again.
-    pub fn unthrottle(&mut self) {
-        if let Some(throttle) = &mut self.throttle {
-            throttle.set_limit(None);
+    /// The guest is about to be stopped: whoever waits goes on within a millisecond, until the next limit.
+    pub fn let_stop(&self) {
+        if let Some(throttle) = &self.throttle {
+            throttle.let_stop();
         }
     }
 

@@ -12,7 +12,7 @@ use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::throttle::{Throttle, Tracked};
 use super::{DirtyTracker, RUNS_A_SCAN, STEP_PAGES, io_or_gone};
 use crate::error::TrackError;
-use crate::pages::{PAGE_SIZE, PageRange, normalise, page_count, push_merged};
+use crate::pages::{PAGE_SIZE, PageRange, normalise, push_merged};
 
 /// Dirty runs with fewer clean pages than this between them (8 MiB) are claimed in one call: each call costs the guest a
 /// round of TLB flushes, each clean page at most one fault.
@@ -165,24 +165,27 @@ impl Taking<'_> {
     }
 }
 
-pub(super) fn count_dirty(tracker: &DirtyTracker) -> Result<u64, TrackError> {
+/// Gives what is dirty of `within` to `found`, piece by piece, and leaves it dirty.
+pub(super) fn look(
+    tracker: &DirtyTracker,
+    block: usize,
+    within: PageRange,
+    mut found: impl FnMut(&[PageRange]),
+) -> Result<(), TrackError> {
     let mut runs = vec![EMPTY_RUN; RUNS_A_SCAN];
-    let mut count = 0;
-    for (block, tracked) in tracker.blocks.iter().enumerate() {
-        for segment in &tracked.segments {
-            let mut rest = segment.pages;
-            while !rest.is_empty() {
-                let kind = tracker.throttle.as_ref().map(|throttle| throttle.of_one_kind(block, rest));
-                let (piece, is_throttled) = kind.unwrap_or((rest, false));
-                let look = if is_throttled { Scan::LookAnywhere } else { Scan::Look };
-                let seen = scan(&tracker.pagemap, look, segment, piece, 0, &mut runs)
-                    .map_err(|errno| failed(tracker.pid, errno))?;
-                count += page_count(&seen.dirty);
-                rest = PageRange::between(seen.end, rest.end());
-            }
+    for segment in &tracker.block(block, within)?.segments {
+        let mut rest = segment.pages.intersect(within);
+        while !rest.is_empty() {
+            let kind = tracker.throttle.as_ref().map(|throttle| throttle.of_one_kind(block, rest));
+            let (piece, is_throttled) = kind.unwrap_or((rest, false));
+            let look = if is_throttled { Scan::LookAnywhere } else { Scan::Look };
+            let seen = scan(&tracker.pagemap, look, segment, piece, 0, &mut runs)
+                .map_err(|errno| failed(tracker.pid, errno))?;
+            found(&seen.dirty);
+            rest = PageRange::between(seen.end, rest.end());
         }
     }
-    Ok(count)
+    Ok(())
 }
 
 /// Scans the first pages of `stretch`, in all mappings of the segment: up to the end it gives, at least one page, the

@@ -249,6 +249,7 @@ impl<'a> Sending<'a> {
             bytes: ram.transferred.saturating_sub(self.bytes_before_round),
             duration_ms: millis(self.round_begun.elapsed()),
             dirty_pages_per_s: ram.dirty_pages_rate as f64,
+            throttled_to_pages_per_s: None,
         });
         self.bytes_before_round = ram.transferred;
         self.round_begun = Instant::now();

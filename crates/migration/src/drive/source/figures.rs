@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_ram::PAGE_SIZE;
+use godwit_ram::{PAGE_SIZE, ThrottleFigures};
 
 use crate::clock::PeerClock;
-use crate::report::{Progress, SwitchoverReport, millis};
+use crate::report::{Progress, SwitchoverReport, ThrottleReport, millis};
 use crate::source::{Source, SwitchoverTimes};
 
 /// What has gone to the wire.
@@ -46,6 +46,12 @@ pub(super) fn progress_of(
         eta_ms: (net > 0.0).then(|| remaining_bytes as f64 / net * 1e3),
         elapsed_ms: millis(elapsed),
     }
+}
+
+/// What slowing the writers did, where they were.
+pub(super) fn throttle_report(figures: ThrottleFigures) -> Option<ThrottleReport> {
+    let ThrottleFigures { faults, pages, held } = figures;
+    (faults > 0).then(|| ThrottleReport { faults, pages, held_ms: millis(held) })
 }
 
 /// The pause in pieces; the destination's times brought to this host's clock by the pings.

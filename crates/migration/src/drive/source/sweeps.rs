@@ -38,7 +38,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn send_round(&mut self, round: u32) {
         self.dispatch.set_round(round);
         (self.padding_before, self.control_padding) = (self.dispatch.padding_bytes(), 0);
-        let scope = if round == 0 { Scope::Everything } else { Scope::Dirty };
+        let scope = if round == 0 { Scope::Untouched } else { Scope::Dirty };
         let swept = self.sweep(scope);
         self.swept_all(swept, Awaited::Sent);
     }

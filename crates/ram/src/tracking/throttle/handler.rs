@@ -81,6 +81,12 @@ impl Handler {
         self.shared.nudge();
     }
 
+    /// The guest is being stopped: nobody waits for long from here on, until the next limit.
+    pub(super) fn let_stop(&self) {
+        self.shared.lock().let_stop();
+        self.shared.nudge();
+    }
+
     /// What governs the memory that is throttled.
     pub(super) fn userfaultfd(&self) -> &Userfaultfd {
         &self.shared.userfaultfd

@@ -107,6 +107,11 @@ impl Throttle {
         self.handler.set_limit(pages_per_s);
     }
 
+    /// The guest is being stopped: nobody waits for long from here on, until the next limit.
+    pub(super) fn let_stop(&self) {
+        self.handler.let_stop();
+    }
+
     /// Whether chunks that are written to are to be throttled.
     pub(super) fn grows(&self) -> bool {
         self.grows

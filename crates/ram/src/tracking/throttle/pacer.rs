@@ -17,7 +17,9 @@ const MOST_WINDOW_PAGES: u32 = 64;
 /// The bucket holds what comes in this time: writes of one time slice of a scheduler may come in one go.
 const BURST: Duration = Duration::from_millis(5);
 /// The longest that a write waits, however low the limit: a guest's watchdogs count in seconds.
-pub(super) const MOST_HELD: Duration = Duration::from_millis(250);
+const MOST_HELD: Duration = Duration::from_millis(250);
+/// The longest that a write waits while the guest is being stopped: a processor that waits can't stop.
+const MOST_HELD_STOPPING: Duration = Duration::from_millis(1);
 /// So many threads' shares are remembered before those that do not wait are forgotten.
 const MOST_WRITERS: usize = 1024;
 
@@ -29,6 +31,7 @@ pub(super) struct Pacer {
     /// Pages that may be released; below zero after releases that could not wait.
     tokens: f64,
     refilled: Duration,
+    most_held: Duration,
     /// Up to where, in pages, the shares of all have come.
     virtual_time: f64,
     /// Up to where each thread's has.
@@ -63,6 +66,7 @@ impl Pacer {
             limit_pages_per_s: None,
             tokens: 0.0,
             refilled: Duration::ZERO,
+            most_held: MOST_HELD,
             virtual_time: 0.0,
             shares: HashMap::new(),
             waiting: Vec::new(),
@@ -74,6 +78,12 @@ impl Pacer {
         self.refill(now);
         self.limit_pages_per_s = pages_per_s.map(|limit| limit.max(1.0));
         self.tokens = self.tokens.min(self.most_tokens());
+        self.most_held = MOST_HELD;
+    }
+
+    /// The guest is being stopped: whoever waits goes on soon, and the limit holds as far as that lets it, until the next.
+    pub(super) fn let_stop(&mut self) {
+        self.most_held = MOST_HELD_STOPPING;
     }
 
     /// A write begins to wait.
@@ -113,7 +123,7 @@ impl Pacer {
         let Some(limit) = self.limit_pages_per_s else { return Some(now) };
         let lacking = (f64::from(self.window_pages()) - self.tokens).max(0.0);
         let filled = Duration::try_from_secs_f64(lacking / limit).unwrap_or(MOST_HELD);
-        Some((self.refilled + filled).min(oldest + MOST_HELD))
+        Some((self.refilled + filled).min(oldest + self.most_held))
     }
 
     /// Pages released at a time: one, where the handler can keep up so.
@@ -147,7 +157,7 @@ impl Pacer {
     }
 
     fn overdue(&self, now: Duration) -> Option<usize> {
-        self.waiting.iter().position(|waiting| now >= waiting.since + MOST_HELD)
+        self.waiting.iter().position(|waiting| now >= waiting.since + self.most_held)
     }
 }
 
@@ -218,6 +228,22 @@ mod tests {
         pacer.set_limit(Duration::ZERO, None);
         while pacer.next(Duration::ZERO).is_some() {}
         assert!(pacer.waiting.is_empty());
+    }
+
+    #[test]
+    fn a_guest_that_is_being_stopped_waits_for_no_limit() {
+        let mut pacer = Pacer::new();
+        pacer.set_limit(Duration::ZERO, Some(1.0));
+        pacer.let_stop();
+        (0..64).for_each(|thread| pacer.add(Duration::ZERO, fault(thread, 1)));
+        let soon = Duration::from_millis(1);
+        assert!(pacer.next(soon - Duration::from_nanos(1)).is_none());
+        assert_eq!(pacer.next_at(Duration::ZERO), Some(soon));
+        assert_eq!((0..64).filter_map(|_| pacer.next(soon)).count(), 64);
+        // It runs on after all.
+        pacer.set_limit(soon, Some(1.0));
+        pacer.add(soon, fault(1, 2));
+        assert!(pacer.next(Duration::from_millis(200)).is_none());
     }
 
     #[test]
