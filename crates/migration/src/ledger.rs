@@ -9,6 +9,8 @@ use crate::report::{PhaseReport, RoundReport, millis};
 
 /// Rounds smaller than this say more of the round trip than of the bandwidth.
 const TELLING_BYTES: u64 = 1 << 20;
+/// A shorter sample says more of one moment than of the guest.
+const LEAST_SAMPLE: Duration = Duration::from_millis(50);
 /// Assumed before anything was measured: 1 Gb/s.
 const ASSUMED_BYTES_PER_S: f64 = 125e6;
 
@@ -64,6 +66,11 @@ pub(crate) struct Ledger {
     /// What the limits in force leave for pages.
     limit_bytes_per_s: Option<u64>,
     dirty_pages_per_s: f64,
+    /// When tracking began.
+    tracked_since: Duration,
+    /// Pages written in a second while the destination prepared: a round that lasts shows less, as what is written anew in it is
+    /// counted once.
+    sampled_pages_per_s: Option<f64>,
 }
 
 impl Ledger {
@@ -80,6 +87,8 @@ impl Ledger {
             measured_bytes_per_s: None,
             limit_bytes_per_s: None,
             dirty_pages_per_s: 0.0,
+            tracked_since: Duration::ZERO,
+            sampled_pages_per_s: None,
         }
     }
 
@@ -147,10 +156,23 @@ impl Ledger {
         self.limit_bytes_per_s = bytes_per_s;
     }
 
+    pub(crate) fn tracking_begins(&mut self, now: Duration) {
+        self.tracked_since = now;
+    }
+
+    /// `pages` were written since tracking began.
+    pub(crate) fn sampled(&mut self, now: Duration, pages: u64) {
+        let since = now.saturating_sub(self.tracked_since).max(LEAST_SAMPLE);
+        self.sampled_pages_per_s = Some(pages as f64 / since.as_secs_f64());
+    }
+
     /// `remaining` pages were dirtied since the round began to protect them.
     pub(crate) fn counted(&mut self, now: Duration, remaining: u64) {
         let since = now.saturating_sub(self.round_since).as_secs_f64();
         self.dirty_pages_per_s = if since > 0.0 { remaining as f64 / since } else { 0.0 };
+        // Good for round 0, which lasts longest and has what was written before it among what remains.
+        let sampled = self.sampled_pages_per_s.take().unwrap_or(0.0);
+        self.dirty_pages_per_s = self.dirty_pages_per_s.max(sampled);
         if let Some(report) = self.rounds.last_mut() {
             report.dirty_pages_per_s = self.dirty_pages_per_s;
         }

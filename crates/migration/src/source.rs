@@ -137,6 +137,8 @@ pub enum State {
     Connecting,
     /// Waiting for the shadow VM.
     Preparing,
+    /// Counting what was written while it was waited for.
+    Sampling,
     /// Sending a round.
     Sending,
     /// Waiting for the destination to have applied the round.
@@ -217,9 +219,14 @@ impl Source {
         match (self.state, event) {
             (State::Connecting, Event::Connected) => {
                 // While the destination prepares, the guest shows what is hot in its memory.
+                self.ledger.tracking_begins(now);
                 self.to(State::Preparing, vec![Action::SendBegin, Action::StartTracking])
             }
-            (State::Preparing, Event::PeerReady) => self.next_round(now, 0),
+            (State::Preparing, Event::PeerReady) => self.to(State::Sampling, vec![Action::CountRemaining]),
+            (State::Sampling, Event::RemainingCounted { pages, .. }) => {
+                self.ledger.sampled(now, pages);
+                self.next_round(now, 0)
+            }
             (State::Sending, Event::RoundSent(sweep)) => {
                 self.ledger.round_sent(self.round, sweep);
                 self.to(State::Looking, vec![Action::CountRemaining])
@@ -257,6 +264,7 @@ impl Source {
             (
                 State::Connecting
                 | State::Preparing
+                | State::Sampling
                 | State::Sending
                 | State::Looking
                 | State::Draining

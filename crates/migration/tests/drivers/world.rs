@@ -54,6 +54,20 @@ impl FakeTracking {
     }
 }
 
+impl FakeTracking {
+    /// Memory was looked at: at the second time the streams that are to be cut are.
+    fn looked(&mut self) {
+        self.looks += 1;
+        if self.looks == 2 {
+            // Not before all of them are there: one that came later would stay.
+            while self.cut.lock().unwrap().len() < self.cuts {
+                std::thread::yield_now();
+            }
+            self.cut.lock().unwrap().drain(..).for_each(|stream| stream.close());
+        }
+    }
+}
+
 impl Tracking for FakeTracking {
     fn start(&mut self) -> Result<(), TrackError> {
         self.dirty.lock().unwrap().clear();
@@ -67,14 +81,7 @@ impl Tracking for FakeTracking {
         max_pages: u64,
         out: &mut Vec<PageRange>,
     ) -> Result<u64, TrackError> {
-        self.looks += 1;
-        if self.looks == 2 {
-            // Not before all of them are there: one that came later would stay.
-            while self.cut.lock().unwrap().len() < self.cuts {
-                std::thread::yield_now();
-            }
-            self.cut.lock().unwrap().drain(..).for_each(|stream| stream.close());
-        }
+        self.looked();
         let mut dirty = self.dirty.lock().unwrap();
         let found: Vec<_> = dirty
             .range((block, within.first)..(block, within.end()))
@@ -90,6 +97,7 @@ impl Tracking for FakeTracking {
     }
 
     fn look(&mut self, block: usize, within: PageRange, out: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        self.looked();
         let dirty = self.dirty.lock().unwrap();
         let found = dirty.range((block, within.first)..(block, within.end()));
         out.extend(found.map(|entry| PageRange { first: entry.1, count: 1 }));
@@ -126,10 +134,15 @@ pub(crate) struct FakeSource {
     memory: Arc<Region>,
     dirty: Dirty,
     cancels_itself: bool,
+    /// What has to be so before the guest stops.
+    after: Option<Arc<AtomicBool>>,
 }
 
 impl SourceHypervisor for FakeSource {
     fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure> {
+        while self.after.as_ref().is_some_and(|after| !after.load(Ordering::SeqCst)) {
+            std::thread::yield_now();
+        }
         events.hypervisor(Instant::now(), HypervisorEvent::DeviceState(vec![1; 500]));
         events.hypervisor(Instant::now(), HypervisorEvent::Stopped);
         self.inbox = Some(events.clone());
@@ -344,6 +357,8 @@ struct Secure {
     /// Data streams that were asked for, and that were let in.
     asked: AtomicUsize,
     let_in: AtomicUsize,
+    /// One was not.
+    refused: Arc<AtomicBool>,
 }
 
 impl Secure {
@@ -365,6 +380,7 @@ impl Secure {
             ended,
             asked: AtomicUsize::new(0),
             let_in: AtomicUsize::new(0),
+            refused: Arc::default(),
         }
     }
 
@@ -448,6 +464,7 @@ impl World {
             memory: Arc::clone(&self.from[0]),
             dirty: Arc::clone(&self.dirty),
             cancels_itself: twist.cancels_itself,
+            after: self.secure.as_ref().map(|secure| Arc::clone(&secure.refused)),
         }
     }
 
@@ -473,7 +490,9 @@ impl World {
     fn accept(&self) -> Option<WelcomedStream> {
         let Some(secure) = &self.secure else { return accept_one(&self.listener) };
         let stream = accept(std::slice::from_ref(&self.listener), Duration::from_millis(10)).unwrap()?;
-        let (stream, _) = stream.secure_accepted(&secure.destination).ok()?;
+        let secured = stream.secure_accepted(&secure.destination);
+        secure.refused.fetch_or(secured.is_err(), Ordering::SeqCst);
+        let (stream, _) = secured.ok()?;
         let welcomed = welcome(stream, ID, LIMIT).ok()?;
         secure.let_in.fetch_add(1, Ordering::SeqCst);
         Some(welcomed)

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use super::super::uffd::{Fault, Userfaultfd};
+use super::super::uffd::Userfaultfd;
 use super::pacer::{Pacer, Release};
 use crate::pages::PAGE_SIZE;
 
@@ -127,8 +127,13 @@ impl Shared {
         let _ = rustix::io::write(&self.nudge, &1u64.to_ne_bytes());
     }
 
-    /// Lets a write go on, with its neighbours where they are of the throttled memory too.
-    fn release(&self, fault: Fault, pages: u32) {
+    /// Lets a write go on, with its neighbours where they are of the throttled memory too. Counted before: who sees that it
+    /// went on sees it counted.
+    fn release(&self, Release { fault, pages, held }: Release) {
+        let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
+        self.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+        self.faults.fetch_add(1, Ordering::Relaxed);
+        self.pages.fetch_add(u64::from(pages), Ordering::Relaxed);
         let len_bytes = u64::from(pages) * PAGE_SIZE;
         let page = fault.address & !(PAGE_SIZE - 1);
         let released = self.userfaultfd.release(fault.address & !(len_bytes - 1), len_bytes);
@@ -137,8 +142,6 @@ impl Shared {
             // It is not throttled any more: the write may be tried again. A process that is gone waits for nothing.
             let _ = self.userfaultfd.wake(page, PAGE_SIZE);
         }
-        self.faults.fetch_add(1, Ordering::Relaxed);
-        self.pages.fetch_add(u64::from(pages), Ordering::Relaxed);
     }
 
     fn wait(&self) -> Result<(), Errno> {
@@ -173,16 +176,14 @@ fn run(shared: &Shared, mut threads: Threads) {
                 shared.lock().add(now, fault);
             } else {
                 shared.lock().charge(now, 1);
-                shared.release(fault, 1);
+                shared.release(Release { fault, pages: 1, held: Duration::ZERO });
             }
         }
         loop {
             // Not under the lock: whoever changes the limit is not to wait for the kernel.
             let next = shared.lock().next(shared.begun.elapsed());
-            let Some(Release { fault, pages, held }) = next else { break };
-            shared.release(fault, pages);
-            let held_ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
-            shared.held_ns.fetch_add(held_ns, Ordering::Relaxed);
+            let Some(release) = next else { break };
+            shared.release(release);
         }
     }
 }
