@@ -2,7 +2,8 @@
 //!
 //! Arguments: `shared:PATH` or `private:PATH`, each a mapping, numbered from 0. Commands on standard input, a line each:
 //! `write MAPPING PAGE COUNT [STEP]` (every STEPth page of COUNT), `kernel MAPPING PAGE COUNT` (the kernel writes, by read(2)), `read MAPPING PAGE COUNT`,
-//! `discard MAPPING PAGE COUNT` (as a balloon does), `environment`. Each is answered with a line when it is done.
+//! `discard MAPPING PAGE COUNT` (as a balloon does), `bytes MAPPING PAGE COUNT` (answered with the first byte of each page),
+//! `environment`. Each is answered with a line when it is done.
 #![allow(unsafe_code, reason = "maps memory and writes single bytes of it, as a hypervisor would")]
 
 use std::error::Error;
@@ -63,6 +64,14 @@ fn run(mappings: &[Mapping], zeros: &File, line: &str) -> Result<String, Box<dyn
         _ => return Err("COMMAND MAPPING PAGE COUNT [STEP]".into()),
     };
     let mapping = mappings.get(usize::try_from(mapping)?).ok_or("no such mapping")?;
+    if *command == "bytes" {
+        let byte = |page: u64| {
+            let offset = usize::try_from(page * PAGE_SIZE)?;
+            // SAFETY: as below.
+            Ok::<_, Box<dyn Error>>(unsafe { mapping.base.wrapping_add(offset).read_volatile() }.to_string())
+        };
+        return Ok((first..first + count).map(byte).collect::<Result<Vec<_>, _>>()?.join(" "));
+    }
     for page in (first..first + count).step_by(usize::try_from(step)?) {
         let address = mapping.base.wrapping_add(usize::try_from(page * PAGE_SIZE)?);
         // SAFETY: the tests name pages of the mapping only, and no reference to its memory exists.

@@ -5,6 +5,7 @@
 //!   [`RamFile`]: one that is only read.
 //! - [`send_parts`] and [`Region::receive`]: from a region's pages to a socket and back without a copy in between.
 //! - [`DirtyTracker`]: which pages a running guest has written; [`tracking`] has the essay on how.
+//! - [`PageIn`]: a guest that runs while pages of its memory are missing; [`page_in`] has the essay.
 //! - [`PageRange`] and its lists ([`pages`]).
 //!
 //! This crate and the tracker library are the only places with unsafe code. It knows neither the migration protocol nor
@@ -17,6 +18,7 @@
 
 mod error;
 mod file;
+pub mod page_in;
 pub mod pages;
 mod ramdir;
 mod region;
@@ -27,6 +29,7 @@ mod zero_copy;
 
 pub use error::{RamError, TrackError};
 pub use file::RamFile;
+pub use page_in::{Access, PageIn};
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};
 pub use ramdir::RamDir;
 pub use region::Region;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::maps::{Mapping, mappings_of, segments_of};
+use super::maps::{Mapping, Segment, mappings_of, segments_of};
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::uffd::Userfaultfd;
 use super::{Block, DirtyTracker, RUNS_A_SCAN, check_kernel, io_or_gone, library};
@@ -20,14 +20,16 @@ pub(super) fn attach(
     regions: &[Arc<Region>],
 ) -> Result<DirtyTracker, TrackError> {
     check_kernel()?;
-    // The page map first: it holds on to the address space, should the pid be given to another process meanwhile.
-    let pagemap = Pagemap::open(&pid.to_string()).map_err(|errno| match errno {
-        Errno::NOENT | Errno::SRCH => TrackError::ProcessGone { pid },
-        _ => io_or_gone("open the page map", pid, errno),
-    })?;
-    let maps = read_maps(pid)?;
-    let blocks =
-        regions.iter().map(|region| find_block(&maps, pid, region)).collect::<Result<Vec<_>, _>>()?;
+    let pagemap = open_pagemap(pid)?;
+    let found = find_blocks(pid, regions)?.into_iter().zip(regions);
+    let blocks: Vec<Block> = found
+        .map(|((mappings, segments), region)| Block {
+            pages: region.all_pages(),
+            region: Arc::clone(region),
+            mappings,
+            segments,
+        })
+        .collect();
     let userfaultfd = Userfaultfd::new(library::request_userfaultfd(tracker_socket)?.0);
     userfaultfd.enable_tracking()?;
 
@@ -52,6 +54,23 @@ pub(super) fn attach(
     Ok(tracker)
 }
 
+/// To be opened before anything else: it holds on to the address space, should the pid be given to another process meanwhile.
+pub(crate) fn open_pagemap(pid: i32) -> Result<Pagemap, TrackError> {
+    Pagemap::open(&pid.to_string()).map_err(|errno| match errno {
+        Errno::NOENT | Errno::SRCH => TrackError::ProcessGone { pid },
+        _ => io_or_gone("open the page map", pid, errno),
+    })
+}
+
+/// Where process `pid` maps each region, and how that cuts the region.
+pub(crate) fn find_blocks(
+    pid: i32,
+    regions: &[Arc<Region>],
+) -> Result<Vec<(Vec<Mapping>, Vec<Segment>)>, TrackError> {
+    let maps = read_maps(pid)?;
+    regions.iter().map(|region| find_block(&maps, pid, region)).collect()
+}
+
 /// /proc/PID/maps, whose numbers and paths are read; bytes that are no text can only be in a path.
 fn read_maps(pid: i32) -> Result<String, TrackError> {
     let gone = TrackError::ProcessGone { pid };
@@ -65,7 +84,7 @@ fn read_maps(pid: i32) -> Result<String, TrackError> {
     }
 }
 
-fn find_block(maps: &str, pid: i32, region: &Arc<Region>) -> Result<Block, TrackError> {
+fn find_block(maps: &str, pid: i32, region: &Region) -> Result<(Vec<Mapping>, Vec<Segment>), TrackError> {
     let path = || region.path().to_owned();
     if !region.is_on_tmpfs() {
         return Err(TrackError::NotTrackable { path: path() });
@@ -78,8 +97,7 @@ fn find_block(maps: &str, pid: i32, region: &Arc<Region>) -> Result<Block, Track
         });
     }
     let segments = segments_of(&found.shared);
-    let region = Arc::clone(region);
-    Ok(Block { pages: region.all_pages(), region, segments, mappings: found.shared })
+    Ok((found.shared, segments))
 }
 
 fn register(tracker: &DirtyTracker, mapping: &Mapping, region: &Region) -> Result<(), TrackError> {

@@ -40,7 +40,7 @@ pub fn tracker_listener(path: &Path) -> io::Result<OwnedFd> {
 
 /// Asks the library behind `path` for a userfaultfd of its process. True with it: it can hand over the faults that happen in
 /// the kernel (KVM's, system calls') as well.
-pub(super) fn request_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), TrackError> {
+pub(crate) fn request_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), TrackError> {
     let missing = |errno: Errno| TrackError::LibraryMissing { socket: path.to_owned(), source: errno.into() };
     let connection = connect(path).map_err(missing)?;
     // Where the agent may not open it either, the library has ways of its own.

@@ -6,23 +6,23 @@ use crate::pages::{PAGE_SIZE, PageRange};
 
 /// A mapping of (a part of) a RAM file in QEMU's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     /// Where it starts in QEMU.
-    pub(super) address: u64,
+    pub(crate) address: u64,
     /// The first page of the file that it shows.
-    pub(super) first: u64,
+    pub(crate) first: u64,
     /// How many pages it shows.
-    pub(super) count: u64,
+    pub(crate) count: u64,
 }
 
 impl Mapping {
     /// The file's pages that it shows.
-    pub(super) fn pages(&self) -> PageRange {
+    pub(crate) fn pages(&self) -> PageRange {
         PageRange::new(self.first, self.count)
     }
 
     /// Where QEMU has the page, which must be one of those shown.
-    pub(super) fn address_of(&self, page: u64) -> u64 {
+    pub(crate) fn address_of(&self, page: u64) -> u64 {
         self.address + (page - self.first) * PAGE_SIZE
     }
 }
@@ -90,16 +90,16 @@ fn parse_line(line: &str) -> Option<Line> {
 
 /// Pages of a block that are mapped alike: at each of `addresses`, which has the first of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
+pub(crate) struct Segment {
     /// The pages.
-    pub(super) pages: PageRange,
+    pub(crate) pages: PageRange,
     /// Where QEMU has them; never empty.
-    pub(super) addresses: Vec<u64>,
+    pub(crate) addresses: Vec<u64>,
 }
 
 impl Segment {
     /// Where QEMU has the first of `pages`, which lie in the segment: in each of its mappings.
-    pub(super) fn addresses_of(&self, pages: PageRange) -> impl Iterator<Item = u64> {
+    pub(crate) fn addresses_of(&self, pages: PageRange) -> impl Iterator<Item = u64> {
         let offset_bytes = (pages.first - self.pages.first) * PAGE_SIZE;
         self.addresses.iter().map(move |address| address + offset_bytes)
     }

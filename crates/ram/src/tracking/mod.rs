@@ -60,14 +60,14 @@
 //! a question that only a living address space answers; [`TrackError::ProcessGone`] otherwise.
 
 mod attach;
-mod library;
-mod maps;
-mod pagemap;
+pub(crate) mod library;
+pub(crate) mod maps;
+pub(crate) mod pagemap;
 #[path = "../../../tracker/src/protocol.rs"]
 pub mod protocol;
 mod take;
 mod throttle;
-mod uffd;
+pub(crate) mod uffd;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -75,6 +75,7 @@ use std::sync::Arc;
 
 use linux_raw_sys::general::page_region;
 
+pub(crate) use attach::{find_blocks, open_pagemap};
 pub use library::tracker_listener;
 pub use throttle::ThrottleFigures;
 
@@ -275,7 +276,7 @@ fn kernel_too_old(missing: &'static str) -> TrackError {
     TrackError::KernelTooOld { found: format!("Linux {}", found.release().to_string_lossy()), missing }
 }
 
-fn io_or_gone(what: &'static str, pid: i32, errno: rustix::io::Errno) -> TrackError {
+pub(crate) fn io_or_gone(what: &'static str, pid: i32, errno: rustix::io::Errno) -> TrackError {
     match errno {
         rustix::io::Errno::SRCH => TrackError::ProcessGone { pid },
         _ => TrackError::Io { what, pid, source: errno.into() },

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
 use linux_raw_sys::general::{
-    PAGE_IS_WRITTEN, PM_SCAN_CHECK_WPASYNC, PM_SCAN_WP_MATCHING, page_region, pm_scan_arg,
+    PAGE_IS_PRESENT, PAGE_IS_WRITTEN, PM_SCAN_CHECK_WPASYNC, PM_SCAN_WP_MATCHING, page_region, pm_scan_arg,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -27,19 +27,19 @@ pub(super) enum Scan {
 
 /// What a scan gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Scanned {
+pub(crate) struct Scanned {
     /// How many of the runs were filled in.
-    pub(super) runs: usize,
+    pub(crate) runs: usize,
     /// The address up to which the scan came.
-    pub(super) end: u64,
+    pub(crate) end: u64,
 }
 
 /// An open /proc/PID/pagemap. It stays the address space's that it was opened for, whatever becomes of the process.
-pub(super) struct Pagemap(OwnedFd);
+pub(crate) struct Pagemap(OwnedFd);
 
 impl Pagemap {
     /// Opens the page map of a process; `self` or a number.
-    pub(super) fn open(process: &str) -> Result<Pagemap, Errno> {
+    pub(crate) fn open(process: &str) -> Result<Pagemap, Errno> {
         let path = format!("/proc/{process}/pagemap");
         rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(Pagemap)
     }
@@ -65,7 +65,7 @@ impl Pagemap {
             Scan::LookAnywhere => 0,
             Scan::Claim => PM_SCAN_CHECK_WPASYNC | PM_SCAN_WP_MATCHING,
         };
-        let mut scanned = self.ioctl(flags.into(), start, end, max_pages, runs)?;
+        let mut scanned = self.ioctl(PAGE_IS_WRITTEN, flags.into(), start, end, max_pages, runs)?;
         // Where one of the kernel's own buffers of 512 runs has been full and the rest of the scan fitted into the next,
         // it tells the end of the former (seen on Linux 6.18). What it filled in is scanned, and claimed, all the same.
         if let Some(last) = scanned.runs.checked_sub(1).and_then(|last| runs.get(last)) {
@@ -74,8 +74,21 @@ impl Pagemap {
         Ok(scanned)
     }
 
+    /// Finds the pages that are mapped, whatever governs the memory.
+    pub(crate) fn scan_present(
+        &self,
+        start: u64,
+        end: u64,
+        runs: &mut [page_region],
+    ) -> Result<Scanned, Errno> {
+        let scanned = self.ioctl(PAGE_IS_PRESENT, 0, start, end, 0, runs)?;
+        let last = scanned.runs.checked_sub(1).and_then(|last| runs.get(last)).map_or(0, |last| last.end);
+        Ok(Scanned { end: scanned.end.max(last), ..scanned })
+    }
+
     fn ioctl(
         &self,
+        category: u32,
         flags: u64,
         start: u64,
         end: u64,
@@ -93,9 +106,9 @@ impl Pagemap {
                 vec_len: runs.len() as u64,
                 max_pages,
                 category_inverted: 0,
-                category_mask: PAGE_IS_WRITTEN.into(),
+                category_mask: category.into(),
                 category_anyof_mask: 0,
-                return_mask: PAGE_IS_WRITTEN.into(),
+                return_mask: category.into(),
             },
         };
         // SAFETY: the argument is the kernel's structure for this request; `vec` and `vec_len` describe `runs`, which is
@@ -113,11 +126,13 @@ pub(super) fn check_kernel() -> Result<(), TrackError> {
     })?;
     let page = (&raw const own) as u64 & !(PAGE_SIZE - 1);
     let mut run = [EMPTY_RUN];
-    own.ioctl(0, page, page + PAGE_SIZE, 0, &mut run).map(|_| ()).map_err(|_| kernel_too_old("PAGEMAP_SCAN"))
+    own.ioctl(PAGE_IS_WRITTEN, 0, page, page + PAGE_SIZE, 0, &mut run)
+        .map(|_| ())
+        .map_err(|_| kernel_too_old("PAGEMAP_SCAN"))
 }
 
 /// A run to be filled in by the kernel.
-pub(super) const EMPTY_RUN: page_region = page_region { start: 0, end: 0, categories: 0 };
+pub(crate) const EMPTY_RUN: page_region = page_region { start: 0, end: 0, categories: 0 };
 
 struct PagemapScan {
     argument: pm_scan_arg,

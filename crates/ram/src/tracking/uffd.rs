@@ -3,12 +3,15 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_THREAD_ID,
-    UFFD_FEATURE_WP_ASYNC, UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_FEATURE_WP_UNPOPULATED, UFFD_USER_MODE_ONLY,
-    UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_range, uffdio_register, uffdio_writeprotect,
+    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFD_FEATURE_MINOR_SHMEM, UFFD_FEATURE_MISSING_SHMEM,
+    UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_THREAD_ID, UFFD_FEATURE_WP_ASYNC,
+    UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_FEATURE_WP_UNPOPULATED, UFFD_USER_MODE_ONLY,
+    UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP, uffdio_api,
+    uffdio_continue, uffdio_range, uffdio_register, uffdio_writeprotect, uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{
-    UFFDIO_API, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
+    UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_WRITEPROTECT,
+    UFFDIO_ZEROPAGE,
 };
 use rustix::io::Errno;
 use rustix::ioctl::Updater;
@@ -35,26 +38,29 @@ const FAULT_FEATURES: u32 = UFFD_FEATURE_WP_UNPOPULATED
     | UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | UFFD_FEATURE_THREAD_ID;
 
+/// Whoever comes to a page that is not mapped waits, whether the file holds it or not. Linux 5.14, and thread ids.
+const PAGE_IN_FEATURES: u32 = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_THREAD_ID;
+
 /// `sizeof(struct uffd_msg)`; the fields of a page fault in it begin at 8: flags, address, thread.
 const MESSAGE_BYTES: usize = 32;
 /// How many messages are read at once.
 const MESSAGES_A_READ: usize = 64;
 
-/// A write that waits.
+/// An access that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     /// Where, in the other process; of the byte, or of its page.
-    pub(super) address: u64,
+    pub(crate) address: u64,
     /// The thread that waits, as its process numbers it.
-    pub(super) thread: u32,
+    pub(crate) thread: u32,
 }
 
 /// A userfaultfd, which acts on the address space of the process that created it.
-pub(super) struct Userfaultfd(OwnedFd);
+pub(crate) struct Userfaultfd(OwnedFd);
 
 impl Userfaultfd {
     /// One that came from another process.
-    pub(super) fn new(fd: OwnedFd) -> Userfaultfd {
+    pub(crate) fn new(fd: OwnedFd) -> Userfaultfd {
         Userfaultfd(fd)
     }
 
@@ -95,17 +101,51 @@ impl Userfaultfd {
         self.update::<UFFDIO_API, _>(&mut api).map_err(|_| kernel_too_old("userfaultfd's thread ids"))
     }
 
+    /// Has every access to a page that is not mapped wait until it is answered; in place of [`Userfaultfd::enable_tracking`].
+    pub(crate) fn enable_page_in(&self) -> Result<(), TrackError> {
+        let mut api = uffdio_api { api: UFFD_API.into(), features: PAGE_IN_FEATURES.into(), ioctls: 0 };
+        self.update::<UFFDIO_API, _>(&mut api)
+            .map_err(|_| kernel_too_old("userfaultfd's minor faults of shmem"))
+    }
+
     /// Makes the range of the other address space one whose write protection this descriptor governs.
     pub(super) fn register(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
+        self.register_for(UFFDIO_REGISTER_MODE_WP, address, len_bytes)
+    }
+
+    /// Makes the range one whose pages this descriptor maps; those that are mapped stay so.
+    pub(crate) fn register_page_in(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
+        self.register_for(UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR, address, len_bytes)
+    }
+
+    fn register_for(&self, mode: u32, address: u64, len_bytes: u64) -> Result<(), Errno> {
         self.update::<UFFDIO_REGISTER, _>(&mut uffdio_register {
             range: range(address, len_bytes),
-            mode: UFFDIO_REGISTER_MODE_WP.into(),
+            mode: mode.into(),
             ioctls: 0,
         })
     }
 
+    /// Maps pages that the file holds, the first of them at least, and goes on with whoever waits for them. Gives how many
+    /// bytes were mapped.
+    ///
+    /// # Errors
+    /// `EEXIST`: the first is mapped already. `EFAULT`: the file does not hold it.
+    pub(crate) fn map_held(&self, address: u64, len_bytes: u64) -> Result<u64, Errno> {
+        let mut request = uffdio_continue { range: range(address, len_bytes), mode: 0, mapped: 0 };
+        let result = self.update::<UFFDIO_CONTINUE, _>(&mut request);
+        mapped(result, request.mapped)
+    }
+
+    /// The same for pages that the file does not hold: they hold zeros from then on.
+    pub(crate) fn map_zeros(&self, address: u64, len_bytes: u64) -> Result<u64, Errno> {
+        let mut request = uffdio_zeropage { range: range(address, len_bytes), mode: 0, zeropage: 0 };
+        let result = self.update::<UFFDIO_ZEROPAGE, _>(&mut request);
+        mapped(result, request.zeropage)
+    }
+
     /// Undoes [`Userfaultfd::register`], and the protection with it.
-    pub(super) fn unregister(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
+    pub(crate) fn unregister(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         self.update::<UFFDIO_UNREGISTER, _>(&mut range(address, len_bytes))
     }
 
@@ -132,12 +172,12 @@ impl Userfaultfd {
     }
 
     /// Has whoever waits for the range try again.
-    pub(super) fn wake(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
+    pub(crate) fn wake(&self, address: u64, len_bytes: u64) -> Result<(), Errno> {
         self.update::<UFFDIO_WAKE, _>(&mut range(address, len_bytes))
     }
 
     /// Appends the writes that have begun to wait since the last call. Returns at once.
-    pub(super) fn read_faults(&self, out: &mut Vec<Fault>) -> Result<(), Errno> {
+    pub(crate) fn read_faults(&self, out: &mut Vec<Fault>) -> Result<(), Errno> {
         let mut messages = [0; MESSAGE_BYTES * MESSAGES_A_READ];
         loop {
             let len = match rustix::io::read(&self.0, &mut messages) {
@@ -155,13 +195,13 @@ impl Userfaultfd {
     }
 
     /// The descriptor, to wait for faults.
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
     /// Whether the address space still exists. `untracked` is a page that is not registered: protecting it fails with
     /// ENOENT where there is an address space, with ESRCH where there is none any more.
-    pub(super) fn is_alive(&self, untracked: u64) -> Result<bool, Errno> {
+    pub(crate) fn is_alive(&self, untracked: u64) -> Result<bool, Errno> {
         match self.write_protect_once(untracked, PAGE_SIZE) {
             Ok(()) | Err(Errno::NOENT | Errno::AGAIN) => Ok(true),
             Err(Errno::SRCH) => Ok(false),
@@ -181,6 +221,15 @@ impl Userfaultfd {
         // no program can tell a difference but by its speed: WP_ASYNC hands no fault to anybody, and who waits for an
         // answer goes on when it comes, at the latest when this descriptor is closed.
         unsafe { rustix::ioctl::ioctl(&self.0, Updater::<REQUEST, T>::new(argument)) }
+    }
+}
+
+/// The kernel's answer where it may have stopped in the middle: EAGAIN, and how far it came.
+fn mapped(result: Result<(), Errno>, bytes: i64) -> Result<u64, Errno> {
+    match (result, u64::try_from(bytes)) {
+        (Ok(()) | Err(Errno::AGAIN), Ok(bytes)) => Ok(bytes),
+        (Ok(()), Err(_)) => Err(Errno::IO),
+        (Err(errno), _) => Err(errno),
     }
 }
 

@@ -214,6 +214,12 @@ impl Writer {
         assert_eq!(self.ask(&format!("{command} {mapping} {first} {count}")), "done");
     }
 
+    /// The first byte of each page, as the process sees it.
+    pub(crate) fn bytes(&mut self, mapping: usize, first: u64, count: u64) -> Vec<u8> {
+        let line = self.ask(&format!("bytes {mapping} {first} {count}"));
+        line.split_whitespace().map(|byte| byte.parse().expect("a byte")).collect()
+    }
+
     /// Writes every `step`th of `count` pages.
     pub(crate) fn scatter(&mut self, mapping: usize, first: u64, count: u64, step: usize) {
         assert_eq!(self.ask(&format!("write {mapping} {first} {count} {step}")), "done");
