@@ -28,7 +28,7 @@ use rustix::io::Errno;
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, normalise};
 use crate::region::Region;
-use crate::tracking::maps::{Mapping, Segment};
+use crate::tracking::maps::BlockMappings;
 use crate::tracking::pagemap::{EMPTY_RUN, Pagemap};
 use crate::tracking::uffd::{Fault, Userfaultfd};
 use crate::tracking::{find_blocks, io_or_gone, library, open_pagemap};
@@ -42,12 +42,7 @@ pub struct PageIn {
     pid: i32,
     userfaultfd: Userfaultfd,
     pagemap: Pagemap,
-    blocks: Vec<Block>,
-}
-
-struct Block {
-    mappings: Vec<Mapping>,
-    segments: Vec<Segment>,
+    blocks: Vec<BlockMappings>,
 }
 
 /// An access that waits for a page.
@@ -76,7 +71,6 @@ impl PageIn {
         }
         let userfaultfd = Userfaultfd::new(userfaultfd);
         userfaultfd.enable_page_in()?;
-        let blocks = blocks.into_iter().map(|(mappings, segments)| Block { mappings, segments }).collect();
         // From here on, dropping it undoes what was registered.
         let page_in = PageIn { pid, userfaultfd, pagemap, blocks };
         for (block, region) in page_in.blocks.iter().zip(regions) {
@@ -179,8 +173,8 @@ impl PageIn {
         Some(Access { block, page, thread: fault.thread })
     }
 
-    fn block(&self, block: usize, within: PageRange) -> Result<&Block, TrackError> {
-        let end = |block: &Block| block.segments.last().map_or(0, |segment| segment.pages.end());
+    fn block(&self, block: usize, within: PageRange) -> Result<&BlockMappings, TrackError> {
+        let end = |block: &BlockMappings| block.segments.last().map_or(0, |segment| segment.pages.end());
         match self.blocks.get(block) {
             Some(found) if within.end() <= end(found) => Ok(found),
             _ => Err(TrackError::OutOfBounds { block, range: within }),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::maps::{Mapping, Segment, mappings_of, segments_of};
+use super::maps::{BlockMappings, Mapping, mappings_of, segments_of};
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::uffd::Userfaultfd;
 use super::{Block, DirtyTracker, RUNS_A_SCAN, check_kernel, io_or_gone, library};
@@ -23,7 +23,7 @@ pub(super) fn attach(
     let pagemap = open_pagemap(pid)?;
     let found = find_blocks(pid, regions)?.into_iter().zip(regions);
     let blocks: Vec<Block> = found
-        .map(|((mappings, segments), region)| Block {
+        .map(|(BlockMappings { mappings, segments }, region)| Block {
             pages: region.all_pages(),
             region: Arc::clone(region),
             mappings,
@@ -63,10 +63,7 @@ pub(crate) fn open_pagemap(pid: i32) -> Result<Pagemap, TrackError> {
 }
 
 /// Where process `pid` maps each region, and how that cuts the region.
-pub(crate) fn find_blocks(
-    pid: i32,
-    regions: &[Arc<Region>],
-) -> Result<Vec<(Vec<Mapping>, Vec<Segment>)>, TrackError> {
+pub(crate) fn find_blocks(pid: i32, regions: &[Arc<Region>]) -> Result<Vec<BlockMappings>, TrackError> {
     let maps = read_maps(pid)?;
     regions.iter().map(|region| find_block(&maps, pid, region)).collect()
 }
@@ -84,7 +81,7 @@ fn read_maps(pid: i32) -> Result<String, TrackError> {
     }
 }
 
-fn find_block(maps: &str, pid: i32, region: &Region) -> Result<(Vec<Mapping>, Vec<Segment>), TrackError> {
+fn find_block(maps: &str, pid: i32, region: &Region) -> Result<BlockMappings, TrackError> {
     let path = || region.path().to_owned();
     if !region.is_on_tmpfs() {
         return Err(TrackError::NotTrackable { path: path() });
@@ -97,7 +94,7 @@ fn find_block(maps: &str, pid: i32, region: &Region) -> Result<(Vec<Mapping>, Ve
         });
     }
     let segments = segments_of(&found.shared);
-    Ok((found.shared, segments))
+    Ok(BlockMappings { mappings: found.shared, segments })
 }
 
 fn register(tracker: &DirtyTracker, mapping: &Mapping, region: &Region) -> Result<(), TrackError> {

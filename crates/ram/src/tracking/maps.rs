@@ -36,6 +36,15 @@ pub(super) struct FileMappings {
     pub(super) private: usize,
 }
 
+/// Where QEMU maps a RAM block, and how that cuts it.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockMappings {
+    /// Each mapping.
+    pub(crate) mappings: Vec<Mapping>,
+    /// The same, by page.
+    pub(crate) segments: Vec<Segment>,
+}
+
 /// The mappings of the file with this device and inode number, cut to `pages`, the file's own. Lines that are not
 /// understood are passed over (proc_pid_maps(5)).
 pub(super) fn mappings_of(maps: &str, file_id: (u64, u64), pages: PageRange) -> FileMappings {
