@@ -205,7 +205,7 @@ fn remarks(lane: &LaneProbe) -> Vec<String> {
         if mtu.black_hole {
             lines.push(format!(
                 "{name}: MTU of the interface {interface}, but only {passes} passes, and what is larger vanishes without a word: \
-                 a migration would stall here\n  mend: set the interface's MTU to {passes} on both hosts, or let the network between them carry {interface}\n"
+                 a migration would stand still for seconds, and go on with small packets\n  mend: set the interface's MTU to {passes} on both hosts, or let the network between them carry {interface}\n"
             ));
         } else if mtu.interface > mtu.passes {
             lines.push(format!("{name}: MTU of the interface {interface}, but only {passes} passes\n"));

@@ -112,7 +112,7 @@ fn breakdown(pieces: &SwitchoverReport) -> String {
 }
 
 fn lane_text(lane: &LaneReport) -> String {
-    let LaneReport { lane, streams, bytes, broken } = lane;
+    let LaneReport { lane, streams, bytes, broken, vanishing_mtu: _ } = lane;
     let plural = if *streams == 1 { "" } else { "s" };
     let mut text = format!("{lane}: {}, {streams} stream{plural}", byte_count(*bytes));
     if let Some(why) = broken.first() {

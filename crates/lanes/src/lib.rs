@@ -27,7 +27,9 @@ pub use rate::{BitRate, LEAST_LIMIT, RateError, RateLimit, parse_scaled};
 pub use receiver::{Incoming, StreamReceiver};
 pub use reference::{Knowledge, hash_page};
 pub use sender::StreamSender;
-pub use socket::{CONNECT_LIMIT, Lane, Near, Stream, accept, connect, listen, pair};
+pub use socket::{
+    CONNECT_LIMIT, Lane, Near, SAFE_SEGMENT_BYTES, Segments, Stream, accept, connect, listen, pair,
+};
 pub use unit::{Comparing, Differing, Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent};
 
 use std::net::SocketAddr;

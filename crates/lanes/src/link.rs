@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_pki::Peer;
-use godwit_ram::{PAGE_SIZE, Part, ZeroCopy, acked_bytes, send_parts, unacked_bytes, unsent_bytes};
+use godwit_ram::{
+    PAGE_SIZE, Part, ZeroCopy, acked_bytes, send_parts, unacked_bytes, unanswered_timeouts, unsent_bytes,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
@@ -121,6 +123,11 @@ impl Link {
     /// Bytes that the socket has taken and the peer has not acknowledged; 0 where the kernel does not tell.
     pub(crate) fn unacked_bytes(&self) -> u64 {
         unacked_bytes(self.socket().as_fd()).unwrap_or(0)
+    }
+
+    /// How often in a row the same was sent in vain; 0 where the kernel does not tell.
+    pub(crate) fn unanswered_timeouts(&self) -> u8 {
+        unanswered_timeouts(self.socket().as_fd()).unwrap_or(0)
     }
 
     /// Whether a read would wait.

@@ -10,6 +10,7 @@ use godwit_pki::{Identity, Peer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use socket2::SockRef;
 
 use crate::link::{Link, Tls};
 use crate::pacing::StreamPace;
@@ -110,6 +111,12 @@ impl Stream {
         self.link.unacked_bytes()
     }
 
+    /// How often in a row the kernel has sent the same anew and heard nothing.
+    #[must_use]
+    pub fn unanswered_timeouts(&self) -> u8 {
+        self.link.unanswered_timeouts()
+    }
+
     /// Whether its sender waits for a limit of bandwidth.
     #[must_use]
     pub fn is_held(&self) -> bool {
@@ -202,6 +209,28 @@ impl std::fmt::Display for Lane {
         match self.from {
             Some(from) => write!(f, "{from} → {}", self.to),
             None => write!(f, "→ {}", self.to),
+        }
+    }
+}
+
+/// How large a stream's TCP segments may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Segments {
+    /// As large as the interface's MTU lets them be.
+    #[default]
+    Full,
+    /// At most [`SAFE_SEGMENT_BYTES`], both ways.
+    Small,
+}
+
+/// Segments so small pass everywhere: IPv6 asks for an MTU of 1280 at least (RFC 8200, section 5).
+pub const SAFE_SEGMENT_BYTES: u32 = 1000;
+
+impl Segments {
+    pub(crate) fn prepare(self, socket: &OwnedFd) -> std::io::Result<()> {
+        match self {
+            Segments::Full => Ok(()),
+            Segments::Small => SockRef::from(socket).set_tcp_mss(SAFE_SEGMENT_BYTES),
         }
     }
 }

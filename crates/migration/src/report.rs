@@ -89,6 +89,10 @@ pub struct LaneReport {
     pub bytes: u64,
     /// Why streams of it broke or could not be opened. Their work was done by the others.
     pub broken: Vec<String>,
+    /// The MTU of its interface, bytes, where packets of that size were found to vanish while small ones passed; its streams went on
+    /// with small ones.
+    #[serde(default)]
+    pub vanishing_mtu: Option<u32>,
 }
 
 /// Time spent in one phase, summed over its visits.

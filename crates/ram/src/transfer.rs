@@ -14,6 +14,8 @@ const MAX_PARTS_A_CALL: usize = 1024;
 const UNSENT_QUEUE: libc::c_ulong = 0x894b;
 /// Where `tcpi_bytes_acked` lies in what TCP_INFO tells (`struct tcp_info` of linux/tcp.h, since Linux 4.1).
 const ACKED_AT: usize = 120;
+/// Where `tcpi_retransmits` lies there.
+const RETRANSMITS_AT: usize = 2;
 
 /// A piece of what is to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +151,18 @@ fn queued(fd: BorrowedFd<'_>, queue: libc::c_ulong) -> io::Result<u64> {
 /// # Errors
 /// What the kernel says of a socket that is not TCP's.
 pub fn acked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(tcp_info(fd)?[ACKED_AT..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
+}
+
+/// How often in a row a TCP socket has sent the same anew, since its peer acknowledged nothing in time.
+///
+/// # Errors
+/// What the kernel says of a socket that is not TCP's.
+pub fn unanswered_timeouts(fd: BorrowedFd<'_>) -> io::Result<u8> {
+    Ok(tcp_info(fd)?[RETRANSMITS_AT])
+}
+
+fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<[u8; ACKED_AT + size_of::<u64>()]> {
     let mut info = [0_u8; ACKED_AT + size_of::<u64>()];
     let mut length = libc::socklen_t::try_from(info.len()).map_err(outside)?;
     // SAFETY: the kernel writes at most `length` bytes, which `info` has, and the length; both outlive the call.
@@ -164,7 +178,7 @@ pub fn acked_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     if told < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(info[ACKED_AT..].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
+    Ok(info)
 }
 
 /// Has a TCP socket take no more while so many bytes wait to be put on the wire for the first time; what is on its way does

@@ -27,6 +27,7 @@ mod there_and_back;
 mod throttle;
 mod two_lanes;
 mod unprivileged;
+mod vanishing;
 
 use anyhow::{Result, ensure};
 use godwit_lab::LabOptions;

@@ -9,7 +9,7 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{CONNECT_LIMIT, Interrupt, Lane, Stream};
+use godwit_lanes::{CONNECT_LIMIT, Interrupt, Lane, Segments, Stream};
 use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult, lane_failure};
 use godwit_migration::{
     EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, ReferenceUse, Report,
@@ -232,7 +232,7 @@ impl Outgoing {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
             let mut left_out = Vec::new();
             while let Some(lane) = paths.lanes.first() {
-                match paths.connect(*lane, &interrupt) {
+                match paths.connect(*lane, Segments::Small, &interrupt) {
                     Ok(stream) => return Ok((stream, paths, left_out)),
                     Err(failure) if interrupt.is_over() => return Err(failure),
                     Err(failure) => last = failure,
@@ -279,7 +279,7 @@ impl Outgoing {
             };
             let source = SourceJob {
                 control: job.stream,
-                connect: &|lane, interrupt| job.paths.data(lane, interrupt),
+                connect: &|lane, segments, interrupt| job.paths.data(lane, segments, interrupt),
                 lanes: job.paths.lanes.len(),
                 streams: streams.map(|streams| streams as usize),
                 pace: job.paths.pace.clone(),
@@ -313,8 +313,8 @@ impl Outgoing {
     fn report_of(&self, sent: Sent, preflight: Duration) -> Report {
         let Sent { result, lanes, left_out } = sent;
         let lane_report = |(lane, figures): (&Lane, LaneFigures)| {
-            let LaneFigures { streams, bytes, broken } = figures;
-            LaneReport { lane: lane.to_string(), streams, bytes, broken }
+            let LaneFigures { streams, bytes, broken, vanishing_mtu } = figures;
+            LaneReport { lane: lane.to_string(), streams, bytes, broken, vanishing_mtu }
         };
         tracing::debug!(preflight_ms = millis(preflight), vm = self.vm.name, "driver ended");
         Report {
@@ -424,8 +424,8 @@ struct Paths {
 }
 
 impl Paths {
-    fn connect(&self, lane: Lane, interrupt: &Interrupt) -> Result<Stream, Failure> {
-        let connected = interrupt.connect(lane, CONNECT_LIMIT);
+    fn connect(&self, lane: Lane, segments: Segments, interrupt: &Interrupt) -> Result<Stream, Failure> {
+        let connected = interrupt.connect(lane, CONNECT_LIMIT, segments);
         let secured = connected.and_then(|stream| match &self.identity {
             Some(identity) => interrupt.secure(stream, identity, &self.host),
             None => Ok(stream),
@@ -434,9 +434,9 @@ impl Paths {
     }
 
     /// A data stream of a lane.
-    fn data(&self, lane: usize, interrupt: &Interrupt) -> Result<Stream, Failure> {
+    fn data(&self, lane: usize, segments: Segments, interrupt: &Interrupt) -> Result<Stream, Failure> {
         let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
-        let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, interrupt)?;
+        let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, segments, interrupt)?;
         let near = stream.local().map_err(|error| lane_failure(&error))?;
         Ok(stream.paced(self.pace.stream(near.ip())))
     }

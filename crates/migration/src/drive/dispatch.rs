@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Interrupt, LaneError, Stream, StreamSender, UnitPages};
+use godwit_lanes::{Interrupt, LaneError, Segments, Stream, StreamSender, UnitPages};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
 use godwit_wire::{Message, PagesEnd};
 
@@ -75,6 +75,7 @@ struct State {
 #[derive(Debug)]
 struct Line {
     lane: usize,
+    segments: Segments,
     /// Once it is connected.
     stream: Option<Stream>,
     /// The destination has welcomed it.
@@ -84,6 +85,8 @@ struct Line {
     /// Since when something is on its way and it was not seen to come on; none while nothing is.
     waits: Option<Waits>,
     failure: Option<String>,
+    /// Its packets vanished for their size: the MTU that they kept to.
+    vanishing_mtu: Option<u32>,
     /// Takes nothing more while so many bytes of it are not acknowledged.
     most_unacked: Option<u64>,
 }
@@ -179,15 +182,17 @@ impl Dispatch {
     }
 
     /// Adds a stream of a lane and returns its number on the board.
-    pub(crate) fn open(&self, lane: usize) -> usize {
+    pub(crate) fn open(&self, lane: usize, segments: Segments) -> usize {
         let mut state = self.lock();
         state.lines.push(Line {
             lane,
+            segments,
             stream: None,
             ready: false,
             quota: Quota::default(),
             waits: None,
             failure: None,
+            vanishing_mtu: None,
             most_unacked: None,
         });
         state.board.open()
@@ -198,9 +203,10 @@ impl Dispatch {
         self.lock().lines.len()
     }
 
-    /// The lane of a stream.
-    pub(crate) fn lane_of(&self, stream: usize) -> usize {
-        self.lock().lines[stream].lane
+    /// The lane of a stream, and how large its segments may be.
+    pub(crate) fn way_of(&self, stream: usize) -> (usize, Segments) {
+        let line = &self.lock().lines[stream];
+        (line.lane, line.segments)
     }
 
     /// The stream is connected: whatever ends the migration closes it.
@@ -287,6 +293,7 @@ impl Dispatch {
             figures.bytes += line.sent_bytes();
             figures.streams += u32::from(line.ready);
             figures.broken.extend(line.failure.clone());
+            figures.vanishing_mtu = figures.vanishing_mtu.max(line.vanishing_mtu);
         }
         figures
     }
@@ -507,6 +514,8 @@ pub struct LaneFigures {
     pub bytes: u64,
     /// Why streams of it broke.
     pub broken: Vec<String>,
+    /// Packets as large as this MTU, that of its interface, vanished while small ones passed.
+    pub vanishing_mtu: Option<u32>,
 }
 
 /// Ends the streams' threads however the driver ends.
@@ -605,5 +614,6 @@ impl Worker<'_> {
     }
 }
 
+mod full_size;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 
 mod figures;
 mod lanes;
+mod narrow;
 mod streams;
 mod sweeps;
 mod waiting;
@@ -12,7 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{BitRate, Interrupt, LaneError, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::{BitRate, Interrupt, LaneError, Segments, Stream, StreamReceiver, StreamSender};
 use godwit_ram::Region;
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
@@ -33,6 +34,7 @@ use crate::report::{
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
 use figures::{SentSoFar, progress_of, switchover_report, throttle_report};
 use lanes::Lanes;
+pub(crate) use narrow::FullSize;
 use streams::{Shared, open_streams, read_control, wire_number};
 use sweeps::overdue_failure;
 use waiting::Waiting;
@@ -50,7 +52,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Everything that a source's migration needs.
 pub struct SourceJob<'a, H, T> {
-    /// The control stream to the destination, connected.
+    /// The control stream to the destination, connected, with small segments: what ends on a way that swallows large ones is data
+    /// streams alone, and those are replaced.
     pub control: Stream,
     /// Connects a data stream of the lane of this number, from 0 on, until it is interrupted: the migration's end waits for it.
     pub connect: &'a Connect<'a>,
@@ -90,8 +93,8 @@ pub struct SourceJob<'a, H, T> {
     pub ask_verdict: &'a (dyn Fn() -> Verdict + Sync),
 }
 
-/// What connects a stream of a lane.
-pub type Connect<'a> = dyn Fn(usize, &Interrupt) -> Result<Stream, Failure> + Sync + 'a;
+/// What connects a stream of a lane, with segments of this size.
+pub type Connect<'a> = dyn Fn(usize, Segments, &Interrupt) -> Result<Stream, Failure> + Sync + 'a;
 
 /// How it ended.
 #[derive(Clone, Debug)]

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{
-    CONNECT_LIMIT, Incoming, Lane, LaneError, Stream, StreamReceiver, StreamSender, connect, connect_sized,
+    CONNECT_LIMIT, Incoming, Lane, LaneError, SAFE_SEGMENT_BYTES, Stream, StreamReceiver, StreamSender,
+    connect, connect_sized,
 };
 use godwit_wire::{Message, MigrationId, SUPPORTED};
 
 use super::Cancel;
 use super::judge::{STREAM_COUNTS, estimate, limit_of};
-use super::mtu::SAFE_SEGMENT;
 use super::report::{
     CpuReading, LaneProbe, Limit, MoveEstimate, ProbeProgress, ProbeStage, RoundTrips, ThroughputRun,
 };
@@ -246,10 +246,10 @@ impl Prober<'_> {
 
     /// Times the set-up of a few streams and keeps the last.
     fn set_up(&self, lane: Lane, found: &mut LaneProbe) -> Result<Opened, Failure> {
-        let mut last = self.open(lane, Some(SAFE_SEGMENT), ANSWER_LIMIT)?;
+        let mut last = self.open(lane, Some(SAFE_SEGMENT_BYTES), ANSWER_LIMIT)?;
         let (mut connects, mut secures) = (vec![last.connect], Vec::from_iter(last.secure));
         for _ in 1..SET_UPS {
-            last = self.open(lane, Some(SAFE_SEGMENT), ANSWER_LIMIT)?;
+            last = self.open(lane, Some(SAFE_SEGMENT_BYTES), ANSWER_LIMIT)?;
             connects.push(last.connect);
             secures.extend(last.secure);
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use godwit_lanes::{Incoming, Lane};
+use godwit_lanes::{Incoming, Lane, SAFE_SEGMENT_BYTES};
 use godwit_wire::Message;
 
 use super::measure::{Opened, Prober};
@@ -10,8 +10,6 @@ use super::report::MtuProbe;
 use crate::drive::lane_failure;
 use crate::failure::{Failure, FailureCode};
 
-/// Segments so small pass everywhere: IPv6 asks for an MTU of 1280 at least (RFC 8200, section 5).
-pub(super) const SAFE_SEGMENT: u32 = 1000;
 /// Bytes of the headers of IP and TCP, without options.
 const HEADERS_V4: u32 = 40;
 /// The same with IPv6.
@@ -34,13 +32,13 @@ const USUAL: [u32; 15] =
     [1280, 1380, 1400, 1420, 1440, 1450, 1460, 1472, 1480, 1492, 1500, 4000, 8900, 8951, 9000];
 
 impl Prober<'_> {
-    /// `small` is a stream of the lane with segments of [`SAFE_SEGMENT`].
+    /// `small` is a stream of the lane with segments of [`SAFE_SEGMENT_BYTES`].
     pub(super) fn mtu(&self, lane: Lane, small: &Opened, round_trip: Duration) -> Result<MtuProbe, Failure> {
         let local = small.stream.local().map_err(|error| lane_failure(&error))?.ip();
         let interface = (self.job.interface_mtu)(local).map(|mtu| mtu.min(LARGEST_PACKET));
         let headers = if lane.to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
         let told = small.stream.segment_bytes().map_err(|error| lane_failure(&error))?;
-        let options = SAFE_SEGMENT.saturating_sub(told);
+        let options = SAFE_SEGMENT_BYTES.saturating_sub(told);
         let limit = BURST_LIMIT + round_trip * BURST_ROUND_TRIPS;
         // A lossy wire may lose one.
         for _ in 0..2 {
@@ -54,7 +52,7 @@ impl Prober<'_> {
             }
         }
         // The size is to blame only where a smaller one arrives.
-        if self.burst(lane, Some(SAFE_SEGMENT), limit)?.is_none() {
+        if self.burst(lane, Some(SAFE_SEGMENT_BYTES), limit)?.is_none() {
             let detail = format!(
                 "packets of no size are answered any more: {} KiB took longer than {} ms, or the lane went down",
                 BURST_BYTES / 1024,
@@ -63,7 +61,7 @@ impl Prober<'_> {
             return Err(Failure::new(FailureCode::LaneLost, detail));
         }
         let known_bad = interface.unwrap_or(LARGEST_WIRE_MTU).min(LARGEST_WIRE_MTU);
-        let passes = largest(SAFE_SEGMENT + headers, known_bad, |mtu| {
+        let passes = largest(SAFE_SEGMENT_BYTES + headers, known_bad, |mtu| {
             Ok(self.burst(lane, Some(mtu - headers), limit)?.is_some())
         })?;
         Ok(MtuProbe { interface, passes: Some(passes), black_hole: true })

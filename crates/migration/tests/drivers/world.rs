@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
-use godwit_lanes::{Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect, listen};
+use godwit_lanes::{Interrupt, Lane, LaneError, RateLimit, Segments, Stream, accept, connect, listen};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
     Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Offer, References,
@@ -509,7 +509,7 @@ impl World {
         let lost = |error: LaneError| Failure::new(FailureCode::LaneLost, error.to_string());
         if twist.hangs && !self.hung.swap(true, Ordering::SeqCst) {
             let (_full, _first, lane) = unanswering();
-            return interrupt.connect(lane, Duration::from_secs(3600)).map_err(lost);
+            return interrupt.connect(lane, Duration::from_secs(3600), Segments::Full).map_err(lost);
         }
         let mut stalled = self.stalled.lock().unwrap();
         let lane = match stalled.as_mut() {
@@ -560,7 +560,7 @@ impl World {
         let watcher = inbox.clone();
         let job = SourceJob {
             control,
-            connect: &|_, interrupt| self.connect(scope, twist, pace, interrupt),
+            connect: &|_, _, interrupt| self.connect(scope, twist, pace, interrupt),
             lanes: 1,
             streams: Some(twist.streams.max(1)),
             pace: pace.clone(),

@@ -3,10 +3,11 @@
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use godwit_lanes::{LaneError, StreamSender};
+use godwit_lanes::{LaneError, Segments, StreamSender};
 use godwit_ram::PAGE_SIZE;
 use godwit_wire::{MAX_STREAMS, Message};
 
+use super::narrow::{Beside, Narrowness, Step};
 use super::streams::wire_number;
 use crate::drive::dispatch::{Dispatch, LaneFigures, LanePace};
 use crate::scaler::{LaneSample, Scaler, first_streams};
@@ -31,6 +32,7 @@ pub(super) struct Lanes<'a> {
     /// None: the number of streams is fixed.
     scaler: Option<Scaler>,
     carried: Vec<Carried>,
+    narrowness: Vec<Narrowness>,
 }
 
 /// What a lane was seen to carry.
@@ -82,7 +84,9 @@ impl<'a> Lanes<'a> {
     /// So many lanes; `is_fixed`: they keep the streams that they begin with.
     pub(super) fn new(dispatch: &'a Dispatch, opener: Sender<usize>, count: usize, is_fixed: bool) -> Self {
         let scaler = (!is_fixed).then(|| Scaler::new(count, usize::from(MAX_STREAMS)));
-        Lanes { dispatch, opener, count, scaler, carried: vec![Carried::default(); count] }
+        let carried = vec![Carried::default(); count];
+        let narrowness = vec![Narrowness::default(); count];
+        Lanes { dispatch, opener, count, scaler, carried, narrowness }
     }
 
     /// Opens each lane's first streams: so many, or as many as the way's round trip needs.
@@ -94,10 +98,62 @@ impl<'a> Lanes<'a> {
     }
 
     fn open_stream(&self, lane: usize) {
-        if self.dispatch.streams() < usize::from(MAX_STREAMS) {
-            // Whoever opens them is there as long as the driver.
-            let _ = self.opener.send(self.dispatch.open(lane));
+        let narrow = self.narrowness.get(lane).is_some_and(Narrowness::is_narrow);
+        self.open_sized(lane, if narrow { Segments::Small } else { Segments::Full });
+    }
+
+    fn open_sized(&self, lane: usize, segments: Segments) -> Option<usize> {
+        if self.dispatch.streams() >= usize::from(MAX_STREAMS) {
+            return None;
         }
+        let number = self.dispatch.open(lane, segments);
+        // Whoever opens them is there as long as the driver.
+        self.opener.send(number).ok().map(|()| number)
+    }
+
+    /// Gives lanes on which large packets vanish streams with small ones.
+    fn look_for_narrow(
+        &mut self,
+        now: Duration,
+        round_trip: Duration,
+        control: &mut StreamSender,
+    ) -> Result<(), LaneError> {
+        for lane in 0..self.count {
+            let beside = self.narrowness[lane].trial().map_or(Beside::Broken, |trial| self.beside(trial));
+            let streams = self.dispatch.full_size(lane);
+            match self.narrowness[lane].look(now, round_trip, &streams, beside) {
+                Step::Nothing => {}
+                Step::Try => {
+                    tracing::debug!(lane, "a lane's streams time out: does it take small packets?");
+                    if let Some(number) = self.open_sized(lane, Segments::Small) {
+                        self.narrowness[lane].tries(number);
+                    }
+                }
+                Step::Narrow => self.narrow(lane, control)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn beside(&self, trial: usize) -> Beside {
+        match self.dispatch.is_ready(trial) {
+            None => Beside::Broken,
+            Some(false) => Beside::Connecting,
+            Some(true) => Beside::Ready,
+        }
+    }
+
+    /// As many streams with small segments take the place of those with large ones.
+    fn narrow(&self, lane: usize, control: &mut StreamSender) -> Result<(), LaneError> {
+        let broken = self.dispatch.break_full_size(lane);
+        for number in &broken {
+            control.send(&Message::CloseStream { stream: wire_number(*number) })?;
+        }
+        // One is there already.
+        for _ in 1..broken.len() {
+            self.open_sized(lane, Segments::Small);
+        }
+        Ok(())
     }
 
     /// To be called every now and then, `now` being the time since the begin.
@@ -117,6 +173,7 @@ impl<'a> Lanes<'a> {
             // A new stream would only carry the last pages by a small window.
             return Ok(());
         }
+        self.look_for_narrow(now, round_trip, control)?;
         let (samples, is_busy) = self.dispatch.look(self.count);
         for (carried, sample) in self.carried.iter_mut().zip(&samples) {
             carried.look(now, *sample);

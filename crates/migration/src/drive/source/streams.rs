@@ -66,7 +66,8 @@ impl Shared<'_> {
 
     /// A data stream, connected and welcome.
     fn open(&self, number: usize) -> Result<StreamSender, Failure> {
-        let stream = (self.connect)(self.dispatch.lane_of(number), &self.dispatch.connecting)?;
+        let (lane, segments) = self.dispatch.way_of(number);
+        let stream = (self.connect)(lane, segments, &self.dispatch.connecting)?;
         self.dispatch.connected(number, &stream);
         let mut sender = stream.sender();
         let hello = Hello { stream: wire_number(number), ..self.hello };

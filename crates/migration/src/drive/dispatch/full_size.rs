@@ -1,0 +1,66 @@
+//! The streams with full-size segments of a lane: asked how they come on, and broken off where their packets vanish.
+
+use godwit_lanes::{Segments, Stream};
+
+use super::{Dispatch, Line, State};
+use crate::drive::source::FullSize;
+
+impl State {
+    fn full_size(&self, lane: usize) -> impl Iterator<Item = (usize, &Line)> {
+        let is_one = move |(stream, line): &(usize, &Line)| {
+            line.lane == lane && line.segments == Segments::Full && !self.board.is_broken(*stream)
+        };
+        self.lines.iter().enumerate().filter(is_one)
+    }
+}
+
+impl Dispatch {
+    /// How the lane's streams with full-size segments come on.
+    pub(crate) fn full_size(&self, lane: usize) -> Vec<FullSize> {
+        let connected: Vec<(usize, Stream)> = self
+            .lock()
+            .full_size(lane)
+            .filter_map(|(stream, line)| Some((stream, line.stream.clone()?)))
+            .collect();
+        // The kernel is asked without the lock: it may have a sender to wait for.
+        let look = |(stream, socket): (usize, Stream)| FullSize {
+            stream,
+            carried_bytes: socket.carried_bytes(),
+            timeouts: socket.unanswered_timeouts(),
+        };
+        connected.into_iter().map(look).collect()
+    }
+
+    /// Whether the destination has welcomed a stream; none: it is broken.
+    pub(crate) fn is_ready(&self, stream: usize) -> Option<bool> {
+        let state = self.lock();
+        (!state.board.is_broken(stream)).then(|| state.lines[stream].ready)
+    }
+
+    /// Breaks off all streams of the lane with full-size segments, which vanish.
+    pub(crate) fn break_full_size(&self, lane: usize) -> Vec<usize> {
+        let mut state = self.lock();
+        let broken: Vec<usize> = state.full_size(lane).map(|(stream, _)| stream).collect();
+        for &number in &broken {
+            let line = &mut state.lines[number];
+            let socket = line.stream.as_ref();
+            line.vanishing_mtu = socket.and_then(|socket| socket.path_mtu().ok());
+            let way = socket.and_then(|socket| Some((socket.local().ok()?.ip(), socket.peer().ip())));
+            let why = what_vanishes(way.map(|(from, to)| format!("{from} → {to}")), line.vanishing_mtu);
+            tracing::warn!(stream = number, why, "a data stream is replaced by one with small packets");
+            state.break_off(number, &why);
+        }
+        drop(state);
+        self.work.notify_all();
+        broken
+    }
+}
+
+fn what_vanishes(way: Option<String>, mtu: Option<u32>) -> String {
+    let size = mtu.map_or_else(|| "a size".to_owned(), |mtu| format!("{mtu} bytes"));
+    let way = way.map_or_else(String::new, |way| format!(" on the way {way}"));
+    format!(
+        "packets of {size}, as the MTU of this host's interface lets them be, vanish{way} while small ones pass: the lane goes on with \
+         small ones; set the MTU of both hosts' interfaces to what passes (`godwit probe` tells), or let the network between them carry more"
+    )
+}
