@@ -73,7 +73,7 @@ impl Exit {
 
     fn of_failure(report: &Report) -> Exit {
         let code = report.error.as_ref().map_or("", |error| error.code.as_str());
-        let began = !report.phases.is_empty() || report.wire_bytes > 0;
+        let began = report.has_begun();
         match ErrorCode::from_name(code) {
             ErrorCode::Preflight => Exit::Preflight,
             ErrorCode::PeerUnreachable if !began => Exit::Unreachable,
@@ -182,6 +182,7 @@ mod tests {
             to: "b".into(),
             migration_time_ms: 1.0,
             switchover_ms: None,
+            switchover_budget_ms: None,
             blackout_ms: None,
             wire_bytes: 0,
             guest_bytes: 0,

@@ -45,7 +45,8 @@ pub(crate) async fn run(
     let Some(mut report) = follow(found.client, &accepted.id, interrupts, output).await? else {
         return Ok(detached(&accepted.id, output));
     };
-    if let Some(watch) = watch {
+    // Refused before anything was begun: what the guest's client saw says nothing of it.
+    if let Some(watch) = watch.filter(|_| report.has_begun()) {
         report.blackout_ms = watch.end(output).await;
     }
     output.result(&report, || report::render(&report, output))?;
@@ -224,7 +225,7 @@ async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit,
     all.sort_by_key(|migration| std::cmp::Reverse(migration.started_unix_ms));
     output.result(&all, || {
         let rows: Vec<Vec<String>> = all.iter().map(row).collect();
-        table(&["migration", "vm", "from", "to", "engine", "state", "time", "switchover"], &rows)
+        table(&["migration", "vm", "from", "to", "engine", "state", "time", "pause"], &rows)
     })?;
     Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
 }

@@ -1,6 +1,6 @@
 //! A migration's report for people. The JSON form is the type itself.
 
-use godwit_migration::{EncodingName, EncodingReport, LaneReport, Outcome, Report, SwitchoverReport};
+use godwit_migration::{EncodingName, EncodingReport, LaneReport, Outcome, Phase, Report, SwitchoverReport};
 
 use crate::output::{Output, Tone, fields, table};
 use crate::units::{byte_count, bytes, millis};
@@ -14,7 +14,7 @@ pub(crate) fn render(report: &Report, output: Output) -> String {
             text.push_str(&format!("  mend:   {}\n", error.mend));
         }
     }
-    if report.phases.is_empty() && report.wire_bytes == 0 && report.error.is_some() {
+    if !report.has_begun() && report.error.is_some() {
         // Refused before anything moved: there are no figures.
         return text;
     }
@@ -28,12 +28,21 @@ pub(crate) fn render(report: &Report, output: Output) -> String {
         let rows: Vec<Vec<String>> = report
             .phases
             .iter()
-            .map(|phase| vec![phase.phase.to_string(), millis(phase.duration_ms)])
+            .map(|phase| vec![phase_text(phase.phase), millis(phase.duration_ms)])
             .collect();
         text.push('\n');
         text.push_str(&table(&["phase", "time"], &rows));
     }
     text
+}
+
+/// The phase of the switchover is longer than the pause: it begins when QEMU is asked to stop the guest, and ends with the word from
+/// the destination that the guest runs.
+fn phase_text(phase: Phase) -> String {
+    match phase {
+        Phase::Switchover => format!("{phase} (as the source sees it)"),
+        other => other.to_string(),
+    }
 }
 
 fn headline(report: &Report, output: Output) -> String {
@@ -61,7 +70,11 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
             .switchover
             .as_ref()
             .map_or_else(String::new, |pieces| format!("  ({})", breakdown(pieces)));
-        lines.push(("switchover", format!("{}{pieces}", millis(switchover_ms))));
+        lines.push(("vCPUs' pause", format!("{}{pieces}", millis(switchover_ms))));
+        if let Some(budget_ms) = report.switchover_budget_ms.filter(|budget_ms| switchover_ms > *budget_ms) {
+            let over = millis(switchover_ms - budget_ms);
+            lines.push(("over budget", format!("by {over}: it was to be {} at most", millis(budget_ms))));
+        }
     }
     lines.push(("blackout", report.blackout_ms.map_or_else(|| "not watched".to_owned(), millis)));
     if let Some(round_trip_ms) = report.round_trip_ms {
@@ -112,9 +125,9 @@ fn breakdown(pieces: &SwitchoverReport) -> String {
 }
 
 fn lane_text(lane: &LaneReport) -> String {
-    let LaneReport { lane, streams, bytes, broken, vanishing_mtu: _ } = lane;
+    let LaneReport { streams, bytes, broken, .. } = lane;
     let plural = if *streams == 1 { "" } else { "s" };
-    let mut text = format!("{lane}: {}, {streams} stream{plural}", byte_count(*bytes));
+    let mut text = format!("{}: {}, {streams} stream{plural}", lane.lane(), byte_count(*bytes));
     if let Some(why) = broken.first() {
         let more = if broken.len() > 1 { format!(", and {} more", broken.len() - 1) } else { String::new() };
         text.push_str(&format!("; broke: {why}{more}"));
@@ -144,7 +157,7 @@ fn rounds(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{EngineKind, FailureReport, Phase, PhaseReport, RoundReport};
+    use godwit_migration::{EngineKind, FailureReport, PhaseReport, RoundReport};
 
     use super::*;
 
@@ -157,6 +170,7 @@ mod tests {
             to: "b".into(),
             migration_time_ms: 1234.5,
             switchover_ms: Some(12.3),
+            switchover_budget_ms: Some(10.0),
             blackout_ms: None,
             wire_bytes: 600 << 20,
             guest_bytes: 1 << 30,
@@ -203,10 +217,18 @@ mod tests {
             "262144",
             "pre-copy",
             "3 pages that the destination had no more",
+            "by 2.3 ms: it was to be 10.0 ms at most",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
         assert!(text.contains("100 zero, 512 zstd (2.0 MiB in 512 KiB)"), "{text}");
+    }
+
+    #[test]
+    fn a_pause_within_its_budget_is_not_remarked_on() {
+        let within = Report { switchover_budget_ms: Some(12.3), ..report() };
+        let text = render(&within, Output::new(false));
+        assert!(!text.contains("over budget") && text.contains("vCPUs' pause:"), "{text}");
     }
 
     #[test]

@@ -262,6 +262,7 @@ mod tests {
             to: "b".into(),
             migration_time_ms: 1.0,
             switchover_ms: None,
+            switchover_budget_ms: None,
             blackout_ms: None,
             wire_bytes: 0,
             guest_bytes: 0,

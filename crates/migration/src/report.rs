@@ -1,8 +1,9 @@
 //! What a migration tells: progress while it runs, a report when it is over. The same keys everywhere.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use godwit_lanes::BitRate;
+use godwit_lanes::{BitRate, Lane};
 use serde::{Deserialize, Serialize};
 
 use crate::bandwidth::BandwidthPoint;
@@ -79,10 +80,12 @@ pub struct ThrottleReport {
 }
 
 /// One path between the two hosts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneReport {
-    /// Its addresses.
-    pub lane: String,
+    /// The source's address; none: the kernel's choice.
+    pub from: Option<IpAddr>,
+    /// The destination's.
+    pub to: SocketAddr,
     /// Data streams that were open on it.
     pub streams: u32,
     /// Bytes handed to them, headers and padding included.
@@ -93,6 +96,21 @@ pub struct LaneReport {
     /// with small ones.
     #[serde(default)]
     pub vanishing_mtu: Option<u32>,
+}
+
+impl LaneReport {
+    /// A lane that has carried nothing.
+    #[must_use]
+    pub fn of(lane: Lane) -> LaneReport {
+        let Lane { from, to } = lane;
+        LaneReport { from, to, streams: 0, bytes: 0, broken: Vec::new(), vanishing_mtu: None }
+    }
+
+    /// The lane, as it is written for people.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        Lane { from: self.from, to: self.to }
+    }
 }
 
 /// Time spent in one phase, summed over its visits.
@@ -144,7 +162,10 @@ pub struct Report {
     pub migration_time_ms: f64,
     /// The vCPUs' pause; none where the guest was never stopped.
     pub switchover_ms: Option<f64>,
-    /// The longest silence that a client outside saw; none where nobody watches.
+    /// What the vCPUs' pause was to be at most.
+    #[serde(default)]
+    pub switchover_budget_ms: Option<f64>,
+    /// The longest silence that a client outside saw; none where nobody watches, or nothing moved.
     pub blackout_ms: Option<f64>,
     /// Bytes sent over the wire.
     pub wire_bytes: u64,
@@ -163,8 +184,9 @@ pub struct Report {
     /// Pages that were told by their content, were not there any more, and were sent after all.
     #[serde(default)]
     pub missing_pages: u64,
-    /// What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the report. Not in the log's line.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the report; empty where nothing was
+    /// sent, and in the log's line.
+    #[serde(default)]
     pub bandwidth: Vec<BandwidthPoint>,
     /// Every round.
     pub rounds: Vec<RoundReport>,
@@ -177,6 +199,14 @@ pub struct Report {
     pub switchover: Option<SwitchoverReport>,
     /// Why it did not complete.
     pub error: Option<FailureReport>,
+}
+
+impl Report {
+    /// Whether anything was begun: not where a check has refused it.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        !self.phases.is_empty() || self.wire_bytes > 0
+    }
 }
 
 /// Where a running migration is.

@@ -82,6 +82,8 @@ pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
         }
     }
     match eta_ms {
+        // A switchover is always left, and its last round: what is told below a second is no time to wait for.
+        Some(eta_ms) if eta_ms < 1000.0 => text.push_str("  ETA < 1 s"),
         Some(eta_ms) => text.push_str(&format!("  ETA {}", millis(eta_ms))),
         None => text.push_str(&format!("  {} so far", millis(progress.elapsed_ms))),
     }
@@ -117,6 +119,10 @@ mod tests {
         let text = describe(&progress, Some(3000.0));
         for part in ["pre-copy", "round 2", "120 MiB of 1.0 GiB", "limit 2gbit", "ETA 3.00 s"] {
             assert!(text.contains(part), "{text}");
+        }
+        for eta_ms in [0.0, 999.9] {
+            let text = describe(&progress, Some(eta_ms));
+            assert!(text.ends_with("ETA < 1 s"), "{text}");
         }
     }
 }

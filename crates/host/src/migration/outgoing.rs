@@ -237,13 +237,9 @@ impl Outgoing {
                     Err(failure) if interrupt.is_over() => return Err(failure),
                     Err(failure) => last = failure,
                 }
-                let lane = paths.lanes.remove(0).to_string();
-                tracing::warn!(lane, %last, "a lane is left out");
-                left_out.push(LaneReport {
-                    lane,
-                    broken: vec![last.detail.clone()],
-                    ..LaneReport::default()
-                });
+                let lane = paths.lanes.remove(0);
+                tracing::warn!(%lane, %last, "a lane is left out");
+                left_out.push(LaneReport { broken: vec![last.detail.clone()], ..LaneReport::of(lane) });
             }
             Err(last)
         });
@@ -314,7 +310,7 @@ impl Outgoing {
         let Sent { result, lanes, left_out } = sent;
         let lane_report = |(lane, figures): (&Lane, LaneFigures)| {
             let LaneFigures { streams, bytes, broken, vanishing_mtu } = figures;
-            LaneReport { lane: lane.to_string(), streams, bytes, broken, vanishing_mtu }
+            LaneReport { streams, bytes, broken, vanishing_mtu, ..LaneReport::of(*lane) }
         };
         tracing::debug!(preflight_ms = millis(preflight), vm = self.vm.name, "driver ended");
         Report {
@@ -372,6 +368,7 @@ pub(crate) fn blank_report(
         to: request.to.clone(),
         migration_time_ms: millis(begun.elapsed()),
         switchover_ms: None,
+        switchover_budget_ms: Some(request.switchover_budget_ms),
         blackout_ms: None,
         wire_bytes: 0,
         guest_bytes: vm.spec.memory_bytes(),
