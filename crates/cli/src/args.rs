@@ -90,11 +90,15 @@ Ctrl-C cancels and waits until the guest runs on at the source; a second Ctrl-C 
   godwit probe b --from a --size 64GiB
   godwit probe b --seconds 5 --json >probe.json
 
-Lane by lane: connection set-up, round trip, the packets that pass, throughput with 1, 2, 4 and 8
-streams, and what limits it; then how long a VM of that size will take. It sends as much as goes
+Lane by lane: connection set-up, round trip, the packets that pass, throughput with 1, 2, 4 and 8 \
+streams, and what limits it; then how long a VM of that size will take. It sends as much as goes \
 for some seconds. Ctrl-C ends it.")]
     Probe(ProbeArgs),
     /// Migrations that run or ran
+    #[command(after_help = "Examples:
+  godwit migration list
+  godwit migration follow m69204f1e-0
+  godwit migration cancel m69204f1e-0")]
     Migration {
         #[command(flatten)]
         hosts: HostsFile,
@@ -109,13 +113,18 @@ for some seconds. Ctrl-C ends it.")]
   godwit pki renew a --dir /etc/godwit/pki
   godwit pki show /etc/godwit/pki/a.pem
 
-A host needs ca.pem, NAME.pem and NAME.key; ca.key stays where it was made. An agent takes a renewed certificate without a
+A host needs ca.pem, NAME.pem and NAME.key; ca.key stays where it was made. An agent takes a renewed certificate without a \
 restart.")]
     Pki {
         #[command(subcommand)]
         command: PkiCommand,
     },
     /// Hosts, networks and clients on this machine, to try Godwit with
+    #[command(after_help = "Examples:
+  godwit lab up
+  godwit lab status
+  godwit lab guest web verify
+  godwit lab down")]
     Lab {
         #[command(subcommand)]
         command: LabCommand,
@@ -137,6 +146,8 @@ restart.")]
 #[derive(Debug, Subcommand)]
 pub(crate) enum PkiCommand {
     /// Make an authority
+    #[command(after_help = "Example:
+  godwit pki init --dir /etc/godwit/pki --name lab")]
     Init {
         #[command(flatten)]
         place: PkiPlace,
@@ -148,6 +159,9 @@ pub(crate) enum PkiCommand {
         days: u32,
     },
     /// Issue a host's certificate, or an operator's
+    #[command(after_help = "Examples:
+  godwit pki issue a --address 10.77.0.11 --address fd77::11 --dir /etc/godwit/pki
+  godwit pki issue admin --operator --days 30 --dir /etc/godwit/pki")]
     Issue {
         /// What the configurations call the host
         name: String,
@@ -164,6 +178,8 @@ pub(crate) enum PkiCommand {
         days: u32,
     },
     /// Issue a certificate anew, with a new key
+    #[command(after_help = "Example:
+  godwit pki renew a --dir /etc/godwit/pki")]
     Renew {
         /// Whose
         name: String,
@@ -174,6 +190,8 @@ pub(crate) enum PkiCommand {
         days: u32,
     },
     /// Show what a certificate says
+    #[command(after_help = "Example:
+  godwit pki show /etc/godwit/pki/a.pem")]
     Show {
         /// The certificate's file
         file: PathBuf,
@@ -214,7 +232,7 @@ pub(crate) enum HostCommand {
   godwit host limit 2gbit --each-migration --host a
   godwit host limit none --host a
 
-All migrations of a host share its limit fairly, and those on a lane the lane's. A limit of [limits] in the agent's
+All migrations of a host share its limit fairly, and those on a lane the lane's. A limit of [limits] in the agent's \
 configuration holds again when the agent has been restarted.")]
     Limit {
         /// A rate of at least 1mbit, or none [default: show the limits]
@@ -453,7 +471,7 @@ pub(crate) struct MigrateArgs {
     /// How long the vCPUs may stand still
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
     pub(crate) switchover_budget: Duration,
-    /// TCP streams of each lane [default: as many as are found to pay]
+    /// TCP streams of each lane, all lanes together at most 256 [default: as many as are found to pay]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) streams: Option<u32>,
     /// How fast guest memory may leave: at least 1mbit, or none [default: the source host's for each migration]
@@ -509,13 +527,20 @@ pub(crate) struct ProbeArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
     /// List migrations of all hosts
+    #[command(after_help = "Examples:
+  godwit migration list
+  godwit migration list --host a --json")]
     List,
     /// Show a migration; its report, when it is over
+    #[command(after_help = "Example:
+  godwit migration show m69204f1e-0")]
     Show {
         /// The migration's name
         id: String,
     },
     /// Follow a migration to its report
+    #[command(after_help = "Example:
+  godwit migration follow m69204f1e-0")]
     Follow {
         /// The migration's name
         id: String,
@@ -525,7 +550,7 @@ pub(crate) enum MigrationCommand {
   godwit migration limit m69204f1e-0 500mbit
   godwit migration limit m69204f1e-0 none
 
-The limits of its lanes and its host hold as well. The last pages, sent while the guest stands still, are not held by the
+The limits of its lanes and its host hold as well. The last pages, sent while the guest stands still, are not held by the \
 migration's own.")]
     Limit {
         /// The migration's name
@@ -535,6 +560,8 @@ migration's own.")]
         limit: RateLimit,
     },
     /// Cancel a migration; the guest runs on at the source
+    #[command(after_help = "Example:
+  godwit migration cancel m69204f1e-0")]
     Cancel {
         /// The migration's name
         id: String,
@@ -550,8 +577,13 @@ pub(crate) enum LabCommand {
   godwit lab up --lane 1gbit --lane 250mbit --family ipv4")]
     Up(LabUpArgs),
     /// Take the lab down; nothing of it is left
+    #[command(after_help = "Examples:
+  godwit lab down
+  godwit lab down --prefix trial")]
     Down(LabPlace),
     /// Show the lab
+    #[command(after_help = "Example:
+  godwit lab status --json")]
     Status(LabPlace),
     /// Ask the lab's guest, from the client's namespace
     #[command(after_help = "Examples:
@@ -668,120 +700,4 @@ pub(crate) struct WatchArgs {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::CommandFactory;
-
-    use super::*;
-
-    fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(line.split_whitespace())
-    }
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn every_command_of_the_manual_is_understood() {
-        for line in [
-            "godwit host run --config /etc/godwit/agent.toml",
-            "godwit host show",
-            "godwit host list --json",
-            "godwit vm create web --memory 1GiB --memory 512MiB --vcpus 2 --cpu Nehalem --machine q35 --accel tcg --kernel /k --initrd /i --append console=ttyS0 --disk path=/d,format=raw --nic network=lan --qemu /q --private-memory --device virtio-rng-pci --start",
-            "godwit vm create -f web.toml --start --host a",
-            "godwit vm stop web --grace 10s",
-            "godwit vm logs web -f --qemu",
-            "godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd --auto-converge --postcopy",
-            "godwit migrate web --to b --switchover-budget 500us --detach",
-            "godwit probe b",
-            "godwit probe b --from a --size 64GiB --seconds 2.5 --json",
-            "godwit migrate web --to b --bandwidth-limit 2gbit",
-            "godwit migration limit m1 500mbit",
-            "godwit migration limit m1 none --json",
-            "godwit host limit",
-            "godwit host limit 1gbit --lane fd77::11 --host a",
-            "godwit host limit none --each-migration",
-            "godwit migrate web --to b --compression lz4",
-            "godwit migrate web --to b --references own",
-            "godwit migration cancel m1",
-            "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
-            "godwit lab up --lane 1gbit,250mbit --family ipv6 --flow-cap 200mbit",
-            "godwit lab down --state-dir /run/l",
-            "godwit lab guest web workload dirty:rate=5000,ws=256M",
-            "godwit lab daemon client --config /c",
-            "godwit watch 10.88.0.21 --min-gap 5ms --for 1min",
-            "godwit completions zsh",
-        ] {
-            if let Err(error) = parse(line) {
-                panic!("{line}: {error}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_refused() {
-        for line in [
-            "godwit vm create",
-            "godwit vm create -f web.toml --memory 1G",
-            "godwit vm create web --memory 1GB",
-            "godwit migrate web",
-            "godwit migrate web --to b --switchover-budget 20",
-            "godwit migrate web --to b --bandwidth-limit 0",
-            "godwit migration limit m1",
-            "godwit migration limit m1 500kbit",
-            "godwit host limit fast",
-            "godwit host limit --lane 10.0.0.1",
-            "godwit host limit 1gbit --lane 10.0.0.1 --each-migration",
-            "godwit migrate web --to b --compression zlib",
-            "godwit migrate web --to b --references some",
-            "godwit migrate web --to b --engine qemu --multifd-compression zstd",
-            "godwit watch web",
-            "godwit lab up --link 1gbit --lane 1gbit",
-            "godwit lab up --family ipv5",
-            "godwit probe",
-            "godwit probe b --size 16GB",
-            "godwit probe b --seconds 1s",
-        ] {
-            assert!(parse(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn the_hosts_file_may_stand_on_either_side() {
-        for line in [
-            "godwit --hosts /h vm list",
-            "godwit vm --hosts /h list",
-            "godwit vm list --hosts /h",
-            "godwit migrate web --to b --hosts /h",
-            "godwit probe b --hosts /h",
-            "godwit lab guest web status --hosts /h",
-        ] {
-            assert_eq!(parse(line).unwrap().hosts_file(), Some("/h".into()), "{line}");
-        }
-    }
-
-    /// The whole help as one text: a change of the interface shows in review.
-    #[test]
-    fn the_help_is_as_recorded() {
-        let mut root = Cli::command().term_width(100);
-        // Gives each command its full name.
-        root.build();
-        let mut text = String::new();
-        let mut waiting = vec![root];
-        while let Some(mut command) = waiting.pop() {
-            text.push_str(&format!("{}\n\n", command.render_long_help()));
-            let subs = command.get_subcommands().filter(|sub| sub.get_name() != "help");
-            waiting.extend(subs.map(|sub| sub.clone().term_width(100)));
-        }
-        let recorded = include_str!("../tests/help.txt");
-        if std::env::var_os("GODWIT_RECORD").is_some() {
-            std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/help.txt"), &text).unwrap();
-            return;
-        }
-        assert!(
-            text == recorded,
-            "the help has changed: record it with GODWIT_RECORD=1 cargo test -p godwit-cli"
-        );
-    }
-}
+mod tests;

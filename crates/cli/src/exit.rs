@@ -126,6 +126,27 @@ impl Failure {
         Failure { exit, code: code.to_owned(), message: message.into(), mend: mend.into() }
     }
 
+    /// What the command line's parser says, for programs: the usage is left out, its tips are the mend.
+    pub(crate) fn of_usage(error: &clap::Error) -> Failure {
+        if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            return Failure::usage("no command is named, or not all of it", "see --help");
+        }
+        let text = error.to_string();
+        let said = text.lines().take_while(|line| !line.starts_with("Usage:"));
+        let (mut message, mut mend) = (Vec::new(), Vec::new());
+        for line in
+            said.map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("For more information"))
+        {
+            match line.strip_prefix("tip: ") {
+                Some(tip) => mend.push(tip),
+                None => message.push(line),
+            }
+        }
+        mend.push("see --help");
+        let message = message.join(" ");
+        Failure::usage(message.strip_prefix("error: ").unwrap_or(&message), mend.join("; "))
+    }
+
     pub(crate) fn usage(message: impl Into<String>, mend: impl Into<String>) -> Failure {
         Failure::new(Exit::Usage, message, mend)
     }
@@ -214,6 +235,23 @@ mod tests {
             ("hypervisor-failed", moving, Exit::MigrationFailed),
         ] {
             assert_eq!(Exit::of_report(&failed(code, phases)), exit, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_to_programs_without_its_usage() {
+        use clap::Parser;
+        for (line, message) in [
+            ("godwit migrate web --to b --strams 4", "unexpected argument '--strams' found"),
+            ("godwit migrate web", "the following required arguments were not provided: --to <HOST>"),
+            ("godwit --json", "'godwit' requires a subcommand but one was not provided"),
+            ("godwit migration", "no command is named, or not all of it"),
+        ] {
+            let error = crate::args::Cli::try_parse_from(line.split_whitespace()).unwrap_err();
+            let failure = Failure::of_usage(&error);
+            assert_eq!((failure.exit, failure.code.as_str()), (Exit::Usage, "invalid-request"));
+            assert!(failure.message.starts_with(message), "{}", failure.message);
+            assert!(failure.mend.ends_with("see --help"), "{}", failure.mend);
         }
     }
 

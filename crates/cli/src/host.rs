@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use futures::future::join_all;
-use godwit_api::{Client, ClientError, HostInfo, LimitOf, Limits, RateLimit};
+use godwit_api::{Client, ClientError, HostInfo, LimitOf, Limits, RateLimit, ReferencesInfo};
 use godwit_host::{Config, RunError};
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
@@ -169,6 +169,7 @@ fn describe(info: &HostInfo) -> String {
         ("tracking", info.tracking_problem.clone().unwrap_or_else(|| "yes".to_owned())),
         ("memory left", byte_count(info.memory_available_bytes)),
         ("memory promised", byte_count(info.memory_committed_bytes)),
+        ("kept for returns", kept(&info.references)),
         ("huge pages", if info.huge_pages { "yes" } else { "no" }.to_owned()),
         ("migrations at", list(info.migration_addresses.iter().map(ToString::to_string).collect())),
         (
@@ -180,4 +181,13 @@ fn describe(info: &HostInfo) -> String {
         ("peers", list(info.peers.keys().cloned().collect())),
         ("vms", info.vms.to_string()),
     ])
+}
+
+/// The memory of VMs that left, which their way back needs not bring again.
+fn kept(references: &ReferencesInfo) -> String {
+    match references.bases {
+        0 => "none".to_owned(),
+        1 => format!("1 VM's memory, {}", byte_count(references.base_bytes)),
+        vms => format!("{vms} VMs' memory, {}", byte_count(references.base_bytes)),
+    }
 }

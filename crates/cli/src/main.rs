@@ -28,9 +28,21 @@ use crate::output::Output;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() };
+        Err(error) if error.use_stderr() => {
+            if std::env::args_os()
+                .take_while(|argument| argument != "--")
+                .any(|argument| argument == "--json")
+            {
+                Output::new(true).failure(&Failure::of_usage(&error));
+            } else {
+                let _ = error.print();
+            }
+            return Exit::Usage.into();
+        }
+        // Help and version are no errors.
+        Err(asked) => {
+            let _ = asked.print();
+            return Exit::Ok.into();
         }
     };
     let output = Output::new(cli.json);

@@ -1,5 +1,7 @@
 //! `godwit pki`: the authority and what it issues.
 
+use std::path::Path;
+
 use godwit_pki::{Authority, Description, Grant, Issued, PkiError, Role, describe};
 use serde_json::{Value, json};
 
@@ -22,7 +24,12 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
             tell(&issued, output)?;
         }
         PkiCommand::Renew { name, place, days } => {
-            let issued = Authority::open(&place.dir)?.renew(&name, days)?;
+            let issued = Authority::open(&place.dir)?.renew(&name, days).map_err(|error| match error {
+                PkiError::File { ref source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                    never_issued(&name, &place.dir)
+                }
+                other => other.into(),
+            })?;
             tell(&issued, output)?;
         }
         PkiCommand::Show { file } => {
@@ -31,6 +38,12 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
         }
     }
     Ok(Exit::Ok)
+}
+
+fn never_issued(name: &str, dir: &Path) -> Failure {
+    let message = format!("{name} has no certificate in {}: there is nothing to renew", dir.display());
+    let mend = format!("name another --dir, or issue one: godwit pki issue {name} --dir {}", dir.display());
+    Failure::new(Exit::NotFound, message, mend)
 }
 
 fn tell(issued: &Issued, output: Output) -> Result<(), Failure> {

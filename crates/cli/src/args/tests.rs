@@ -1,0 +1,136 @@
+//! What the command line takes, and its help as recorded.
+
+use clap::CommandFactory;
+
+use super::*;
+
+fn parse(line: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(line.split_whitespace())
+}
+
+#[test]
+fn the_command_line_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn every_command_of_the_manual_is_understood() {
+    for line in [
+        "godwit host run --config /etc/godwit/agent.toml",
+        "godwit host show",
+        "godwit host list --json",
+        "godwit vm create web --memory 1GiB --memory 512MiB --vcpus 2 --cpu Nehalem --machine q35 --accel tcg --kernel /k --initrd /i --append console=ttyS0 --disk path=/d,format=raw --nic network=lan --qemu /q --private-memory --device virtio-rng-pci --start",
+        "godwit vm create -f web.toml --start --host a",
+        "godwit vm stop web --grace 10s",
+        "godwit vm logs web -f --qemu",
+        "godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd --auto-converge --postcopy",
+        "godwit migrate web --to b --switchover-budget 500us --detach",
+        "godwit probe b",
+        "godwit probe b --from a --size 64GiB --seconds 2.5 --json",
+        "godwit migrate web --to b --bandwidth-limit 2gbit",
+        "godwit migration limit m1 500mbit",
+        "godwit migration limit m1 none --json",
+        "godwit host limit",
+        "godwit host limit 1gbit --lane fd77::11 --host a",
+        "godwit host limit none --each-migration",
+        "godwit migrate web --to b --compression lz4",
+        "godwit migrate web --to b --references own",
+        "godwit migration cancel m1",
+        "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
+        "godwit lab up --lane 1gbit,250mbit --family ipv6 --flow-cap 200mbit",
+        "godwit lab down --state-dir /run/l",
+        "godwit lab guest web workload dirty:rate=5000,ws=256M",
+        "godwit lab daemon client --config /c",
+        "godwit watch 10.88.0.21 --min-gap 5ms --for 1min",
+        "godwit completions zsh",
+    ] {
+        if let Err(error) = parse(line) {
+            panic!("{line}: {error}");
+        }
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    for line in [
+        "godwit vm create",
+        "godwit vm create -f web.toml --memory 1G",
+        "godwit vm create web --memory 1GB",
+        "godwit migrate web",
+        "godwit migrate web --to b --switchover-budget 20",
+        "godwit migrate web --to b --bandwidth-limit 0",
+        "godwit migration limit m1",
+        "godwit migration limit m1 500kbit",
+        "godwit host limit fast",
+        "godwit host limit --lane 10.0.0.1",
+        "godwit host limit 1gbit --lane 10.0.0.1 --each-migration",
+        "godwit migrate web --to b --compression zlib",
+        "godwit migrate web --to b --references some",
+        "godwit migrate web --to b --engine qemu --multifd-compression zstd",
+        "godwit watch web",
+        "godwit lab up --link 1gbit --lane 1gbit",
+        "godwit lab up --family ipv5",
+        "godwit probe",
+        "godwit probe b --size 16GB",
+        "godwit probe b --seconds 1s",
+    ] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+}
+
+#[test]
+fn the_hosts_file_may_stand_on_either_side() {
+    for line in [
+        "godwit --hosts /h vm list",
+        "godwit vm --hosts /h list",
+        "godwit vm list --hosts /h",
+        "godwit migrate web --to b --hosts /h",
+        "godwit probe b --hosts /h",
+        "godwit lab guest web status --hosts /h",
+    ] {
+        assert_eq!(parse(line).unwrap().hosts_file(), Some("/h".into()), "{line}");
+    }
+}
+
+/// Text for people is wrapped where it is shown: a footer with line ends of its own is wrapped twice.
+#[test]
+fn footers_have_an_example_and_leave_wrapping_to_the_terminal() {
+    const COLUMNS: usize = 110;
+    let mut waiting = vec![Cli::command()];
+    while let Some(command) = waiting.pop() {
+        let footer = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let lines: Vec<&str> = footer.lines().collect();
+        for pair in lines.windows(2).filter(|pair| pair.iter().all(|line| !line.is_empty())) {
+            assert!(pair[1].starts_with("  "), "{}: {pair:?} are one paragraph", command.get_name());
+        }
+        assert!(
+            lines.iter().filter(|line| line.starts_with("  ")).all(|line| line.len() <= COLUMNS),
+            "{footer}"
+        );
+        waiting.extend(command.get_subcommands().cloned());
+    }
+}
+
+/// The whole help as one text: a change of the interface shows in review.
+#[test]
+fn the_help_is_as_recorded() {
+    let mut root = Cli::command().term_width(100);
+    // Gives each command its full name.
+    root.build();
+    let mut text = String::new();
+    let mut waiting = vec![root];
+    while let Some(mut command) = waiting.pop() {
+        text.push_str(&format!("{}\n\n", command.render_long_help()));
+        let subs = command.get_subcommands().filter(|sub| sub.get_name() != "help");
+        waiting.extend(subs.map(|sub| sub.clone().term_width(100)));
+    }
+    let recorded = include_str!("../../tests/help.txt");
+    if std::env::var_os("GODWIT_RECORD").is_some() {
+        std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/help.txt"), &text).unwrap();
+        return;
+    }
+    assert!(
+        text == recorded,
+        "the help has changed: record it with GODWIT_RECORD=1 cargo test -p godwit-cli"
+    );
+}
