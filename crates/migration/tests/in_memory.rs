@@ -424,6 +424,7 @@ fn silence_after_the_commit_is_doubt() {
     let script = [
         SourceEvent::Connected,
         SourceEvent::PeerReady,
+        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
         SourceEvent::RoundSent(sweep),
         SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
         SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
