@@ -91,6 +91,16 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
             format!("{} pages that the destination had no more", report.missing_pages),
         ));
     }
+    if let Some(throttle) = &report.throttle {
+        let limits = report.rounds.iter().filter_map(|round| round.throttled_to_pages_per_s);
+        let least = limits.fold(f64::INFINITY, f64::min);
+        let waited = millis(throttle.held_ms);
+        let writes = throttle.faults;
+        lines.push((
+            "writers held",
+            format!("to {least:.0} pages/s; vCPUs waited {waited} in all, at {writes} writes"),
+        ));
+    }
     if let Some(limit) = report.bandwidth_limit {
         lines.push(("limit", limit.to_string()));
     }
@@ -157,7 +167,7 @@ fn rounds(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{EngineKind, FailureReport, PhaseReport, RoundReport};
+    use godwit_migration::{EngineKind, FailureReport, PhaseReport, RoundReport, ThrottleReport};
 
     use super::*;
 
@@ -187,7 +197,7 @@ mod tests {
                 },
             ],
             missing_pages: 3,
-            throttle: None,
+            throttle: Some(ThrottleReport { faults: 5000, pages: 5000, held_ms: 2100.0 }),
             bandwidth: Vec::new(),
             rounds: vec![RoundReport {
                 round: 0,
@@ -196,7 +206,7 @@ mod tests {
                 bytes: 1 << 29,
                 duration_ms: 1000.0,
                 dirty_pages_per_s: 5000.0,
-                throttled_to_pages_per_s: None,
+                throttled_to_pages_per_s: Some(1700.0),
             }],
             phases: vec![PhaseReport { phase: Phase::PreCopy, duration_ms: 1000.0 }],
             switchover: Some(SwitchoverReport::default()),
@@ -218,6 +228,7 @@ mod tests {
             "pre-copy",
             "3 pages that the destination had no more",
             "by 2.3 ms: it was to be 10.0 ms at most",
+            "to 1700 pages/s; vCPUs waited 2.10 s in all, at 5000 writes",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

@@ -32,6 +32,6 @@ pub use policy::{
 pub use reference::ReferenceUse;
 pub use report::{
     EngineKind, FailureReport, LaneReport, Outcome, PhaseReport, Progress, Report, RoundReport,
-    SwitchoverReport, millis, nanos,
+    SwitchoverReport, ThrottleReport, millis, nanos,
 };
 pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler, first_streams};
