@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_migration::{Compression, EngineKind, Progress, RateLimit, ReferenceUse, Report};
+use godwit_migration::{Compression, EngineKind, Intent, Progress, RateLimit, ReferenceUse, Report};
 use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
 
@@ -246,6 +246,9 @@ pub struct MigrationRequest {
     /// How long the vCPUs may stand still.
     #[serde(default = "default_budget_ms")]
     pub switchover_budget_ms: f64,
+    /// What matters most, for `engine: godwit`: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s`.
+    #[serde(default)]
+    pub policy: Intent,
     /// Settings for `engine: qemu`.
     #[serde(default)]
     pub qemu: QemuEngineOptions,
@@ -278,6 +281,7 @@ impl MigrationRequest {
             to: host.into(),
             engine: EngineKind::default(),
             switchover_budget_ms: DEFAULT_SWITCHOVER_BUDGET_MS,
+            policy: Intent::default(),
             qemu: QemuEngineOptions::default(),
             streams: None,
             bandwidth_limit: None,

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, RateLimit};
 use godwit_lab::{BitRate, Family, Loss, Rtt};
-use godwit_migration::{Compression, EngineKind, ReferenceUse};
+use godwit_migration::{Compression, EngineKind, Intent, ReferenceUse};
 use godwit_qemu::ByteSize;
 
 use crate::exit::EXIT_CODES;
@@ -77,6 +77,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:
   godwit migrate web --to b
   godwit migrate web --to b --switchover-budget 10ms --json >report.json
+  godwit migrate web --to b --policy deadline=5min
   godwit migrate web --to b --compression zstd
   godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd
   godwit migrate web --to b --detach
@@ -471,6 +472,9 @@ pub(crate) struct MigrateArgs {
     /// How long the vCPUs may stand still
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
     pub(crate) switchover_budget: Duration,
+    /// What matters most: auto, minimal-pause, minimal-impact, fast-evacuation or deadline=TIME [default: auto]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) policy: Option<Intent>,
     /// TCP streams of each lane, all lanes together at most 256 [default: as many as are found to pay]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) streams: Option<u32>,

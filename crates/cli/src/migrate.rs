@@ -86,10 +86,15 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     if matches!(options.engine, EngineArg::Qemu) && options.references.is_some() {
         return Err(Failure::usage("--references belongs to Godwit's own engine", "leave it out"));
     }
+    if matches!(options.engine, EngineArg::Qemu) && options.policy.is_some() {
+        let mend = "leave it out; QEMU's has --auto-converge and --postcopy";
+        return Err(Failure::usage("--policy belongs to Godwit's own engine", mend));
+    }
     Ok(MigrationRequest {
         to: options.to.clone(),
         engine: EngineKind::from(options.engine),
         switchover_budget_ms: options.switchover_budget.as_secs_f64() * 1e3,
+        policy: options.policy.unwrap_or_default(),
         qemu,
         streams: options.streams,
         bandwidth_limit: options.bandwidth_limit,

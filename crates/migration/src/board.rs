@@ -15,8 +15,8 @@ use std::collections::{HashMap, VecDeque};
 
 use godwit_ram::PageRange;
 
-/// Pages of a chunk: 2 MiB, the most that is on its way twice when a stream breaks in its middle.
-pub const CHUNK_PAGES: u64 = 512;
+/// The most that is on its way twice when a stream breaks in its middle: 2 MiB.
+pub use godwit_ram::CHUNK_PAGES;
 
 /// Pages of the smallest chunk: 64 KiB.
 pub const LEAST_CHUNK_PAGES: u64 = 16;

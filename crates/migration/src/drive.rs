@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use godwit_ram::{DirtyTracker, PageRange, ThrottleFigures, TrackError};
+use godwit_ram::{DirtyCount, DirtyTracker, PageRange, ThrottleFigures, TrackError};
 use godwit_wire::Message;
 
 use crate::failure::{Failure, FailureCode};
@@ -82,7 +82,7 @@ pub trait Tracking: Send {
     ///
     /// # Errors
     /// As [`Tracking::start`].
-    fn count_dirty(&self) -> Result<u64, TrackError>;
+    fn count_dirty(&self) -> Result<DirtyCount, TrackError>;
 
     /// Holds the guest to so many pages a second that are written anew; none: to no limit any more. What is taken from then on
     /// is held.
@@ -117,7 +117,7 @@ impl Tracking for DirtyTracker {
         DirtyTracker::look(self, block, within, out)
     }
 
-    fn count_dirty(&self) -> Result<u64, TrackError> {
+    fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
         DirtyTracker::count_dirty(self)
     }
 

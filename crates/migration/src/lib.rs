@@ -9,9 +9,11 @@ pub mod destination;
 pub mod drive;
 pub mod encoding;
 mod failure;
+mod intent;
 mod ledger;
 mod phase;
 mod policy;
+pub mod predict;
 pub mod probe;
 pub mod reference;
 mod report;
@@ -23,11 +25,12 @@ pub use clock::PeerClock;
 pub use encoding::{Compression, EncodingName, EncodingReport};
 pub use failure::{Failure, FailureCode};
 pub use godwit_lanes::{BitRate, RateLimit};
+pub use intent::{Intent, IntentError};
 pub use ledger::{Rates, Sweep};
 pub use phase::Phase;
 pub use policy::{
     Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, MOST_SWITCHOVER_BUDGET,
-    Measured, Policy,
+    Measured, Policy, Throttling,
 };
 pub use reference::ReferenceUse;
 pub use report::{

@@ -25,6 +25,19 @@ pub struct Policy {
     pub max_rounds: u32,
     /// Whether writers may be slowed where the guest does not converge.
     pub may_throttle: bool,
+    /// From when on, and how far.
+    pub throttling: Throttling,
+    /// When it is to be over, since the request: writers are slowed as far as that needs, and no further.
+    pub deadline: Option<Duration>,
+}
+
+/// When writers are slowed, and how far, as shares of what the wire carries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Throttling {
+    /// Where the guest dirties more than this.
+    pub above: f64,
+    /// To this.
+    pub to: f64,
 }
 
 /// The default switchover budget.
@@ -44,11 +57,13 @@ const TIME_TO_STOP: Duration = Duration::from_millis(4);
 const NEGLIGIBLE_TRANSFER: Duration = Duration::from_micros(1500);
 /// Rounds without progress after which the budget counts as out of reach.
 const STALLED_ROUNDS: u32 = 2;
-/// A guest that dirties more than this share of what the wire carries will not end soon: at 0.6 all rounds together take two and
-/// a half times the first.
-const STALLING_SHARE: f64 = 0.6;
-/// What writers are held to, as a share of what the wire carries: all rounds together take 1.4 times the first.
-const THROTTLED_SHARE: f64 = 0.3;
+/// A guest that dirties more than 0.6 of what the wire carries will not end soon: all rounds together take more than two and a half
+/// times the first. Held to 0.3, they take 1.4 times the first.
+const DEFAULT_THROTTLING: Throttling = Throttling { above: 0.6, to: 0.3 };
+/// Of the time until a deadline, what rounds are planned to take.
+const PLANNED_SHARE: f64 = 0.9;
+/// A share above this is hardly ever kept to: rounds would get shorter by less than what is measured wrongly.
+const MOST_THROTTLED_SHARE: f64 = 0.8;
 /// Where a throttled guest does not converge either, the share is lowered to this at the least.
 const LEAST_THROTTLED_SHARE: f64 = 0.02;
 /// Rounds among which a minimum is looked for: one lucky moment long ago is no measure.
@@ -61,6 +76,8 @@ impl Default for Policy {
             switchover_limit: DEFAULT_SWITCHOVER_LIMIT,
             max_rounds: DEFAULT_MAX_ROUNDS,
             may_throttle: true,
+            throttling: DEFAULT_THROTTLING,
+            deadline: None,
         }
     }
 }
@@ -76,6 +93,8 @@ pub struct Measured {
     pub bandwidth_bytes_per_s: f64,
     /// The lane's round trip.
     pub round_trip: Duration,
+    /// Since the request.
+    pub elapsed: Duration,
 }
 
 impl Measured {
@@ -89,6 +108,11 @@ impl Measured {
     pub fn predicted_switchover(&self) -> Duration {
         let at_stop = self.remaining_pages as f64 + self.dirty_pages_per_s * TIME_TO_STOP.as_secs_f64();
         FIXED_COST.saturating_add(self.round_trip / 2).saturating_add(self.transfer(at_stop))
+    }
+
+    /// Whether the pause would be longer than this, and another round worth it.
+    fn exceeds(&self, most: Duration) -> bool {
+        self.predicted_switchover() > most && self.transfer(self.remaining_pages as f64) > NEGLIGIBLE_TRANSFER
     }
 }
 
@@ -131,12 +155,13 @@ impl Convergence {
         Convergence { policy, rounds: 0, recent: VecDeque::new(), stalled: 0, may_throttle, throttle: None }
     }
 
-    /// Whether so much remains that no switchover could be decided, whatever the policy remembers.
+    /// Whether so much remains that [`Convergence::decide`] can't decide on a switchover now.
     #[must_use]
     pub fn is_far(&self, measured: &Measured) -> bool {
-        let limit = self.policy.switchover_limit.max(self.policy.switchover_budget);
-        measured.predicted_switchover() > limit
-            && measured.transfer(measured.remaining_pages as f64) > NEGLIGIBLE_TRANSFER
+        let budget = self.policy.switchover_budget;
+        let may_settle = self.stalled + 1 >= STALLED_ROUNDS || self.rounds + 1 >= self.policy.max_rounds;
+        let most = if may_settle { self.policy.switchover_limit.max(budget) } else { budget };
+        measured.exceeds(most)
     }
 
     /// What writers are to be held to in the next round; none: they are not.
@@ -152,17 +177,32 @@ impl Convergence {
 
     /// Slows writers where they write too much for rounds to get shorter, and more where slowed ones still do.
     fn adapt_throttle(&mut self, measured: &Measured) {
+        if !self.may_throttle || (self.stalled == 0 && !measured.exceeds(self.policy.switchover_limit)) {
+            return;
+        }
         let carried_pages_per_s = measured.bandwidth_bytes_per_s / f64::from(PAGE_SIZE);
-        let stalling = measured.dirty_pages_per_s > STALLING_SHARE * carried_pages_per_s
-            && (self.stalled > 0 || self.is_far(measured));
+        let dirty_share = measured.dirty_pages_per_s / carried_pages_per_s.max(1.0);
+        let Throttling { above, to } = self.throttling(measured);
         let share = match self.throttle {
-            _ if !self.may_throttle => return,
-            None if stalling => THROTTLED_SHARE,
+            None if dirty_share > above => to,
             None => return,
-            Some(Throttle { share, .. }) if stalling => (share / 2.0).max(LEAST_THROTTLED_SHARE),
-            Some(Throttle { share, .. }) => share,
+            // Not all of what is written waits, or the wire carries less than it did.
+            Some(Throttle { share, .. }) if dirty_share > 2.0 * share => {
+                (share / 2.0).max(LEAST_THROTTLED_SHARE)
+            }
+            Some(Throttle { share, .. }) => share.min(to),
         };
         self.throttle = Some(Throttle { share, pages_per_s: share * carried_pages_per_s });
+    }
+
+    /// From when on writers are slowed, and how far: the policy's, or what the time that is left needs. With a share *a* the rounds
+    /// to come take 1 / (1 - a) times what remains takes once.
+    fn throttling(&self, measured: &Measured) -> Throttling {
+        let Some(deadline) = self.policy.deadline else { return self.policy.throttling };
+        let left = PLANNED_SHARE * deadline.saturating_sub(measured.elapsed).as_secs_f64();
+        let once = measured.transfer(measured.remaining_pages as f64).as_secs_f64();
+        let share = (1.0 - once / left.max(1e-3)).clamp(LEAST_THROTTLED_SHARE, MOST_THROTTLED_SHARE);
+        Throttling { above: share, to: share }
     }
 
     /// Decides at the end of a round.
@@ -200,6 +240,7 @@ impl Convergence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::intent::Intent;
     use proptest::prelude::*;
 
     fn measured(remaining_pages: u64, dirty_pages_per_s: f64, mb_per_s: f64, rtt_ms: u64) -> Measured {
@@ -207,6 +248,7 @@ mod tests {
             remaining_pages,
             dirty_pages_per_s,
             bandwidth_bytes_per_s: mb_per_s * 1e6,
+            elapsed: Duration::ZERO,
             round_trip: Duration::from_millis(rtt_ms),
         }
     }
@@ -261,7 +303,8 @@ mod tests {
         loop {
             let limit = convergence.throttle_pages_per_s().unwrap_or(f64::INFINITY);
             let rate = pages_per_s.min(limit);
-            let measured = measured(remaining as u64, rate, mb_per_s, 0);
+            let elapsed = Duration::from_secs_f64(took);
+            let measured = Measured { elapsed, ..measured(remaining as u64, rate, mb_per_s, 0) };
             match convergence.decide(&measured) {
                 Decision::Switchover => return (took, true),
                 Decision::GiveUp => return (took, false),
@@ -288,6 +331,38 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn each_intent_moves_it_in_its_own_time() {
+        // Once on the wire: 2.1 s.
+        let run = |intent: Intent| {
+            let policy = intent.policy(DEFAULT_SWITCHOVER_BUDGET);
+            run(Convergence::new(policy), 65_536.0, 150_000.0, 125.0)
+        };
+        let (auto, moved) = run(Intent::Auto);
+        assert!(moved);
+        let (fast, moved) = run(Intent::FastEvacuation);
+        assert!(moved && fast < auto, "{fast} s, auto {auto} s");
+        let (gentle, moved) = run(Intent::MinimalImpact);
+        assert!(moved && gentle > auto, "{gentle} s, auto {auto} s");
+        let (short, moved) = run(Intent::MinimalPause);
+        assert!(moved && short < 1.2 * auto, "{short} s, auto {auto} s");
+        for deadline_s in [4, 8, 15] {
+            let (took, moved) = run(Intent::Deadline(Duration::from_secs(deadline_s)));
+            assert!(moved && took <= deadline_s as f64, "{took} s of {deadline_s}");
+        }
+        // One that can't be met: as fast as possible.
+        let (took, moved) = run(Intent::Deadline(Duration::from_millis(1)));
+        assert!(moved && took < 1.05 * fast, "{took} s, evacuation {fast} s");
+    }
+
+    #[test]
+    fn a_guest_that_meets_its_deadline_is_not_slowed() {
+        let policy = Intent::Deadline(Duration::from_secs(60)).policy(DEFAULT_SWITCHOVER_BUDGET);
+        let mut convergence = Convergence::new(policy);
+        convergence.decide(&measured(200_000, 17_000.0, 125.0, 0));
+        assert_eq!(convergence.throttle_pages_per_s(), None);
     }
 
     #[test]

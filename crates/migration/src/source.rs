@@ -389,6 +389,7 @@ impl Source {
             dirty_pages_per_s: self.ledger.dirty_pages_per_s(),
             bandwidth_bytes_per_s: self.ledger.rates().carried_bytes_per_s,
             round_trip,
+            elapsed: now,
         }
     }
 

@@ -2,6 +2,7 @@
 //! prints the machine, all settings and a table, and writes everything it measured as JSON.
 
 mod bandwidth;
+mod converge;
 mod cpu;
 mod debian;
 mod figures;
@@ -53,6 +54,12 @@ enum Scenario {
   godwit-bench impact
   godwit-bench impact --engine godwit --link 5gbit --runs 3")]
     Impact(impact::Settings),
+    /// Move a guest that rewrites its memory faster than the link carries it
+    #[command(after_help = "Examples:
+  godwit-bench converge
+  godwit-bench converge --engine godwit --link 200mbit --times 5 --runs 1
+  godwit-bench converge --engine godwit,auto-converge --vcpus 2 --compute --times 5 --link 1gbit")]
+    Converge(converge::Settings),
     /// Move a guest with the distribution's user space and a full page cache, made of its packages the first time
     #[command(after_help = "Examples:
   godwit-bench debian
@@ -68,6 +75,7 @@ fn main() -> ExitCode {
         Scenario::Lanes(settings) => lanes::run(&settings),
         Scenario::References(settings) => references::run(&settings),
         Scenario::Impact(settings) => impact::run(&settings),
+        Scenario::Converge(settings) => converge::run(&settings),
         Scenario::Debian(settings) => debian::run(&settings),
     };
     match outcome {

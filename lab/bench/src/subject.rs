@@ -35,6 +35,10 @@ pub(crate) enum Engine {
     #[value(name = "multifd-8")]
     #[serde(rename = "multifd-8")]
     Multifd8,
+    /// QEMU's, one stream, the vCPUs slowed until it converges
+    AutoConverge,
+    /// QEMU's, post-copy after the first round
+    Postcopy,
 }
 
 impl Engine {
@@ -47,6 +51,8 @@ impl Engine {
             Engine::Multifd8 => "multifd-8",
             Engine::Multifd2Zstd => "multifd-2-zstd",
             Engine::Multifd4Zstd => "multifd-4-zstd",
+            Engine::AutoConverge => "auto-converge",
+            Engine::Postcopy => "postcopy",
         }
     }
 
@@ -77,6 +83,12 @@ impl Engine {
             Engine::Multifd8 => by_qemu(Some(8), None),
             Engine::Multifd2Zstd => by_qemu(Some(2), Some("zstd")),
             Engine::Multifd4Zstd => by_qemu(Some(4), Some("zstd")),
+            Engine::AutoConverge | Engine::Postcopy => {
+                let mut request = by_qemu(None, None);
+                request.qemu.auto_converge = self == Engine::AutoConverge;
+                request.qemu.postcopy = self == Engine::Postcopy;
+                request
+            }
         }
     }
 }

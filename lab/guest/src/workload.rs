@@ -31,6 +31,8 @@ pub struct Dirty {
     pub mix: Mix,
     /// How much of a page is written.
     pub touch: Touch,
+    /// Whether another thread computes beside it.
+    pub computes: bool,
 }
 
 impl Default for Dirty {
@@ -41,6 +43,7 @@ impl Default for Dirty {
             order: Order::Random,
             mix: Mix::default(),
             touch: Touch::Whole,
+            computes: false,
         }
     }
 }
@@ -155,7 +158,7 @@ impl FromStr for Dirty {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Dirty, ParseError> {
-        const WANTED: &str = "rate=, ws=, order=, zero=, compressible= or touch= with a value";
+        const WANTED: &str = "rate=, ws=, order=, zero=, compressible=, touch= or compute= with a value";
         let mut dirty = Dirty::default();
         let (mut zero, mut compressible) = (dirty.mix.zero_percent, dirty.mix.compressible_percent);
         for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -167,6 +170,7 @@ impl FromStr for Dirty {
                 "zero" => zero = parse_percent(value)?,
                 "compressible" => compressible = parse_percent(value)?,
                 "touch" => dirty.touch = parse_touch(value)?,
+                "compute" => dirty.computes = parse_yes(value)?,
                 _ => return Err(ParseError::new(part, WANTED)),
             }
         }
@@ -185,6 +189,14 @@ fn parse_rate(text: &str) -> Result<Option<u64>, ParseError> {
 fn parse_percent(text: &str) -> Result<u8, ParseError> {
     let read = text.parse::<u8>().ok().filter(|percent| *percent <= 100);
     read.ok_or_else(|| ParseError::new(text, "a percentage, 0 to 100"))
+}
+
+fn parse_yes(text: &str) -> Result<bool, ParseError> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(ParseError::new(text, "yes or no")),
+    }
 }
 
 fn parse_order(text: &str) -> Result<Order, ParseError> {
@@ -247,7 +259,8 @@ impl fmt::Display for Dirty {
         match self.touch {
             Touch::Whole => f.write_str("full"),
             Touch::Words(words) => write!(f, "words:{words}"),
-        }
+        }?;
+        f.write_str(if self.computes { ",compute=yes" } else { "" })
     }
 }
 
@@ -261,10 +274,10 @@ mod tests {
         let touch = prop_oneof![Just(Touch::Whole), (1u16..=504).prop_map(Touch::Words)];
         let order = prop_oneof![Just(Order::Random), Just(Order::Sequential)];
         let rate = proptest::option::of(1u64..);
-        (rate, proptest::option::of(any::<u64>()), order, mix, touch).prop_map(
-            |(rate_pages_per_s, working_set_bytes, order, (zero, compressible), touch)| {
+        (rate, proptest::option::of(any::<u64>()), order, mix, touch, any::<bool>()).prop_map(
+            |(rate_pages_per_s, working_set_bytes, order, (zero, compressible), touch, computes)| {
                 let mix = Mix { zero_percent: zero, compressible_percent: compressible };
-                Workload::Dirty(Dirty { rate_pages_per_s, working_set_bytes, order, mix, touch })
+                Workload::Dirty(Dirty { rate_pages_per_s, working_set_bytes, order, mix, touch, computes })
             },
         )
     }
@@ -285,13 +298,15 @@ mod tests {
 
     #[test]
     fn the_forms_of_the_guide() {
-        let text = "dirty:rate=5000,ws=256M,order=sequential,zero=10,compressible=40,touch=words:16";
+        let text =
+            "dirty:rate=5000,ws=256M,order=sequential,zero=10,compressible=40,touch=words:16,compute=yes";
         let expected = Dirty {
             rate_pages_per_s: Some(5000),
             working_set_bytes: Some(256 << 20),
             order: Order::Sequential,
             mix: Mix { zero_percent: 10, compressible_percent: 40 },
             touch: Touch::Words(16),
+            computes: true,
         };
         assert_eq!(text.parse(), Ok(Workload::Dirty(expected)));
         assert_eq!("dirty".parse(), Ok(Workload::Dirty(Dirty::default())));
@@ -317,6 +332,7 @@ mod tests {
             "dirty:ws=5T",
             "dirty:ws=99999999999G",
             "dirty:speed=4",
+            "dirty:compute=1",
         ] {
             let refused = text.parse::<Workload>();
             assert!(refused.is_err(), "{text} gave {refused:?}");

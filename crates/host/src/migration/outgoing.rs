@@ -12,7 +12,7 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{CONNECT_LIMIT, Interrupt, Lane, Segments, Stream};
 use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult, lane_failure};
 use godwit_migration::{
-    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, ReferenceUse, Report,
+    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, ReferenceUse, Report,
     SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
@@ -259,6 +259,7 @@ impl Outgoing {
             (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
         let budget =
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
+        let policy = self.request.policy.policy(budget);
         let streams = self.request.streams;
         let compression = self.request.compression;
         let cache_bytes = self.agent.config().deltas.cache_memory.bytes();
@@ -282,7 +283,7 @@ impl Outgoing {
                 migration: job.migration,
                 epoch,
                 runs: job.runs,
-                policy: Policy { switchover_budget: budget, ..Policy::default() },
+                policy,
                 compression,
                 references: drive::References { by: job.references, ..drive::References::default() },
                 deltas: drive::Deltas { cache_bytes, ..drive::Deltas::default() },

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Interrupt, LaneError, Segments, Stream, StreamSender, UnitPages};
-use godwit_ram::{PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
+use godwit_ram::{CHUNK_PAGES, PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
 use godwit_wire::{Message, PagesEnd};
 
 use super::referring::{OfStream, Referring};
@@ -305,8 +305,9 @@ impl Dispatch {
     }
 
     /// The guest stands still from here on: nothing is tried out any more. `paces`: how it goes on with the lanes, by their
-    /// numbers; none where one is as good as another.
-    pub(crate) fn hurry(&self, paces: &[Option<LanePace>]) {
+    /// numbers; none where one is as good as another. `fullest_chunk_pages`: what a unit would have of a whole chunk at most; many
+    /// units of a page or two would cost more than they bring.
+    pub(crate) fn hurry(&self, paces: &[Option<LanePace>], fullest_chunk_pages: u64) {
         self.hurry.store(true, Ordering::Relaxed);
         let mut state = self.lock();
         let State { board, lines, .. } = &mut *state;
@@ -314,7 +315,7 @@ impl Dispatch {
             line.most_unacked = paces.get(line.lane).copied().flatten().map(|pace| pace.most_unacked_bytes);
         }
         if let Some(pages) = paces.iter().flatten().map(|pace| pace.chunk_pages).min() {
-            board.cut_finer(pages);
+            board.cut_finer(pages.saturating_mul(CHUNK_PAGES) / fullest_chunk_pages.max(1));
         }
     }
 

@@ -155,6 +155,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         device_state_bytes: 0,
         held_device_state: Vec::new(),
         remaining_pages: 0,
+        fullest_chunk_pages: 0,
         switchover_since: None,
         window_ping: None,
         padding_before: 0,
@@ -199,6 +200,8 @@ struct Driver<'a, H, T> {
     held_device_state: Vec<Vec<u8>>,
     /// As last counted, for progress.
     remaining_pages: u64,
+    /// The most of them in one chunk.
+    fullest_chunk_pages: u64,
     /// When the guest was asked to stop.
     switchover_since: Option<Instant>,
     /// The ping behind the padding, whose answer tells that the padding has arrived, and when it was sent.

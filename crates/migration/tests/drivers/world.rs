@@ -17,7 +17,7 @@ use godwit_migration::drive::{
 use godwit_migration::source::Verdict;
 use godwit_migration::{Compression, Failure, FailureCode, Policy, Progress};
 use godwit_pki::{Authority, Grant, Identity, Role};
-use godwit_ram::{PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError};
+use godwit_ram::{CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
@@ -104,10 +104,11 @@ impl Tracking for FakeTracking {
         Ok(())
     }
 
-    fn count_dirty(&self) -> Result<u64, TrackError> {
+    fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
         let left = self.writes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         left.into_iter().for_each(|left| self.guest_writes(left));
-        Ok(self.dirty.lock().unwrap().len() as u64)
+        let pages = self.dirty.lock().unwrap().len() as u64;
+        Ok(DirtyCount { pages, fullest_chunk_pages: pages.min(CHUNK_PAGES) })
     }
 
     fn throttle(&mut self, _: Option<f64>) -> Result<(), TrackError> {

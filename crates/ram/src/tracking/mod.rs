@@ -111,6 +111,42 @@ pub struct DirtyTracker {
     runs: Vec<page_region>,
 }
 
+/// Pages of a chunk: 2 MiB, at its own multiple.
+pub const CHUNK_PAGES: u64 = 512;
+
+/// How many pages are dirty, and how close together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirtyCount {
+    /// All of them.
+    pub pages: u64,
+    /// The most in one chunk of [`CHUNK_PAGES`].
+    pub fullest_chunk_pages: u64,
+}
+
+/// Counts pages chunk by chunk, as runs come in order.
+#[derive(Default)]
+struct ChunkCount {
+    chunk: u64,
+    pages: u64,
+    most: u64,
+}
+
+impl ChunkCount {
+    fn add(&mut self, run: PageRange) {
+        let mut rest = run;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split(CHUNK_PAGES - rest.first % CHUNK_PAGES);
+            let chunk = piece.first / CHUNK_PAGES;
+            if chunk != self.chunk {
+                (self.chunk, self.pages) = (chunk, 0);
+            }
+            self.pages += piece.count;
+            self.most = self.most.max(self.pages);
+            rest = after;
+        }
+    }
+}
+
 /// A RAM block as QEMU maps it.
 struct Block {
     pages: PageRange,
@@ -164,10 +200,15 @@ impl DirtyTracker {
     }
 
     /// Counts the dirty pages of all blocks and leaves them dirty.
-    pub fn count_dirty(&self) -> Result<u64, TrackError> {
-        let mut count = 0;
+    pub fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
+        let mut count = DirtyCount::default();
         for (block, tracked) in self.blocks.iter().enumerate() {
-            take::look(self, block, tracked.pages, |dirty| count += page_count(dirty))?;
+            let mut chunk = ChunkCount::default();
+            take::look(self, block, tracked.pages, |dirty| {
+                dirty.iter().for_each(|range| chunk.add(*range));
+                count.pages += page_count(dirty);
+            })?;
+            count.fullest_chunk_pages = count.fullest_chunk_pages.max(chunk.most);
         }
         self.check_alive()?;
         Ok(count)
@@ -290,4 +331,19 @@ fn open_device() -> Result<OwnedFd, rustix::io::Errno> {
         rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fullest_chunk_is_found() {
+        let mut chunk = ChunkCount::default();
+        for (first, count) in [(0, 2), (500, 20), (530, 1), (1023, 514), (3000, 1)] {
+            chunk.add(PageRange::new(first, count));
+        }
+        assert_eq!((chunk.most, chunk.pages, chunk.chunk), (512, 1, 5));
+        assert_eq!(ChunkCount::default().most, 0);
+    }
 }

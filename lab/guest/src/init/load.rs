@@ -66,6 +66,17 @@ pub(crate) fn run(guest: &Arc<Guest>, options: &Options) -> anyhow::Result<()> {
     }
 }
 
+/// Computes beside a workload that writes, where that asks for it.
+pub(crate) fn run_beside(guest: &Arc<Guest>) -> anyhow::Result<()> {
+    loop {
+        let (workload, epoch) = guest.workload();
+        match workload {
+            Workload::Dirty(Dirty { computes: true, .. }) => compute(guest, epoch),
+            _ => guest.wait_for_workload(epoch, Duration::from_secs(3600)),
+        }
+    }
+}
+
 /// What can be filled without running the guest out of memory.
 fn fill_bytes(guest: &Guest, wanted: Option<u64>) -> u64 {
     let available = boot::available_bytes(guest);

@@ -56,6 +56,7 @@ fn main() {
     tasks::forever(&guest, "heartbeat", PROMPT, tasks::heartbeat);
     tasks::forever(&guest, "control", PROMPT, server::serve);
     tasks::forever(&guest, "workload", BACKGROUND, move |guest| load::run(guest, &options));
+    tasks::forever(&guest, "beside", BACKGROUND, load::run_beside);
     loop {
         std::thread::park();
     }

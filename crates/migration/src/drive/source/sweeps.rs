@@ -48,7 +48,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.job.pace.let_go();
         self.dispatch.set_round(round);
         let round_trip = self.round_trip();
-        self.dispatch.hurry(&self.lanes.paces(round_trip));
+        self.dispatch.hurry(&self.lanes.paces(round_trip), self.fullest_chunk_pages);
         let failure = match self.dispatch.unseal() {
             Ok(0) => Some(Failure::new(FailureCode::LaneLost, "the last data stream broke")),
             Ok(_) => None,
@@ -131,8 +131,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         let round_trip = self.round_trip();
         match self.job.tracker.count_dirty() {
             Ok(dirty) => {
-                let pages = dirty + self.referring.waiting();
+                let pages = dirty.pages + self.referring.waiting();
                 self.remaining_pages = pages;
+                self.fullest_chunk_pages = dirty.fullest_chunk_pages;
                 let limit_bytes_per_s = self.job.pace.data_bytes_per_s();
                 self.later(Event::RemainingCounted { pages, round_trip, limit_bytes_per_s });
             }

@@ -11,7 +11,7 @@
 //!
 //! A range of memory belongs to one userfaultfd at a time, and what makes it asynchronous is a property of that. Taking a range
 //! from one and giving it to another removes all marks, so there is a moment in which writes are not seen. The guest is
-//! not stopped for it. A *chunk* of memory changes hands so:
+//! not stopped for it. A piece of memory changes hands so:
 //!
 //! 1. its bytes are copied;
 //! 2. the pages that were written since they were last taken are looked up: *W*. A page that is not in W was not written
@@ -51,8 +51,10 @@ use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, gaps, normalise};
 use handler::Handler;
 
-/// What changes hands at a time: 8 MiB, a few milliseconds of copying and comparing.
+/// The least that is throttled for one page that was written: 8 MiB.
 const LEAST_CHUNK_PAGES: u64 = 2048;
+/// What changes hands at a time: 4 MiB, a millisecond or two of copying and comparing.
+const PIECE_PAGES: u64 = 1024;
 /// The most chunks of a block: each may become a mapping of its own, of which a process may have 65,530.
 const MOST_CHUNKS: u64 = 4096;
 
@@ -156,18 +158,27 @@ impl Throttle {
         let Some(chunks) = self.blocks.get_mut(block) else { return Ok(()) };
         let chunk = chunks.chunk_of(page, tracked.block.pages);
         chunks.mark(page);
-        let len = usize::try_from(chunk.len_bytes()).unwrap_or(usize::MAX);
+        chunk.chunks(PIECE_PAGES).try_for_each(|piece| self.take_over_piece(block, piece, tracked))
+    }
+
+    fn take_over_piece(
+        &mut self,
+        block: usize,
+        piece: PageRange,
+        tracked: &mut Tracked<'_>,
+    ) -> Result<(), TrackError> {
+        let len = usize::try_from(piece.len_bytes()).unwrap_or(usize::MAX);
         self.before.resize(len, 0);
         self.after.resize(len, 0);
         let region = &tracked.block.region;
-        let unreadable = |_| TrackError::OutOfBounds { block, range: chunk };
-        region.copy_out(chunk.offset_bytes(), &mut self.before).map_err(unreadable)?;
+        let unreadable = |_| TrackError::OutOfBounds { block, range: piece };
+        region.copy_out(piece.offset_bytes(), &mut self.before).map_err(unreadable)?;
         let written =
-            written_in(tracked, chunk).map_err(|errno| io_or_gone("scan the page map", self.pid, errno))?;
-        change_hands(tracked, self.handler.userfaultfd(), chunk, &written)
+            written_in(tracked, piece).map_err(|errno| io_or_gone("scan the page map", self.pid, errno))?;
+        change_hands(tracked, self.handler.userfaultfd(), piece, &written)
             .map_err(|errno| io_or_gone("throttle the RAM", self.pid, errno))?;
-        region.copy_out(chunk.offset_bytes(), &mut self.after).map_err(unreadable)?;
-        let changed = changed_pages(chunk, &self.before, &self.after);
+        region.copy_out(piece.offset_bytes(), &mut self.after).map_err(unreadable)?;
+        let changed = changed_pages(piece, &self.before, &self.after);
         for page in changed.filter(|page| !written.iter().any(|run| run.contains(*page))) {
             let page = PageRange::new(page, 1);
             let segments = tracked.block.segments.iter().filter(|segment| segment.pages.contains(page.first));
