@@ -53,8 +53,10 @@ const DEFAULT_MAX_ROUNDS: u32 = 40;
 pub(crate) const FIXED_COST: Duration = Duration::from_millis(8);
 /// From the decision until the guest stands still: QEMU's set-up of its migration.
 const TIME_TO_STOP: Duration = Duration::from_millis(4);
-/// Less than this to transfer is not worth another round, whatever the budget.
+/// Less than this to transfer is not worth another round, whatever the budget,
 const NEGLIGIBLE_TRANSFER: Duration = Duration::from_micros(1500);
+/// and less than this part of a round trip, as each round takes more than a whole one.
+const NEGLIGIBLE_PART: u32 = 10;
 /// Rounds without progress after which the budget counts as out of reach.
 const STALLED_ROUNDS: u32 = 2;
 /// A guest that dirties more than 0.6 of what the wire carries will not end soon: all rounds together take more than two and a half
@@ -112,7 +114,13 @@ impl Measured {
 
     /// Whether the pause would be longer than this, and another round worth it.
     fn exceeds(&self, most: Duration) -> bool {
-        self.predicted_switchover() > most && self.transfer(self.remaining_pages as f64) > NEGLIGIBLE_TRANSFER
+        self.predicted_switchover() > most && !self.is_negligible()
+    }
+
+    /// Whether another round would cost more than what remains.
+    fn is_negligible(&self) -> bool {
+        let negligible = NEGLIGIBLE_TRANSFER.max(self.round_trip / NEGLIGIBLE_PART);
+        self.transfer(self.remaining_pages as f64) <= negligible
     }
 }
 
@@ -219,9 +227,7 @@ impl Convergence {
         }
 
         let predicted = measured.predicted_switchover();
-        if predicted <= self.policy.switchover_budget
-            || measured.transfer(remaining as f64) <= NEGLIGIBLE_TRANSFER
-        {
+        if predicted <= self.policy.switchover_budget || measured.is_negligible() {
             return Decision::Switchover;
         }
         let limit = self.policy.switchover_limit.max(self.policy.switchover_budget);
