@@ -91,8 +91,15 @@ pub trait Tracking: Send {
     /// It can't be done; the guest runs as before.
     fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError>;
 
-    /// The guest is about to be stopped: no write is held for long any more.
-    fn let_stop(&self);
+    /// Whether memory may change over to being held in [`Tracking::take_dirty`]: not while somebody reads pages that earlier calls
+    /// gave.
+    fn let_grow(&mut self, may_grow: bool);
+
+    /// The memory of the last [`Tracking::take_dirty`]'s block that changed over in it.
+    fn changed_over(&self) -> Vec<PageRange>;
+
+    /// The guest is about to be stopped: no write is held for long any more, and nothing changes over.
+    fn let_stop(&mut self);
 
     /// What holding it has done so far.
     fn throttle_figures(&self) -> ThrottleFigures;
@@ -125,7 +132,15 @@ impl Tracking for DirtyTracker {
         DirtyTracker::throttle(self, pages_per_s)
     }
 
-    fn let_stop(&self) {
+    fn let_grow(&mut self, may_grow: bool) {
+        DirtyTracker::let_grow(self, may_grow);
+    }
+
+    fn changed_over(&self) -> Vec<PageRange> {
+        DirtyTracker::changed_over(self).to_vec()
+    }
+
+    fn let_stop(&mut self) {
         DirtyTracker::let_stop(self);
     }
 

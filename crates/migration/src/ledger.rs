@@ -108,6 +108,9 @@ impl Ledger {
     /// `throttle`: pages a second that the guest is held to from now on.
     pub(crate) fn round_begins(&mut self, now: Duration, throttle: Option<f64>) {
         (self.round_since, self.padding_bytes, self.throttle) = (now, 0, throttle);
+        if !self.rounds.is_empty() {
+            self.sampled_pages_per_s = None;
+        }
     }
 
     /// So many bytes of padding went with the round: their time is not its own.
@@ -171,7 +174,7 @@ impl Ledger {
         let since = now.saturating_sub(self.round_since).as_secs_f64();
         self.dirty_pages_per_s = if since > 0.0 { remaining as f64 / since } else { 0.0 };
         // Good for round 0, which lasts longest and has what was written before it among what remains.
-        let sampled = self.sampled_pages_per_s.take().unwrap_or(0.0);
+        let sampled = self.sampled_pages_per_s.unwrap_or(0.0);
         self.dirty_pages_per_s = self.dirty_pages_per_s.max(sampled);
         if let Some(report) = self.rounds.last_mut() {
             report.dirty_pages_per_s = self.dirty_pages_per_s;

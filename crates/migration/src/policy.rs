@@ -114,12 +114,14 @@ impl Measured {
 
     /// Whether the pause would be longer than this, and another round worth it.
     fn exceeds(&self, most: Duration) -> bool {
-        self.predicted_switchover() > most && !self.is_negligible()
+        self.predicted_switchover() > most && !self.is_negligible(most)
     }
 
-    /// Whether another round would cost more than what remains.
-    fn is_negligible(&self) -> bool {
-        let negligible = NEGLIGIBLE_TRANSFER.max(self.round_trip / NEGLIGIBLE_PART);
+    /// Whether another round would cost more than what remains. Where the round trip leaves room for pages, that counts.
+    fn is_negligible(&self, budget: Duration) -> bool {
+        let far = FIXED_COST.saturating_add(self.round_trip / 2) > budget;
+        let of_a_round = if far { self.round_trip / NEGLIGIBLE_PART } else { Duration::ZERO };
+        let negligible = NEGLIGIBLE_TRANSFER.max(of_a_round);
         self.transfer(self.remaining_pages as f64) <= negligible
     }
 }
@@ -153,6 +155,10 @@ struct Throttle {
     /// Of what the wire carries.
     share: f64,
     pages_per_s: f64,
+    /// Rounds in which it has held.
+    rounds: u32,
+    /// It was not enough.
+    halved: bool,
 }
 
 impl Convergence {
@@ -191,16 +197,18 @@ impl Convergence {
         let carried_pages_per_s = measured.bandwidth_bytes_per_s / f64::from(PAGE_SIZE);
         let dirty_share = measured.dirty_pages_per_s / carried_pages_per_s.max(1.0);
         let Throttling { above, to } = self.throttling(measured);
-        let share = match self.throttle {
-            None if dirty_share > above => to,
+        let (share, rounds, halved) = match self.throttle {
+            None if dirty_share > above => (to, 0, false),
             None => return,
-            // Not all of what is written waits, or the wire carries less than it did.
-            Some(Throttle { share, .. }) if dirty_share > 2.0 * share => {
-                (share / 2.0).max(LEAST_THROTTLED_SHARE)
+            // Not all of what is written waits, or the wire carries less than it did. In its first round memory comes under
+            // the throttle only as the sweep comes to it.
+            Some(Throttle { share, rounds, .. }) if rounds > 0 && dirty_share > 2.0 * share => {
+                ((share / 2.0).max(LEAST_THROTTLED_SHARE), rounds + 1, true)
             }
-            Some(Throttle { share, .. }) => share.min(to),
+            Some(Throttle { share, rounds, halved: true, .. }) => (share.min(to), rounds + 1, true),
+            Some(Throttle { rounds, .. }) => (to, rounds + 1, false),
         };
-        self.throttle = Some(Throttle { share, pages_per_s: share * carried_pages_per_s });
+        self.throttle = Some(Throttle { share, pages_per_s: share * carried_pages_per_s, rounds, halved });
     }
 
     /// From when on writers are slowed, and how far: the policy's, or what the time that is left needs. With a share *a* the rounds
@@ -227,7 +235,8 @@ impl Convergence {
         }
 
         let predicted = measured.predicted_switchover();
-        if predicted <= self.policy.switchover_budget || measured.is_negligible() {
+        if predicted <= self.policy.switchover_budget || measured.is_negligible(self.policy.switchover_budget)
+        {
             return Decision::Switchover;
         }
         let limit = self.policy.switchover_limit.max(self.policy.switchover_budget);

@@ -169,7 +169,7 @@ pub fn predict(conditions: &Conditions) -> Prediction {
         sent_pages += remaining;
         took = took.saturating_add(round);
         rounds += 1;
-        remaining = curve.remaining_after(round, limit);
+        remaining = curve.remaining_after(round, limit).min(data_pages);
         dirty_pages_per_s = remaining / round.as_secs_f64().max(1e-6);
     };
     let switchover = FIXED_COST.saturating_add(*round_trip / 2).saturating_add(time_of(remaining));

@@ -50,7 +50,7 @@ pub struct FailureReport {
 /// One sweep over the guest's memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RoundReport {
-    /// 0 is all of memory; the last one runs while the guest stands still.
+    /// 0 is all of memory but what is hot already; the last one runs while the guest stands still.
     pub round: u32,
     /// Pages sent, zero pages included.
     pub pages: u64,

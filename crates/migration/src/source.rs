@@ -319,7 +319,9 @@ impl Source {
 
     /// Ends a migration that has not committed; the guest runs on, or is made to.
     fn give_up(&mut self, now: Duration, outcome: Outcome, failure: Failure, tell: bool) -> Vec<Action> {
-        let mut actions = if tell { vec![Action::AbortPeer(failure.clone())] } else { vec![] };
+        // Its writers before the peer, which may keep a word to it waiting.
+        let mut actions = vec![Action::StopTracking];
+        actions.extend(tell.then(|| Action::AbortPeer(failure.clone())));
         if matches!(self.state, State::Stopping | State::LastPages) {
             // The guest first, the peer after: every millisecond here is one in which the guest stands still.
             let mut resume = self.roll_back(now, outcome, failure);
@@ -327,7 +329,6 @@ impl Source {
             return resume;
         }
         self.ending = Some((outcome, Some(failure)));
-        actions.push(Action::StopTracking);
         actions.extend(self.finish(now));
         actions
     }

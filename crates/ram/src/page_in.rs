@@ -145,7 +145,11 @@ impl PageIn {
         while at < end {
             let mapped = match self.userfaultfd.map_held(at, end - at) {
                 // Not in the file: a page of zeros, unless it comes into it at this moment.
-                Err(Errno::FAULT) => self.userfaultfd.map_zeros(at, PAGE_SIZE),
+                Err(Errno::FAULT) => match self.userfaultfd.map_zeros(at, PAGE_SIZE) {
+                    // It has come into the file: once more.
+                    Err(Errno::EXIST) => Ok(0),
+                    other => other,
+                },
                 other => other,
             };
             at += match mapped {

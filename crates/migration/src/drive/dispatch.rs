@@ -69,6 +69,8 @@ struct State {
     lines: Vec<Line>,
     /// A stream had nothing to do since this was last asked.
     starved: bool,
+    /// Work of a stream that broke is done, or was in this round, again: memory is read that was taken before.
+    gave_back: bool,
 }
 
 /// A data stream as the driver sees it.
@@ -301,7 +303,14 @@ impl Dispatch {
     /// What is sent from here on belongs to this round.
     pub(crate) fn set_round(&self, round: u32) {
         self.round.store(round, Ordering::Relaxed);
-        self.lock().lines.iter_mut().for_each(|line| line.quota = Quota::default());
+        let mut state = self.lock();
+        state.lines.iter_mut().for_each(|line| line.quota = Quota::default());
+        state.gave_back &= !state.board.is_sent();
+    }
+
+    /// Whether memory may be read in this round that was taken in an earlier one, or before it was given back.
+    pub(crate) fn gave_back(&self) -> bool {
+        self.lock().gave_back
     }
 
     /// The guest stands still from here on: nothing is tried out any more. `paces`: how it goes on with the lanes, by their
@@ -424,6 +433,7 @@ impl Dispatch {
         if !state.board.closed(stream, units)? {
             return Ok(Closing::Nothing);
         }
+        state.gave_back = true;
         let line = &mut state.lines[usize::from(stream)];
         // Where this side noticed first, it knows more.
         line.failure.get_or_insert_with(|| "the destination takes no more of it".to_owned());
@@ -481,7 +491,7 @@ impl Dispatch {
         let mut state = self.lock();
         state.sealed = false;
         for (stream, units) in std::mem::take(&mut state.closed_meanwhile) {
-            state.board.closed(stream, units)?;
+            state.gave_back |= state.board.closed(stream, units)?;
         }
         Ok(state.board.live())
     }

@@ -434,12 +434,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.waiting.push_back(Instant::now(), Input::Moved);
             }
             Action::CountRemaining => self.count_remaining(),
-            Action::Throttle { pages_per_s } => {
-                if let Err(error) = self.job.tracker.throttle(Some(pages_per_s)) {
-                    tracing::warn!(%error, "the guest's writers can't be slowed");
-                    self.later(Event::CannotThrottle);
-                }
-            }
+            Action::Throttle { pages_per_s } => self.throttle(pages_per_s),
             Action::BeginSwitchover => {
                 self.switchover_since = Some(Instant::now());
                 self.job.tracker.let_stop();
@@ -471,11 +466,12 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.job.control.finish_sending();
             }
             Action::ResumeGuest => {
+                self.let_writers_go();
                 let resumed = self.job.hypervisor.resume();
                 self.later(Event::GuestResumed(resumed));
             }
-            // Dropping the tracker unregisters; nothing is written by it meanwhile.
-            Action::StopTracking => {}
+            // Dropping the tracker unregisters.
+            Action::StopTracking => self.let_writers_go(),
             Action::AskVerdict => {
                 let verdict = (self.job.ask_verdict)();
                 self.later(Event::Verdict(verdict));
@@ -485,6 +481,20 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.later(Event::Released);
             }
             Action::Finish => self.finished = true,
+        }
+    }
+
+    fn throttle(&mut self, pages_per_s: f64) {
+        if let Err(error) = self.job.tracker.throttle(Some(pages_per_s)) {
+            tracing::warn!(%error, "the guest's writers can't be slowed");
+            self.later(Event::CannotThrottle);
+        }
+    }
+
+    /// The guest runs on here, at its own speed.
+    fn let_writers_go(&mut self) {
+        if let Err(error) = self.job.tracker.throttle(None) {
+            tracing::warn!(%error, "the guest's writers are slowed until the tracking ends");
         }
     }
 

@@ -87,7 +87,14 @@ impl<T: Tracking> Sweeper<'_, T> {
     /// The next dirty pages, by chunk, and the page to go on from.
     fn dirty(&mut self, block: u16, rest: PageRange) -> Result<(u64, Vec<Unit>), Failure> {
         let mut found = Vec::new();
+        let may_grow = !self.dispatch.gave_back();
+        self.tracker.let_grow(may_grow);
         let next = self.take_dirty(block, rest, SCAN_PAGES, &mut found)?;
+        if may_grow && self.dispatch.gave_back() {
+            // Somebody may have read what changed over to the throttle just now: all of it counts as written.
+            found.extend(self.tracker.changed_over());
+            normalise(&mut found);
+        }
         let dirty = found.len();
         self.referring.take(block, PageRange::between(rest.first, next), &mut found);
         if found.len() > dirty {

@@ -115,7 +115,13 @@ impl Tracking for FakeTracking {
         Ok(())
     }
 
-    fn let_stop(&self) {}
+    fn let_grow(&mut self, _: bool) {}
+
+    fn changed_over(&self) -> Vec<PageRange> {
+        Vec::new()
+    }
+
+    fn let_stop(&mut self) {}
 
     fn throttle_figures(&self) -> ThrottleFigures {
         ThrottleFigures::default()

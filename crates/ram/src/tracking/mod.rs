@@ -183,7 +183,7 @@ impl DirtyTracker {
 
     /// Appends to `out` the pages of `block` within `within` that were written since they were last protected, and
     /// protects them again, in one step for each page. Gives the page to go on from, which is `within.end()` when all is
-    /// done; stops after `max_pages` (at least one). The ranges ascend and do not touch.
+    /// done; stops after `max_pages` (at least one), or earlier where that takes long. The ranges ascend and do not touch.
     ///
     /// # Errors
     /// What was appended to `out` before the error is protected again and will not be reported a second time.
@@ -251,10 +251,23 @@ impl DirtyTracker {
     }
 
     /// The guest is about to be stopped: whoever waits goes on within a millisecond, until the next limit.
-    pub fn let_stop(&self) {
-        if let Some(throttle) = &self.throttle {
+    pub fn let_stop(&mut self) {
+        if let Some(throttle) = &mut self.throttle {
             throttle.let_stop();
         }
+    }
+
+    /// Whether memory may change over to the throttle in [`DirtyTracker::take_dirty`]: not while somebody reads pages that earlier
+    /// calls gave.
+    pub fn let_grow(&mut self, may_grow: bool) {
+        if let Some(throttle) = &mut self.throttle {
+            throttle.let_grow(may_grow);
+        }
+    }
+
+    /// The memory that changed over to the throttle in the last [`DirtyTracker::take_dirty`], of its block.
+    pub fn changed_over(&self) -> &[PageRange] {
+        self.throttle.as_ref().map_or(&[], Throttle::changed_over)
     }
 
     /// What slowing it has done so far.

@@ -18,6 +18,9 @@ use crate::pages::{PAGE_SIZE, PageRange, normalise, push_merged};
 /// round of TLB flushes, each clean page at most one fault.
 const CLUSTER_GAP_PAGES: u64 = 2048;
 
+/// Memory that changes over to the throttle in one call: 32 MiB, or one chunk; some 20 ms.
+const TAKE_OVER_PAGES: u64 = 8192;
+
 /// A stretch of one segment that was scanned, and what was dirty in it.
 pub(super) struct Window {
     pub(super) end: u64,
@@ -36,6 +39,10 @@ pub(super) fn take_dirty(
     let Some(tracked_block) = blocks.get(block) else { return Ok(within.end()) };
     let floor = out.len();
     let mut taking = Taking { pid: *pid, pagemap, runs, out, floor, left: max_pages };
+    let mut taken_over = 0;
+    if let Some(throttle) = throttle.as_mut() {
+        throttle.forget_changes();
+    }
     for segment in &tracked_block.segments {
         let wanted = segment.pages.intersect(within);
         let mut at = wanted.first;
@@ -50,43 +57,36 @@ pub(super) fn take_dirty(
                 }
                 continue;
             }
+            let growing = throttle.as_mut().filter(|throttle| throttle.grows());
+            let chunk_of = |throttle: &Throttle, page| throttle.chunk_of(block, page, tracked_block.pages);
+            // Of this chunk an earlier call has given out something that may be read now: it does not change hands.
+            let begun = growing.as_ref().map(|throttle| chunk_of(throttle, at));
+            let begun = begun.filter(|chunk| chunk.first < within.first);
+            let piece = begun.map_or(piece, |chunk| piece.intersect(chunk));
             let seen = taking.scan(Scan::Look, segment, piece, 0)?;
-            match throttle.as_mut().filter(|throttle| throttle.grows()) {
-                Some(throttle) if !seen.dirty.is_empty() => {
-                    let (block_of, runs) = (tracked_block, &mut *taking.runs);
-                    let mut from = Tracked { userfaultfd, pagemap, block: block_of, runs };
-                    take_over(throttle, block, &seen.dirty, &mut from)?;
-                    // The same again, of which chunks are throttled now.
-                }
-                _ => match taking.claim(segment, &seen)? {
+            let first_dirty = seen.dirty.first().filter(|_| begun.is_none()).map(|run| run.first);
+            let Some((throttle, page)) = growing.zip(first_dirty) else {
+                match taking.claim(segment, &seen)? {
                     Stopped::Full(next) => return Ok(next),
                     Stopped::End(end) => at = end,
-                },
+                }
+                continue;
+            };
+            let chunk = chunk_of(throttle, page);
+            if taken_over >= TAKE_OVER_PAGES {
+                return Ok(chunk.first.max(at));
             }
+            taken_over += chunk.count;
+            let runs = &mut *taking.runs;
+            throttle.take_over(
+                block,
+                chunk,
+                &mut Tracked { userfaultfd, pagemap, block: tracked_block, runs },
+            )?;
+            // The same again, of which one chunk is throttled now.
         }
     }
     Ok(within.end())
-}
-
-/// Throttles each chunk that something is dirty in.
-fn take_over(
-    throttle: &mut Throttle,
-    block: usize,
-    dirty: &[PageRange],
-    from: &mut Tracked<'_>,
-) -> Result<(), TrackError> {
-    for run in dirty {
-        let mut rest = *run;
-        while !rest.is_empty() {
-            let (piece, is_throttled) = throttle.of_one_kind(block, rest);
-            if is_throttled {
-                rest = PageRange::between(piece.end(), rest.end());
-            } else {
-                throttle.take_over(block, rest.first, from)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A take under way.
@@ -172,7 +172,8 @@ pub(super) fn look(
     within: PageRange,
     mut found: impl FnMut(&[PageRange]),
 ) -> Result<(), TrackError> {
-    let mut runs = vec![EMPTY_RUN; RUNS_A_SCAN];
+    let most_runs = usize::try_from(within.count).unwrap_or(RUNS_A_SCAN).clamp(1, RUNS_A_SCAN);
+    let mut runs = vec![EMPTY_RUN; most_runs];
     for segment in &tracker.block(block, within)?.segments {
         let mut rest = segment.pages.intersect(within);
         while !rest.is_empty() {

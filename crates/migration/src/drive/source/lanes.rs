@@ -145,13 +145,12 @@ impl<'a> Lanes<'a> {
 
     /// As many streams with small segments take the place of those with large ones.
     fn narrow(&self, lane: usize, control: &mut StreamSender) -> Result<(), LaneError> {
-        let broken = self.dispatch.break_full_size(lane);
-        for number in &broken {
-            control.send(&Message::CloseStream { stream: wire_number(*number) })?;
-        }
-        // One is there already.
-        for _ in 1..broken.len() {
+        // Before the others end: the one that showed that it is needed may be gone as well, and the last to end ends the migration.
+        for _ in 0..self.dispatch.full_size(lane).len() {
             self.open_sized(lane, Segments::Small);
+        }
+        for number in self.dispatch.break_full_size(lane) {
+            control.send(&Message::CloseStream { stream: wire_number(number) })?;
         }
         Ok(())
     }

@@ -14,6 +14,8 @@ use super::super::uffd::Userfaultfd;
 use super::pacer::{Pacer, Release};
 use crate::pages::PAGE_SIZE;
 
+/// Between two attempts once something has failed.
+const FAILED_PAUSE: Duration = Duration::from_millis(10);
 /// So many threads are remembered by what they are.
 const MOST_THREADS: usize = 1024;
 
@@ -167,8 +169,10 @@ fn run(shared: &Shared, mut threads: Threads) {
     let mut faults = Vec::new();
     while !shared.over.load(Ordering::SeqCst) {
         if shared.wait().and_then(|()| shared.userfaultfd.read_faults(&mut faults)).is_err() {
+            // The tracker ends it all at its next call; who waits is answered meanwhile as far as it goes.
             shared.failed.store(true, Ordering::Relaxed);
-            return;
+            shared.lock().set_limit(shared.begun.elapsed(), None);
+            let _ = poll(&mut [PollFd::new(&shared.nudge, PollFlags::IN)], Some(&timespec(FAILED_PAUSE)));
         }
         let now = shared.begun.elapsed();
         for fault in faults.drain(..) {

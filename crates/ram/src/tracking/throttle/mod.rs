@@ -20,10 +20,14 @@
 //! 4. the pages that are not in W are compared with the copy. One that differs was written between 2 and 3, and loses its
 //!    mark, as if it had been written later. One that is the same may have been written too: with the bytes that it had.
 //!
+//! That holds where nobody reads the memory between 2 and 3: who does may see bytes that are gone again by 4. So the memory that
+//! changes hands is always what the call at hand has not given out yet, and whoever reads memory that was given out before
+//! (a stream whose work is done again by another) has it not change hands meanwhile ([`DirtyTracker::let_grow`]).
+//!
 //! Unmarked still means dirty and marked clean, so a scan goes on as before. It finds the same pages, or more.
 //!
-//! Only chunks in which something was written change hands, when [`DirtyTracker::take_dirty`] comes to them: the rest of the
-//! memory is cold. They do not change back: a throttle that is let go answers at once.
+//! Only chunks in which something was written change hands, when [`DirtyTracker::take_dirty`] comes to them, a few in a call: the
+//! rest of the memory is cold. They do not change back: a throttle that is let go answers at once.
 //!
 //! ## Taking what is dirty
 //!
@@ -32,6 +36,7 @@
 //! The handler may take away a mark at any moment; that makes a page dirty, which is never wrong.
 //!
 //! [`DirtyTracker::take_dirty`]: super::DirtyTracker::take_dirty
+//! [`DirtyTracker::let_grow`]: super::DirtyTracker::let_grow
 
 mod handler;
 mod pacer;
@@ -62,8 +67,12 @@ const MOST_CHUNKS: u64 = 4096;
 pub(super) struct Throttle {
     handler: Handler,
     pid: i32,
-    /// Whether chunks that are written to are to become of it.
+    /// Whether chunks that are written to are to become of it,
     grows: bool,
+    /// and may now.
+    may_grow: bool,
+    /// What changed hands since that was last forgotten.
+    changed_over: Vec<PageRange>,
     blocks: Vec<Chunks>,
     before: Vec<u8>,
     after: Vec<u8>,
@@ -100,7 +109,16 @@ impl Throttle {
         let handler = Handler::start(userfaultfd, pid, vcpus)
             .map_err(|errno| io_or_gone("start to answer the writes", pid, errno))?;
         let blocks = blocks.iter().map(|block| Chunks::new(block.pages)).collect();
-        Ok(Throttle { handler, pid, grows: false, blocks, before: Vec::new(), after: Vec::new() })
+        Ok(Throttle {
+            handler,
+            pid,
+            grows: false,
+            may_grow: true,
+            changed_over: Vec::new(),
+            blocks,
+            before: Vec::new(),
+            after: Vec::new(),
+        })
     }
 
     /// Holds writers to so many pages a second; none: answers at once, and leaves the rest of the memory alone.
@@ -109,14 +127,29 @@ impl Throttle {
         self.handler.set_limit(pages_per_s);
     }
 
-    /// The guest is being stopped: nobody waits for long from here on, until the next limit.
-    pub(super) fn let_stop(&self) {
+    /// The guest is being stopped: nobody waits for long from here on, and nothing changes hands, until the next limit.
+    pub(super) fn let_stop(&mut self) {
+        self.grows = false;
         self.handler.let_stop();
+    }
+
+    /// Whether nobody reads memory now that was taken before, so that it may change hands.
+    pub(super) fn let_grow(&mut self, may_grow: bool) {
+        self.may_grow = may_grow;
+    }
+
+    /// What changed hands since [`Throttle::forget_changes`].
+    pub(super) fn changed_over(&self) -> &[PageRange] {
+        &self.changed_over
+    }
+
+    pub(super) fn forget_changes(&mut self) {
+        self.changed_over.clear();
     }
 
     /// Whether chunks that are written to are to be throttled.
     pub(super) fn grows(&self) -> bool {
-        self.grows
+        self.grows && self.may_grow
     }
 
     pub(super) fn figures(&self) -> ThrottleFigures {
@@ -148,16 +181,22 @@ impl Throttle {
             .try_for_each(|address| userfaultfd.write_protect(address, pages.len_bytes()))
     }
 
-    /// Throttles the chunk that `page` lies in: what was dirty in it stays so, and no write is missed.
+    /// The chunk that `page` lies in.
+    pub(super) fn chunk_of(&self, block: usize, page: u64, all: PageRange) -> PageRange {
+        self.blocks.get(block).map_or(PageRange::new(page, 1), |chunks| chunks.chunk_of(page, all))
+    }
+
+    /// Throttles a chunk: what was dirty in it stays so, and no write is missed.
     pub(super) fn take_over(
         &mut self,
         block: usize,
-        page: u64,
+        chunk: PageRange,
         tracked: &mut Tracked<'_>,
     ) -> Result<(), TrackError> {
-        let Some(chunks) = self.blocks.get_mut(block) else { return Ok(()) };
-        let chunk = chunks.chunk_of(page, tracked.block.pages);
-        chunks.mark(page);
+        if let Some(chunks) = self.blocks.get_mut(block) {
+            chunks.mark(chunk.first);
+        }
+        self.changed_over.push(chunk);
         chunk.chunks(PIECE_PAGES).try_for_each(|piece| self.take_over_piece(block, piece, tracked))
     }
 
