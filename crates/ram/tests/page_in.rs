@@ -14,42 +14,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use godwit_ram::{Access, PAGE_SIZE, PageIn, PageRange, Region};
-use support::{Bench, Random, Start, Writer};
+use support::{Random, TwoBlocks};
 
 /// Two blocks of which neither is a multiple of 2 MiB.
 const PAGES: [u64; 2] = [3 * 512 + 5, 2 * 512 + 77];
 const STALE: u8 = 1;
-
-struct Shadow {
-    bench: Bench,
-    regions: Vec<Arc<Region>>,
-    writer: Writer,
-}
 
 /// What a page holds once it is there.
 fn fresh(block: usize, page: u64) -> u8 {
     u8::try_from(2 + (page * 7 + block as u64) % 250).expect("a byte")
 }
 
-/// The writer has mappings 0 and 1 of the two blocks, and 2, again of block 0. Every other page holds stale bytes.
-fn shadow() -> Option<Shadow> {
-    let bench = Bench::tracking()?;
-    let regions: Vec<_> =
-        ["a", "b"].iter().zip(PAGES).map(|(name, pages)| bench.region(name, pages)).collect();
-    for region in &regions {
+/// Every other page holds stale bytes.
+fn shadow() -> Option<TwoBlocks> {
+    TwoBlocks::new(PAGES, |region| {
         for page in (0..region.pages()).step_by(2) {
             region.copy_in(page * PAGE_SIZE, &[STALE; 4096]).expect("in bounds");
         }
-    }
-    let files = [regions[0].path(), regions[1].path(), regions[0].path()];
-    let writer = Writer::start(&bench, "tracker", &files, Start::default());
-    Some(Shadow { bench, regions, writer })
+    })
 }
 
-impl Shadow {
-    fn attach(&self) -> PageIn {
-        PageIn::attach(&self.writer.socket, self.writer.pid(), &self.regions).expect("attaches")
-    }
+fn attach(shadow: &TwoBlocks) -> PageIn {
+    PageIn::attach(&shadow.writer.socket, shadow.writer.pid(), &shadow.regions).expect("attaches")
 }
 
 /// Has `use_memory` run while whatever is waited for is fetched, and gives what was. Pages of `present` are there already.
@@ -85,8 +71,9 @@ fn while_fetching<T: Send>(
 
 #[test]
 fn what_is_missing_is_waited_for_and_never_seen_stale() {
-    let Some(Shadow { bench, regions, mut writer }) = shadow() else { return };
-    let page_in = PageIn::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    let Some(shadow) = shadow() else { return };
+    let page_in = attach(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
     let (writer, fetched) = while_fetching(&page_in, &regions, &|_, _| false, || {
         let mut random = Random(3);
         for _ in 0..400 {
@@ -105,8 +92,9 @@ fn what_is_missing_is_waited_for_and_never_seen_stale() {
 
 #[test]
 fn writes_of_the_process_and_of_the_kernel_wait_too() {
-    let Some(Shadow { bench, regions, mut writer }) = shadow() else { return };
-    let page_in = PageIn::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    let Some(shadow) = shadow() else { return };
+    let page_in = attach(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
     let ((), fetched) = while_fetching(&page_in, &regions, &|_, _| false, || {
         writer.run("write", 0, 10, 5);
         writer.run("kernel", 2, 1030, 5);
@@ -123,8 +111,9 @@ fn writes_of_the_process_and_of_the_kernel_wait_too() {
 
 #[test]
 fn what_is_shown_beforehand_is_not_waited_for() {
-    let Some(Shadow { bench, regions, mut writer }) = shadow() else { return };
-    let page_in = PageIn::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    let Some(shadow) = shadow() else { return };
+    let page_in = attach(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
     // Of these every other one is a hole, which reads as zero.
     page_in.show(0, PageRange::new(100, 900)).expect("shows");
     page_in.show(0, PageRange::new(200, 10)).expect("again");
@@ -149,7 +138,7 @@ fn what_the_process_has_mapped_is_told() {
     let before = shadow.writer.bytes(0, 700, 1);
     assert_eq!(before, [STALE]);
     shadow.writer.run("write", 2, 801, 2);
-    let page_in = shadow.attach();
+    let page_in = attach(&shadow);
     let mapped = page_in.mapped(0, shadow.regions[0].all_pages()).expect("tells");
     // The kernel may have mapped what lies around as well.
     for page in [700, 801, 802] {
@@ -157,7 +146,7 @@ fn what_the_process_has_mapped_is_told() {
     }
     let mapped_pages: Vec<u64> = mapped.iter().flat_map(|run| run.first..run.end()).collect();
     let is_mapped = |_: usize, page: u64| mapped_pages.contains(&page);
-    let Shadow { regions, writer, .. } = &mut shadow;
+    let TwoBlocks { regions, writer, .. } = &mut shadow;
     let (_, fetched) = while_fetching(&page_in, regions, &|_, _| false, || writer.bytes(0, 0, PAGES[0]));
     let all: BTreeSet<_> = (0..PAGES[0]).filter(|page| !is_mapped(0, *page)).map(|page| (0, page)).collect();
     assert!(fetched.is_subset(&all) && !all.is_empty(), "a mapped page was waited for");
@@ -167,8 +156,9 @@ fn what_the_process_has_mapped_is_told() {
 
 #[test]
 fn the_end_lets_everybody_go_on() {
-    let Some(Shadow { bench, regions, mut writer }) = shadow() else { return };
-    let page_in = PageIn::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    let Some(shadow) = shadow() else { return };
+    let page_in = attach(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(move || (writer.bytes(1, 64, 1), writer));
         let mut accesses = Vec::new();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use godwit_ram::{DirtyTracker, PAGE_SIZE, PageRange, Region};
-use support::{Bench, Random, Start, Writer};
+use support::{Bench, Random, TwoBlocks, Writer};
 
 /// Two blocks of which neither is a multiple of what changes hands at a time (8 MiB).
 const PAGES: [u64; 2] = [5 * 2048 + 3, 2048 + 77];
@@ -29,13 +29,8 @@ struct Tracked {
     tracker: DirtyTracker,
 }
 
-/// The writer has mappings 0 and 1 of the two blocks, and 2, again of block 0.
 fn tracked() -> Option<Tracked> {
-    let bench = Bench::tracking()?;
-    let regions: Vec<_> =
-        ["a", "b"].iter().zip(PAGES).map(|(name, pages)| bench.region(name, pages)).collect();
-    let files = [regions[0].path(), regions[1].path(), regions[0].path()];
-    let writer = Writer::start(&bench, "tracker", &files, Start::default());
+    let TwoBlocks { bench, regions, writer } = TwoBlocks::new(PAGES, |_| {})?;
     let mut tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
     tracker.start().expect("starts");
     Some(Tracked { bench, regions, writer, tracker })
@@ -229,4 +224,33 @@ fn a_throttle_that_ended_can_be_followed_by_another() {
         assert_eq!(take(&mut tracked.tracker, 0, 7), (2040..2060).collect());
         tracked = attach_again(tracked);
     }
+}
+
+#[test]
+fn memory_changes_over_only_where_it_may_and_that_is_told() {
+    let Some(mut tracked) = tracked() else { return };
+    tracked.tracker.throttle(Some(HIGH)).expect("throttles");
+    tracked.tracker.let_grow(false);
+    tracked.writer.run("write", 0, 2050, 3);
+    assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), (2050..2053).collect());
+    assert!(tracked.tracker.changed_over().is_empty());
+    tracked.writer.run("write", 0, 2050, 3);
+    assert_eq!(tracked.tracker.throttle_figures().faults, 0, "nobody waited");
+
+    tracked.tracker.let_grow(true);
+    let mut out = Vec::new();
+    // It begins in the middle of the chunk, of which something was given out before.
+    let middle = PageRange::between(2051, PAGES[0]);
+    tracked.tracker.take_dirty(0, middle, u64::MAX, &mut out).expect("takes");
+    assert_eq!((out, tracked.tracker.changed_over()), (vec![PageRange::new(2051, 2)], &[][..]));
+    assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), BTreeSet::from([2050]));
+    assert_eq!(tracked.tracker.changed_over(), [PageRange::new(2048, 2048)]);
+    tracked.writer.run("write", 0, 2050, 3);
+    assert_eq!(tracked.tracker.throttle_figures().faults, 3);
+
+    // Nothing changes over any more once the guest is to be stopped.
+    tracked.tracker.let_stop();
+    tracked.writer.run("write", 0, 5000, 1);
+    assert_eq!(take(&mut tracked.tracker, 0, u64::MAX), BTreeSet::from([2050, 2051, 2052, 5000]));
+    assert!(tracked.tracker.changed_over().is_empty());
 }

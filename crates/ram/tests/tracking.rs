@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use godwit_ram::{DirtyTracker, PageRange, Region};
-use support::{Bench, Random, Start, Writer};
+use support::{Bench, Random, TwoBlocks, Writer};
 
 /// Two blocks of which neither is a multiple of 2 MiB.
 const PAGES: [u64; 2] = [9 * 512 + 3, 5 * 512 + 77];
@@ -24,13 +24,8 @@ struct Tracked {
     tracker: DirtyTracker,
 }
 
-/// The writer has mappings 0 and 1 of the two blocks, and 2, again of block 0.
 fn tracked() -> Option<Tracked> {
-    let bench = Bench::tracking()?;
-    let regions: Vec<_> =
-        ["a", "b"].iter().zip(PAGES).map(|(name, pages)| bench.region(name, pages)).collect();
-    let files = [regions[0].path(), regions[1].path(), regions[0].path()];
-    let writer = Writer::start(&bench, "tracker", &files, Start::default());
+    let TwoBlocks { bench, regions, writer } = TwoBlocks::new(PAGES, |_| {})?;
     let tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
     Some(Tracked { bench, regions, writer, tracker })
 }

@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::iperf::Iperf;
-use godwit_lab::trial::{GuestPlan, Needs, Trial, Watched, missing, other_host};
+use godwit_lab::trial::{GuestPlan, Trial, Watched, other_host};
 use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_qemu::ByteSize;
 use serde::Serialize;
@@ -122,11 +122,7 @@ struct Measured<'a> {
 
 /// Measures, prints, writes. False where a goal was missed and that was to be checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    if let Some(reason) = missing(&Needs::lab()) {
-        bail!("nothing can be measured here: {reason}");
-    }
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
-    print!("{machine}");
+    let machine = Machine::ready()?;
     let mut parts = Vec::new();
     for protection in &settings.protection {
         parts.push(measure(settings, *protection)?);

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, missing};
+use godwit_lab::trial::{Guest, GuestPlan, Trial};
 use godwit_lab::{BitRate, LabOptions};
 use godwit_migration::{Outcome, Report, ThrottleReport};
 use godwit_qemu::ByteSize;
@@ -132,11 +132,7 @@ struct Measured<'a> {
 
 /// Measures, prints, writes.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    if let Some(reason) = missing(&Needs::lab()) {
-        bail!("nothing can be measured here: {reason}");
-    }
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
-    print!("{machine}");
+    let machine = Machine::ready()?;
     println!(
         "settings  guest of {} with {} vCPUs under TCG or KVM as the host can, {} random, of which it rewrites {} whole pages at random{}; \
          {} moves by each engine and case, by turns; Godwit by TLS, QEMU in the clear",

@@ -9,11 +9,11 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::image::{self, Debian};
-use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, missing, other_host};
+use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
 use godwit_lab::{BitRate, LabOptions};
 use godwit_migration::{EngineKind, Outcome, ReferenceUse, Report};
 use godwit_qemu::{ByteSize, Disk, DiskFormat};
@@ -134,11 +134,7 @@ struct Measured<'a> {
 
 /// Measures, prints, writes. False where a goal was missed and that was to be checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    if let Some(reason) = missing(&Needs::lab()) {
-        bail!("nothing can be measured here: {reason}");
-    }
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
-    print!("{machine}");
+    let machine = Machine::ready()?;
     let debian = image::build_debian(&image::default_dir())?;
     let options = LabOptions { link: Some(settings.link), ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, missing};
+use godwit_lab::trial::{Guest, GuestPlan, Trial};
 use godwit_lab::{BitRate, LabOptions};
 use godwit_migration::Outcome;
 use godwit_qemu::ByteSize;
@@ -81,11 +81,7 @@ struct Measured<'a> {
 
 /// Measures, prints, writes.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    if let Some(reason) = missing(&Needs::lab()) {
-        bail!("nothing can be measured here: {reason}");
-    }
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
-    print!("{machine}");
+    let machine = Machine::ready()?;
     let options = LabOptions { link: Some(settings.link), ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
     let plan = GuestPlan {

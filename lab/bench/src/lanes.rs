@@ -13,7 +13,7 @@ use clap::builder::PossibleValuesParser;
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::iperf::Iperf;
-use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, missing, other_host};
+use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
 use godwit_migration::{Outcome, Report};
 use godwit_qemu::ByteSize;
 use serde::Serialize;
@@ -130,11 +130,7 @@ struct Measured<'a> {
 
 /// Measures, prints, writes. False where a goal was missed and that was to be checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    if let Some(reason) = missing(&Needs::lab()) {
-        bail!("nothing can be measured here: {reason}");
-    }
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
-    print!("{machine}");
+    let machine = Machine::ready()?;
     println!(
         "settings  idle guest of {} with {} in use at random ({} with {} from 4 Gb/s on), 1 vCPU; {} runs a case; \
          streams as Godwit finds them where the case names none; iperf3 for {} s before each move; {}",

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
+use anyhow::{Result, bail};
+use godwit_lab::trial::{Needs, missing};
 use serde::Serialize;
 
 /// The machine, as far as figures depend on it.
@@ -19,8 +21,21 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// The machine that a scenario begins on, printed.
+    ///
+    /// # Errors
+    /// No lab can be had on it.
+    pub(crate) fn ready() -> Result<Machine> {
+        if let Some(reason) = missing(&Needs::lab()) {
+            bail!("nothing can be measured here: {reason}");
+        }
+        let machine = Machine::look("qemu-system-x86_64".as_ref());
+        print!("{machine}");
+        Ok(machine)
+    }
+
     /// Looks at the machine; what can't be read is told as such.
-    pub(crate) fn look(qemu: &Path) -> Machine {
+    fn look(qemu: &Path) -> Machine {
         let unknown = || "unknown".to_owned();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, key: &str| {

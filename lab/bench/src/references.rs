@@ -3,10 +3,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
-use godwit_lab::trial::{Guest, GuestPlan, Needs, Trial, missing, other_host};
+use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
 use godwit_lab::{BitRate, LabOptions};
 use godwit_migration::{EncodingName, ReferenceUse, Report};
 use godwit_qemu::ByteSize;
@@ -106,11 +106,7 @@ struct Measured<'a> {
 
 /// Measures, prints, writes. False where a goal was missed and that was to be checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    if let Some(reason) = missing(&Needs::lab()) {
-        bail!("nothing can be measured here: {reason}");
-    }
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
-    print!("{machine}");
+    let machine = Machine::ready()?;
     println!(
         "settings  link {}; way back: {} with {} of content, {}; clones: {} of {} with {} of content, idle; all by TLS, content \
          as the lab's guest mixes it (10 % zero, 40 % compressible, the rest random), compression auto",

@@ -3,10 +3,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
-use godwit_lab::trial::{GuestPlan, Needs, Trial, Watched, missing};
+use godwit_lab::trial::{GuestPlan, Trial, Watched};
 use godwit_lab::{BitRate, LabOptions, Rtt};
 use godwit_migration::{Outcome, Phase, Report};
 use godwit_qemu::ByteSize;
@@ -171,11 +171,7 @@ struct Measured<'a> {
 
 /// Measures, prints, writes. False where a goal was missed and that was to be checked.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    if let Some(reason) = missing(&Needs::lab()) {
-        bail!("nothing can be measured here: {reason}");
-    }
-    let machine = Machine::look("qemu-system-x86_64".as_ref());
-    print!("{machine}");
+    let machine = Machine::ready()?;
     let mut parts = Vec::new();
     let mut accel = String::new();
     for rtt in &settings.rtt {

@@ -238,6 +238,26 @@ impl Drop for Writer {
     }
 }
 
+/// Two blocks, and a writer that has mappings 0 and 1 of them, and 2, again of block 0.
+pub(crate) struct TwoBlocks {
+    pub(crate) bench: Bench,
+    pub(crate) regions: Vec<Arc<Region>>,
+    pub(crate) writer: Writer,
+}
+
+impl TwoBlocks {
+    /// Blocks of so many pages. `prepare` is called with each before the writer maps it.
+    pub(crate) fn new(pages: [u64; 2], prepare: impl Fn(&Region)) -> Option<TwoBlocks> {
+        let bench = Bench::tracking()?;
+        let regions: Vec<_> =
+            ["a", "b"].iter().zip(pages).map(|(name, pages)| bench.region(name, pages)).collect();
+        regions.iter().for_each(|region| prepare(region));
+        let files = [regions[0].path(), regions[1].path(), regions[0].path()];
+        let writer = Writer::start(&bench, "tracker", &files, Start::default());
+        Some(TwoBlocks { bench, regions, writer })
+    }
+}
+
 /// The same sequence of numbers in each run (splitmix64).
 pub(crate) struct Random(pub(crate) u64);
 

@@ -115,3 +115,18 @@ fn only_pings_that_were_sent_are_answered() {
     assert!(dispatch.answered());
     assert!(!dispatch.answered());
 }
+
+#[test]
+fn work_that_is_given_back_is_known_until_all_of_it_is_sent_again() {
+    let ((busy, _far), (idle, _other)) = (ends(), ends());
+    let dispatch = one_of_two_busy(&busy, &idle);
+    assert!(!dispatch.gave_back());
+    assert_eq!(dispatch.closed(0, 0), Ok(Closing::GivenBack { live: 1 }));
+    dispatch.set_round(1);
+    assert!(dispatch.gave_back(), "it has not been sent again");
+    assert!(matches!(dispatch.take(1), Work::Unit(_)));
+    assert!(dispatch.written(1, 4096));
+    assert!(dispatch.gave_back(), "its round goes on");
+    dispatch.set_round(2);
+    assert!(!dispatch.gave_back());
+}
