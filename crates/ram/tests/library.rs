@@ -9,7 +9,7 @@
 mod support;
 
 use godwit_ram::DirtyTracker;
-use godwit_ram::tracking::protocol::{MESSAGE_LEN, Origin, parse_answer, request};
+use godwit_ram::tracking::protocol::{MESSAGE_LEN, Origin, Request, parse_answer, request};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use support::{Bench, Start, Writer};
@@ -47,7 +47,7 @@ fn answers_in_pieces_without_a_device_and_after_nonsense() {
 
     // A process of nobody, and no device sent along: what the system call gives is what it has.
     let pieces = connect(&writer);
-    let request = request();
+    let request = request(Request::New);
     send(&pieces, &request[..3]);
     send(&pieces, &request[3..]);
     let (origin, errno) = answer(&pieces).expect("an answer");

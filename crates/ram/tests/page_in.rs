@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use godwit_ram::{Access, PAGE_SIZE, PageIn, PageRange, Region};
+use godwit_ram::{Access, CHUNK_PAGES, PAGE_SIZE, PageIn, PageRange, Region};
 use support::{Random, TwoBlocks};
 
 /// Two blocks of which neither is a multiple of 2 MiB.
@@ -36,6 +36,17 @@ fn shadow() -> Option<TwoBlocks> {
 
 fn attach(shadow: &TwoBlocks) -> PageIn {
     PageIn::attach(&shadow.writer.socket, shadow.writer.pid(), &shadow.regions).expect("attaches")
+}
+
+/// Attaches and watches everything.
+fn watch_all(shadow: &TwoBlocks) -> PageIn {
+    let page_in = attach(shadow);
+    for (block, region) in shadow.regions.iter().enumerate() {
+        for chunk in region.all_pages().chunks(CHUNK_PAGES) {
+            page_in.watch(block, chunk).expect("it runs");
+        }
+    }
+    page_in
 }
 
 /// Has `use_memory` run while whatever is waited for is fetched, and gives what was. Pages of `present` are there already.
@@ -72,7 +83,7 @@ fn while_fetching<T: Send>(
 #[test]
 fn what_is_missing_is_waited_for_and_never_seen_stale() {
     let Some(shadow) = shadow() else { return };
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
     let (writer, fetched) = while_fetching(&page_in, &regions, &|_, _| false, || {
         let mut random = Random(3);
@@ -93,7 +104,7 @@ fn what_is_missing_is_waited_for_and_never_seen_stale() {
 #[test]
 fn writes_of_the_process_and_of_the_kernel_wait_too() {
     let Some(shadow) = shadow() else { return };
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
     let ((), fetched) = while_fetching(&page_in, &regions, &|_, _| false, || {
         writer.run("write", 0, 10, 5);
@@ -112,7 +123,7 @@ fn writes_of_the_process_and_of_the_kernel_wait_too() {
 #[test]
 fn what_is_shown_beforehand_is_not_waited_for() {
     let Some(shadow) = shadow() else { return };
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
     // Of these every other one is a hole, which reads as zero.
     page_in.show(0, PageRange::new(100, 900)).expect("shows");
@@ -138,7 +149,7 @@ fn what_the_process_has_mapped_is_told() {
     let before = shadow.writer.bytes(0, 700, 1);
     assert_eq!(before, [STALE]);
     shadow.writer.run("write", 2, 801, 2);
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let mapped = page_in.mapped(0, shadow.regions[0].all_pages()).expect("tells");
     // The kernel may have mapped what lies around as well.
     for page in [700, 801, 802] {
@@ -157,7 +168,7 @@ fn what_the_process_has_mapped_is_told() {
 #[test]
 fn the_end_lets_everybody_go_on() {
     let Some(shadow) = shadow() else { return };
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(move || (writer.bytes(1, 64, 1), writer));
@@ -167,7 +178,7 @@ fn the_end_lets_everybody_go_on() {
             std::thread::yield_now();
         }
         assert_eq!((accesses[0].block, accesses[0].page), (1, 64));
-        drop(page_in);
+        page_in.end().expect("it runs");
         let (seen, _writer) = waiting.join().expect("goes on");
         assert_eq!(seen, [STALE]);
     });

@@ -5,7 +5,7 @@ use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-use crate::protocol::{MAGIC, MESSAGE_LEN, Origin, VERSION, answer};
+use crate::protocol::{MESSAGE_LEN, Origin, Request, answer, parse_request};
 
 /// How long a peer that connected may keep the thread waiting.
 const PEER_TIMEOUT_S: libc::time_t = 2;
@@ -25,11 +25,15 @@ pub(crate) struct Server {
     pub(crate) peer_uid: u32,
 }
 
+/// The userfaultfd that was handed out to be kept: it governs what it governs as long as it is open anywhere.
+type Kept = Option<(OwnedFd, Origin)>;
+
 /// Serves until the listener is gone, which in practice is until QEMU ends.
 pub(crate) fn run(server: &Server) {
+    let mut kept = None;
     loop {
         match accept(server.listener) {
-            Ok(connection) => serve(server, &connection),
+            Ok(connection) => serve(server, &mut kept, &connection),
             Err(libc::EINTR | libc::ECONNABORTED | libc::EAGAIN) => {}
             Err(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => pause(),
             Err(_) => return,
@@ -59,7 +63,7 @@ fn pause() {
     unsafe { libc::poll(ptr::null_mut(), 0, EXHAUSTED_MS) };
 }
 
-fn serve(server: &Server, connection: &OwnedFd) {
+fn serve(server: &Server, kept: &mut Kept, connection: &OwnedFd) {
     limit_waiting(connection.as_raw_fd());
     if peer_uid(connection.as_raw_fd()) != Some(server.peer_uid) {
         return;
@@ -67,15 +71,33 @@ fn serve(server: &Server, connection: &OwnedFd) {
     let Some((message, device)) = receive(connection.as_raw_fd()) else {
         return;
     };
-    let [a, b, c, d, version, ..] = message;
-    if [a, b, c, d] != MAGIC || version != VERSION {
-        send(connection.as_raw_fd(), answer(Origin::None, errno_u16(libc::EPROTO)), None);
-        return;
-    }
     let device = device.as_ref().map(AsRawFd::as_raw_fd).or(server.device);
-    match new_userfaultfd(device) {
-        Ok((fd, origin)) => send(connection.as_raw_fd(), answer(origin, 0), Some(&fd)),
-        Err(errno) => send(connection.as_raw_fd(), answer(Origin::None, errno_u16(errno)), None),
+    let refuse = |errno| {
+        send(connection.as_raw_fd(), answer(Origin::None, errno_u16(errno)), None);
+    };
+    let give =
+        |userfaultfd: &OwnedFd, origin| send(connection.as_raw_fd(), answer(origin, 0), Some(userfaultfd));
+    match parse_request(&message) {
+        None => refuse(libc::EPROTO),
+        Some(wanted @ (Request::New | Request::NewKept)) => match new_userfaultfd(device) {
+            Ok((userfaultfd, origin)) => {
+                // Nobody has one that did not get out: what is kept is then still the last that somebody has.
+                if give(&userfaultfd, origin) && wanted == Request::NewKept {
+                    *kept = Some((userfaultfd, origin));
+                }
+            }
+            Err(errno) => refuse(errno),
+        },
+        Some(Request::Kept) => match kept {
+            Some((userfaultfd, origin)) => {
+                give(userfaultfd, *origin);
+            }
+            None => refuse(libc::ENOENT),
+        },
+        Some(Request::DropKept) => {
+            *kept = None;
+            refuse(0);
+        }
     }
 }
 
@@ -187,8 +209,8 @@ unsafe fn take_descriptors(header: *const libc::msghdr, keep: &mut Option<OwnedF
     }
 }
 
-/// Sends the answer; a peer that has gone is none of QEMU's concern.
-fn send(connection: RawFd, mut message: [u8; MESSAGE_LEN], userfaultfd: Option<&OwnedFd>) {
+/// Sends the answer; a peer that has gone is none of QEMU's concern. Whether it was sent.
+fn send(connection: RawFd, mut message: [u8; MESSAGE_LEN], userfaultfd: Option<&OwnedFd>) -> bool {
     let mut part = libc::iovec { iov_base: message.as_mut_ptr().cast(), iov_len: message.len() };
     let mut control: ControlBuffer = [0; 4];
     let fd_length = length_of::<RawFd>();
@@ -203,14 +225,19 @@ fn send(connection: RawFd, mut message: [u8; MESSAGE_LEN], userfaultfd: Option<&
             header.msg_controllen = libc::CMSG_SPACE(fd_length) as _;
             let message = libc::CMSG_FIRSTHDR(&raw const header);
             if message.is_null() {
-                return;
+                return false;
             }
             (*message).cmsg_level = libc::SOL_SOCKET;
             (*message).cmsg_type = libc::SCM_RIGHTS;
             (*message).cmsg_len = libc::CMSG_LEN(fd_length) as _;
             libc::CMSG_DATA(message).cast::<RawFd>().write_unaligned(userfaultfd.as_raw_fd());
         }
-        while libc::sendmsg(connection, &raw const header, libc::MSG_NOSIGNAL) < 0 && errno() == libc::EINTR {
+        loop {
+            match libc::sendmsg(connection, &raw const header, libc::MSG_NOSIGNAL) {
+                0.. => return true,
+                _ if errno() == libc::EINTR => {}
+                _ => return false,
+            }
         }
     }
 }
