@@ -189,7 +189,7 @@ impl PageIn {
     ///
     /// # Errors
     /// [`TrackError::ProcessGone`], and where memory may still be watched, or the library keeps its copy.
-    pub fn end(self) -> Result<(), TrackError> {
+    pub fn end(&self) -> Result<(), TrackError> {
         let released = self
             .mappings()
             .map(|mapping| self.unregister(mapping.address, mapping.count * PAGE_SIZE))
