@@ -16,7 +16,8 @@
 //! In memory that is watched each page waits for a first time, there or not, and is mapped by itself. So only those chunks are
 //! watched that have a missing page ([`PageIn::watch`]), and each no longer than it has one ([`PageIn::release`]). The rest of
 //! the guest's memory runs at native speed from the first moment, huge pages and all. Neighbours are one mapping to the
-//! kernel; at the worst, where every other chunk is watched, QEMU has a mapping more a chunk, of `vm.max_map_count`.
+//! kernel; at the worst, where every other chunk is watched, QEMU has a mapping more a chunk, of `vm.max_map_count` (65530), at
+//! 4 us each.
 //!
 //! ## Who keeps the waiting
 //!
@@ -29,7 +30,8 @@
 //! ## The order
 //!
 //! 1. **Watch, then ask what is mapped.** [`PageIn::mapped`] tells the pages that QEMU has mapped all the same (its firmware
-//!    was copied there, and a huge page is mapped as one). Those of them that are missing must be there before the guest runs:
+//!    was copied there, and a huge page is mapped as one; watching unmaps nothing, but for a huge page that the border of what
+//!    is watched cuts, on Linux 6.18). Those of them that are missing must be there before the guest runs:
 //!    nobody would wait for them.
 //! 2. **Watch, then write.** What is missing is in memory that is watched before the guest runs, so its bytes may come at any
 //!    time, into the file.
