@@ -14,8 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use godwit_ram::{Access, CHUNK_PAGES, DirtyTracker, PAGE_SIZE, PageIn, PageRange, Region, TrackError};
-use support::{Random, TwoBlocks};
+use godwit_ram::{
+    Access, CHUNK_PAGES, DirtyTracker, MissingPages, PAGE_SIZE, PageIn, PageRange, Region, TrackError,
+};
+use support::{Random, TwoBlocks, mappings_of};
 
 /// Two blocks of which neither is a multiple of 2 MiB.
 const PAGES: [u64; 2] = [3 * 512 + 5, 2 * 512 + 77];
@@ -229,7 +231,7 @@ fn only_what_is_watched_is_waited_for() {
     let watched = PageRange::between(CHUNK_PAGES - 3, chunk.end());
     let TwoBlocks { bench, regions, mut writer } = shadow;
     let path = regions[0].path().to_owned();
-    assert_eq!(writer.mappings_of(&path), 6, "each of the two is cut in three");
+    assert_eq!(mappings_of(writer.pid(), &path), 6, "each of the two is cut in three");
     let (seen, fetched) = while_fetching(&page_in, &regions, &|_, _| false, || {
         (writer.crowd(0, 0, PAGES[0], 3), writer.crowd(1, 0, PAGES[1], 3))
     });
@@ -243,7 +245,7 @@ fn only_what_is_watched_is_waited_for() {
     page_in.release(0, watched).expect("again");
     // Nobody waits, so there is nothing to go on with.
     page_in.show(0, watched).expect("shows");
-    assert_eq!(writer.mappings_of(&path), 2, "they are whole again");
+    assert_eq!(mappings_of(writer.pid(), &path), 2, "they are whole again");
     page_in.end().expect("ends");
     drop((writer, bench));
 }
@@ -259,15 +261,17 @@ fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
         for page in [40, 41] {
             put(&regions, 0, page);
         }
-        scope.spawn(move || {
+        // Kept until the end, as dropping it kills it, and it may answer before all of its mappings have the pages.
+        let reading = scope.spawn(move || {
             answered.send(writer.crowd(2, 40, 2, 2)).expect("heard");
-            drop(writer);
+            writer
         });
         let waiting = until_waiting(&page_in, 2);
         assert_eq!(waiting.iter().map(|access| access.page).collect::<BTreeSet<_>>(), [40, 41].into());
         assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody saw a page that was not shown");
         page_in.show(0, PageRange::new(40, 2)).expect("shows");
         assert_eq!(answer.recv().expect("answers"), fresh_bytes(0, PageRange::new(40, 2)));
+        reading.join().expect("it has answered");
     });
     drop((page_in, bench));
 }
@@ -450,7 +454,7 @@ fn more_stretches_than_the_kernel_has_mappings_are_refused() {
     page_in.end().expect("ends");
     println!("ended in {:?}", started.elapsed());
     // The kernel leaves a cut where it came to the limit in the middle of the second.
-    assert!(shadow.writer.mappings_of(shadow.regions[1].path()) <= 2);
+    assert!(mappings_of(pid, shadow.regions[1].path()) <= 2);
 }
 
 #[test]
@@ -489,4 +493,116 @@ fn a_process_that_has_ended_is_told() {
     for (index, result) in all.into_iter().enumerate() {
         assert!(matches!(result, Err(TrackError::ProcessGone { .. })), "{index}: {result:?}");
     }
+}
+
+/// An agent as the engine's is: threads that answer and threads that push, a page brought by whoever claims it.
+struct Agent<'a> {
+    page_in: PageIn,
+    regions: &'a [Arc<Region>],
+    missing: MissingPages,
+    /// Missing, and being brought by nobody.
+    unclaimed: MissingPages,
+    dies: AtomicBool,
+}
+
+impl Agent<'_> {
+    fn new<'a>(page_in: PageIn, regions: &'a [Arc<Region>], missing: MissingPages) -> Agent<'a> {
+        let unclaimed = MissingPages::in_memory(missing.block_pages());
+        for (block, region) in regions.iter().enumerate() {
+            missing.runs(block, region.all_pages()).iter().for_each(|run| unclaimed.insert(block, *run));
+        }
+        Agent { page_in, regions, missing, unclaimed, dies: AtomicBool::new(false) }
+    }
+
+    fn bring(&self, block: usize, page: u64) {
+        if !self.unclaimed.remove(block, page) {
+            return;
+        }
+        put(self.regions, block, page);
+        if self.dies.load(Ordering::SeqCst) {
+            return;
+        }
+        assert!(self.missing.remove(block, page));
+        self.page_in.show(block, PageRange::new(page, 1)).expect("it runs");
+        let chunk = PageRange::new(page - page % CHUNK_PAGES, CHUNK_PAGES);
+        let chunk = chunk.intersect(self.regions[block].all_pages());
+        if self.missing.count_in(block, chunk) == 0 {
+            self.page_in.release(block, chunk).expect("it runs");
+        }
+    }
+
+    fn answer(&self) {
+        let mut accesses: Vec<Access> = Vec::new();
+        self.page_in.accesses(&mut accesses).expect("it runs");
+        for Access { block, page, .. } in accesses {
+            if self.missing.contains(block, page) {
+                self.bring(block, page);
+            } else {
+                self.page_in.show(block, PageRange::new(page, 1)).expect("it runs");
+            }
+        }
+    }
+
+    /// Answers and pushes until so few are missing, or none and `over`.
+    fn run_until(&self, few: u64, over: &AtomicBool) {
+        let goes_on = || !self.dies.load(Ordering::SeqCst) && !over.load(Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            for (block, pages) in PAGES.into_iter().enumerate() {
+                scope.spawn(move || {
+                    for page in (0..pages).take_while(|_| goes_on()) {
+                        self.bring(block, page);
+                        std::thread::yield_now();
+                    }
+                });
+                scope.spawn(|| {
+                    while goes_on() {
+                        self.answer();
+                        if few > 0 && self.missing.count() <= few {
+                            self.dies.store(true, Ordering::SeqCst);
+                        }
+                        std::thread::yield_now();
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn several_threads_bring_all_of_it_over_the_death_of_agents() {
+    let Some(shadow) = shadow() else { return };
+    let missing_path = shadow.bench.ram.path().join("missing");
+    let missing = MissingPages::create(&missing_path, &PAGES).expect("creates");
+    (0..2).for_each(|block| missing.insert(block, shadow.regions[block].all_pages()));
+    let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
+    let page_in = watch_all(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            // Whatever comes of it, the agents end.
+            let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                [2, 1, 0].map(|mapping: usize| writer.crowd(mapping, 0, PAGES[mapping % 2], 4))
+            }));
+            over.store(true, Ordering::SeqCst);
+            seen
+        });
+        let mut agent = Agent::new(page_in, &regions, missing);
+        for few in [2500, 1800, 900, 100] {
+            agent.run_until(few, &over);
+            drop(agent);
+            let page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
+            agent = Agent::new(page_in, &regions, MissingPages::open(&missing_path).expect("opens"));
+            assert!(over.load(Ordering::SeqCst) || agent.missing.count() > 0);
+        }
+        agent.run_until(0, &over);
+        let seen = reading.join().expect("ends").expect("sees whole pages");
+        for (mapping, seen) in [2, 1, 0].into_iter().zip(seen) {
+            assert!(seen == fresh_bytes(mapping % 2, PageRange::new(0, PAGES[mapping % 2])), "{mapping}");
+        }
+        let mappings = mappings_of(pid, regions[0].path());
+        assert_eq!((agent.missing.count(), mappings), (0, 2), "all is there, and nothing watched any more");
+        agent.page_in.end().expect("ends");
+    });
+    drop((writer, bench));
 }

@@ -232,13 +232,6 @@ impl Writer {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs").count()
     }
 
-    /// How many mappings of `file` the kernel lists for the process.
-    pub(crate) fn mappings_of(&self, file: &Path) -> usize {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).expect("it runs");
-        let name = file.to_str().expect("plain names");
-        maps.lines().filter(|line| line.ends_with(name)).count()
-    }
-
     /// Writes every `step`th of `count` pages.
     pub(crate) fn scatter(&mut self, mapping: usize, first: u64, count: u64, step: usize) {
         assert_eq!(self.ask(&format!("write {mapping} {first} {count} {step}")), "done");
@@ -275,6 +268,13 @@ impl TwoBlocks {
         let writer = Writer::start(&bench, "tracker", &files, Start::default());
         Some(TwoBlocks { bench, regions, writer })
     }
+}
+
+/// How many mappings of `file` the kernel lists for the process.
+pub(crate) fn mappings_of(pid: i32, file: &Path) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let name = file.to_str().expect("plain names");
+    maps.lines().filter(|line| line.ends_with(name)).count()
 }
 
 /// The same sequence of numbers in each run (splitmix64).
