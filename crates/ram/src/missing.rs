@@ -150,7 +150,7 @@ impl MissingPages {
             .any(|(word, _, mask)| word.load(Ordering::Acquire) & mask != 0)
     }
 
-    /// The page is there. True to exactly one of those who say so at once, and only where it was missing.
+    /// The page is there, its bytes in the file: said before, an agent that dies would lose them. True to exactly one of those who say so at once, and only where it was missing.
     pub fn remove(&self, block: usize, page: u64) -> bool {
         let removed = self
             .parts(block, PageRange::new(page, 1))

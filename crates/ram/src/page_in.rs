@@ -16,7 +16,8 @@
 //! In memory that is watched each page waits for a first time, there or not, and is mapped by itself. So only those chunks are
 //! watched that have a missing page ([`PageIn::watch`]), and each no longer than it has one ([`PageIn::release`]). The rest of
 //! the guest's memory runs at native speed from the first moment, huge pages and all. Neighbours are one mapping to the
-//! kernel; at the worst, where every other chunk is watched, QEMU has a mapping more a chunk, of `vm.max_map_count`.
+//! kernel; at the worst, where every other chunk is watched, QEMU has a mapping more a chunk, of `vm.max_map_count` (65530), at
+//! 4 us each.
 //!
 //! ## Who keeps the waiting
 //!
@@ -24,15 +25,17 @@
 //! An agent that dies must not do that to a guest. So the library keeps a copy inside QEMU. Dropping a [`PageIn`] closes the
 //! agent's copy and nothing else: what is watched stays so, who waits goes on waiting, and who comes begins to.
 //! [`PageIn::attach_again`] gets the copy. The kernel tells an access once, perhaps to an agent that is dead now; so all who wait
-//! are sent to try again, miss their page again, and are told. [`PageIn::end`] is the only way out that has the copy closed.
+//! are sent to try again, miss their page again, and are told. [`PageIn::end`] has the copy closed; so has the next
+//! [`PageIn::attach`], for which the library keeps another.
 //!
 //! ## The order
 //!
-//! 1. **Watch, then ask what is mapped.** [`PageIn::mapped`] tells the pages that QEMU has mapped all the same (its firmware
-//!    was copied there, and a huge page is mapped as one). Those of them that are missing must be there before the guest runs:
-//!    nobody would wait for them.
-//! 2. **Watch, then write.** What is missing is in memory that is watched before the guest runs, so its bytes may come at any
-//!    time, into the file.
+//! 1. **Watch, then run.** Where a page is missing the chunk is watched before the guest runs. From then on its bytes may come
+//!    into the file at any time.
+//! 2. **Watch, then ask what is mapped.** [`PageIn::mapped`] tells the pages that QEMU has mapped all the same: its firmware was
+//!    copied there, and a huge page is mapped as one. Watching unmaps nothing, but for a huge page that the border of what is
+//!    watched cuts (Linux 6.18). Those of them that are missing must be there before the guest runs: nobody would wait for
+//!    them.
 //! 3. **Write, then show.** A page that is shown is the guest's: it is never written again.
 //! 4. **Show whoever comes, what is there as well.** In watched memory pages that were there from the start wait for a first
 //!    time. So does one that the guest gave up (a balloon), and one that the kernel has unmapped to swap it: shown before or not.

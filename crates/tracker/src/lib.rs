@@ -1,4 +1,4 @@
-//! The library preloaded into QEMU: hands out a userfaultfd, nothing else.
+//! The library preloaded into QEMU: hands out a userfaultfd, keeps a copy of one, nothing else.
 //!
 //! A userfaultfd belongs to the address space that created it, so QEMU itself has to create the one that tracks QEMU's
 //! memory. The agent starts QEMU with `LD_PRELOAD` naming this library and with a listening unix socket inherited

@@ -254,3 +254,71 @@ fn errno() -> libc::c_int {
 fn errno_u16(errno: libc::c_int) -> u16 {
     u16::try_from(errno).unwrap_or(u16::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::protocol::{parse_answer, request};
+
+    fn server() -> Server {
+        // SAFETY: getuid has no failure and touches no memory.
+        Server { listener: -1, device: None, peer_uid: unsafe { libc::getuid() } }
+    }
+
+    fn ask(server: &Server, kept: &mut Kept, wanted: [u8; MESSAGE_LEN]) -> Option<(Origin, libc::c_int)> {
+        let (mut agent, connection) = UnixStream::pair().unwrap();
+        agent.write_all(&wanted).unwrap();
+        serve(server, kept, &connection.into());
+        let mut answer = [0; MESSAGE_LEN];
+        // The descriptor that comes with it is closed, as nobody asks for it.
+        agent.read_exact(&mut answer).ok()?;
+        parse_answer(&answer).map(|(origin, errno)| (origin, errno.into()))
+    }
+
+    #[test]
+    fn one_is_kept_until_it_is_dropped() {
+        let (server, mut kept) = (server(), None);
+        let Some((origin, 0)) = ask(&server, &mut kept, request(Request::New)) else {
+            eprintln!("skipped: no userfaultfd to be had");
+            return;
+        };
+        assert!(kept.is_none());
+        assert_eq!(ask(&server, &mut kept, request(Request::Kept)), Some((Origin::None, libc::ENOENT)));
+        assert_eq!(ask(&server, &mut kept, request(Request::NewKept)), Some((origin, 0)));
+        let first = kept.as_ref().map(|(userfaultfd, _)| userfaultfd.as_raw_fd());
+        assert!(first.is_some());
+        for wanted in [Request::Kept, Request::New] {
+            assert_eq!(ask(&server, &mut kept, request(wanted)), Some((origin, 0)));
+            assert_eq!(kept.as_ref().map(|(userfaultfd, _)| userfaultfd.as_raw_fd()), first);
+        }
+        for _ in 0..2 {
+            assert_eq!(ask(&server, &mut kept, request(Request::DropKept)), Some((Origin::None, 0)));
+            assert!(kept.is_none());
+        }
+    }
+
+    #[test]
+    fn what_does_not_reach_anybody_is_not_kept() {
+        let (mut agent, connection) = UnixStream::pair().unwrap();
+        agent.write_all(&request(Request::NewKept)).unwrap();
+        drop(agent);
+        let mut kept = None;
+        serve(&server(), &mut kept, &connection.into());
+        assert!(kept.is_none());
+    }
+
+    #[test]
+    fn strangers_and_nonsense_change_nothing() {
+        let mut kept = None;
+        assert_eq!(ask(&server(), &mut kept, *b"nonsense"), Some((Origin::None, libc::EPROTO)));
+        let mut later = request(Request::NewKept);
+        later[4] += 1;
+        assert_eq!(ask(&server(), &mut kept, later), Some((Origin::None, libc::EPROTO)));
+        let other = Server { peer_uid: server().peer_uid + 1, ..server() };
+        assert_eq!(ask(&other, &mut kept, request(Request::NewKept)), None);
+        assert!(kept.is_none());
+    }
+}
