@@ -188,7 +188,7 @@ impl PageIn {
         })
     }
 
-    /// Releases everything, and has the library close its copy.
+    /// Releases everything, and has the library close its copy. What could not be released is when this is dropped.
     ///
     /// # Errors
     /// [`TrackError::ProcessGone`], and where memory may still be watched, or the library keeps its copy.
@@ -200,7 +200,7 @@ impl PageIn {
         if let Err(gone @ TrackError::ProcessGone { .. }) = released {
             return Err(gone);
         }
-        // With the last copy closed, and this one is, the kernel releases whatever is left.
+        // With the last copy closed, which this one is when it is dropped, the kernel releases whatever is left.
         library::drop_kept(&self.tracker_socket).map_err(|kept| released.err().unwrap_or(kept))
     }
 

@@ -189,6 +189,8 @@ pub(crate) struct FakeDestination {
     pub(crate) load_fails: bool,
     /// What a guest needs that lacks pages; none: it can't run without them here.
     pub(crate) page_in: Option<(FakeFaults, PathBuf)>,
+    /// The guest runs.
+    pub(crate) runs: Arc<AtomicBool>,
     pub(crate) log: mpsc::Sender<&'static str>,
 }
 
@@ -213,6 +215,7 @@ impl DestinationHypervisor for FakeDestination {
     }
 
     fn run(&mut self, run: bool) -> Result<(), Failure> {
+        self.runs.store(true, Ordering::SeqCst);
         self.log.send(if run { "runs" } else { "stays paused" }).unwrap();
         Ok(())
     }
@@ -340,6 +343,7 @@ pub(crate) struct FakeFaults {
     streams: Arc<Mutex<Vec<Stream>>>,
     watched: Mutex<Vec<(usize, PageRange)>>,
     told: AtomicBool,
+    runs: Arc<AtomicBool>,
 }
 
 impl FakeFaults {
@@ -385,6 +389,9 @@ impl Faults for FakeFaults {
             bytes(&self.from) == bytes(&self.to),
             "{pages:?} of block {block} are shown and are not there"
         );
+        if !self.runs.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         let cut = self.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |cuts| cuts.checked_sub(1));
         if cut.is_ok() {
             self.streams.lock().unwrap().iter().for_each(Stream::close);
@@ -527,6 +534,8 @@ pub(crate) struct World {
     /// Every stream of the source's but the control stream.
     streams: Arc<Mutex<Vec<Stream>>>,
     paging_in: Mutex<Option<Arc<PagingIn>>>,
+    /// The guest runs at the destination.
+    runs: Arc<AtomicBool>,
     folder: tempfile::TempDir,
 }
 
@@ -555,6 +564,7 @@ impl World {
             hung: AtomicBool::new(false),
             streams: Arc::default(),
             paging_in: Mutex::default(),
+            runs: Arc::default(),
             folder,
         }
     }
@@ -596,6 +606,7 @@ impl World {
             hypervisor: FakeDestination {
                 state: Vec::new(),
                 load_fails: twist.load_fails,
+                runs: Arc::clone(&self.runs),
                 page_in: twist.page_in.filter(|_| !twist.no_page_in).map(|cuts| self.page_in(cuts)),
                 log,
             },
@@ -676,6 +687,7 @@ impl World {
             streams: Arc::clone(&self.streams),
             watched: Mutex::default(),
             told: AtomicBool::new(false),
+            runs: Arc::clone(&self.runs),
         };
         (faults, self.folder.path().join("missing"))
     }
