@@ -82,7 +82,7 @@ pub struct IncomingStatus {
     pub now_ns: u64,
 }
 
-/// `POST /v1/vms/{name}/page-in`, asked by a source whose guest runs at the asked host while pages of it are still at the source: for
+/// `POST /v1/page-ins/{name}`, asked by a source whose guest runs at the asked host while pages of it are still at the source: for
 /// streams to bring them by, instead of those that were cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -213,6 +213,7 @@ mod tests {
             encodings: Vec::new(),
             missing_pages: 0,
             throttle: None,
+            page_in: None,
             bandwidth: Vec::new(),
             rounds: Vec::new(),
             phases,

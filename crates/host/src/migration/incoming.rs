@@ -313,7 +313,7 @@ async fn begin(
     };
     let is_all = doors.by == ReferenceUse::All;
     let offer = if is_all { agent.references().offer(&vm.name) } else { Offer::default() };
-    let hypervisor = QemuDestination::new(Arc::clone(agent), Arc::clone(vm), is_all)
+    let hypervisor = QemuDestination::new(Arc::clone(agent), Arc::clone(vm), doors.from.clone(), is_all)
         .await
         .map_err(|failure| failed(&failure))?;
     let addresses: Result<Vec<_>, _> = doors.listeners.iter().map(TcpListener::local_addr).collect();

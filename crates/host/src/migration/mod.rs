@@ -69,7 +69,7 @@ pub fn routes() -> Router<Arc<Agent>> {
         .route("/v1/incoming", post(prepare))
         .route("/v1/incoming/{id}", get(show).delete(cancel))
         .route("/v1/incoming/{id}/run", post(run_incoming))
-        .route("/v1/vms/{name}/page-in", post(page_in_session))
+        .route("/v1/page-ins/{name}", post(page_in_session))
 }
 
 async fn prepare(

@@ -1,5 +1,5 @@
 //! Page-in at both hosts: what a source's agent asks the destination's when a session was cut or one of them has been started anew
-//! (`POST /v1/vms/{name}/page-in`), and the guests that run here while pages of them are elsewhere.
+//! (`POST /v1/page-ins/{name}`), and the guests that run here while pages of them are elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -95,6 +95,14 @@ pub(super) async fn session(
             }
         };
     };
+    if !agent.files(name)?.is_missing_from(&request.from) {
+        let message = format!("the pages that VM \"{name}\" lacks are not at host {}", request.from);
+        return Err(ApiError::new(
+            ErrorCode::Forbidden,
+            message,
+            "the host that it came from asks for itself",
+        ));
+    }
     let listeners = listen(agent)?;
     let addresses: Result<Vec<_>, _> = listeners.iter().map(std::net::TcpListener::local_addr).collect();
     let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
@@ -168,7 +176,7 @@ impl Serving<'_> {
             }
             let answer = self.runtime.block_on(async {
                 let request = PageInRequest { epoch: self.epoch, from: self.agent.config().name.clone() };
-                let path = format!("/v1/vms/{}/page-in", self.vm);
+                let path = format!("/v1/page-ins/{}", self.vm);
                 tokio::time::timeout(ANSWER_LIMIT, self.peer.post::<_, PageInAnswer>(&path, &request)).await
             });
             match answer {
@@ -182,10 +190,12 @@ impl Serving<'_> {
                         return Again::Refused(failure);
                     }
                 }
-                Ok(Err(error)) => tracing::debug!(vm = self.vm, %error, "the destination gives no session"),
+                Ok(Err(error)) => {
+                    tracing::warn!(vm = self.vm, %error, "the destination gives no session for page-in yet")
+                }
                 Err(_) => tracing::debug!(vm = self.vm, to = self.to, "the destination does not answer"),
             }
-            self.runtime.block_on(tokio::time::sleep(AGAIN_INTERVAL));
+            self.runtime.block_on(async { tokio::time::sleep(AGAIN_INTERVAL).await });
         }
     }
 

@@ -75,7 +75,8 @@ impl Places {
 
 /// The VM of a memory file's name, `NAME.I.ram`, or of the note of what is missing; none for other files.
 fn file_owner(file: &str) -> Option<&str> {
-    memory_owner(file).or_else(|| file.strip_suffix(".missing"))
+    let note = || file.strip_suffix(".missing").or_else(|| file.strip_suffix(".missing-from"));
+    memory_owner(file).or_else(note)
 }
 
 /// The VM of a memory file's name, `NAME.I.ram`; none for other files.
@@ -126,9 +127,27 @@ impl VmFiles {
         self.places.ram_dir.join(format!("{}.missing", self.name))
     }
 
+    /// Where it is noted which host has them.
+    fn missing_from(&self) -> PathBuf {
+        self.places.ram_dir.join(format!("{}.missing-from", self.name))
+    }
+
+    /// Notes which host has the pages that will be missing.
+    pub(crate) fn note_missing_from(&self, host: &str) -> io::Result<()> {
+        fs::write(self.missing_from(), host)?;
+        fs::set_permissions(self.missing_from(), Permissions::from_mode(0o600))
+    }
+
+    /// Whether the pages that are missing are at this host.
+    pub(crate) fn is_missing_from(&self, host: &str) -> bool {
+        fs::read_to_string(self.missing_from()).is_ok_and(|noted| noted == host)
+    }
+
     /// Nothing is missing.
     pub fn remove_missing(&self) {
-        told(&self.missing(), remove_if_there(fs::remove_file(self.missing())));
+        for path in [self.missing(), self.missing_from()] {
+            told(&path, remove_if_there(fs::remove_file(&path)));
+        }
     }
 
     /// The files of all shared memory blocks, in the blocks' order.

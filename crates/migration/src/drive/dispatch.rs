@@ -508,7 +508,7 @@ impl Dispatch {
     }
 
     /// Nothing more is taken; the streams' threads end.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.connecting.end();
         let mut state = self.lock();
         state.over = true;

@@ -279,7 +279,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             if self.last_ping.elapsed() >= PING_INTERVAL {
                 self.ping_and_tell();
                 self.check_limits();
-                self.look_at_the_lanes();
+                if self.machine.state() != State::PagingIn {
+                    self.look_at_the_lanes();
+                }
             }
             let (at, input) = match self.waiting.pop_front() {
                 Some(waited) => waited,
@@ -465,6 +467,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::ServePages => {
                 // What it was for is over, and the destination waits for its end.
                 self.job.control.finish_sending();
+                self.dispatch.end();
+                self.page_in.kept.let_all_go();
                 self.switchover_since = None;
             }
             Action::BeginSwitchover { page_in } => {

@@ -17,14 +17,23 @@ use crate::drive::source::Connect;
 use crate::drive::{Hello, lane_failure, say_hello};
 use crate::failure::{Failure, FailureCode};
 
-/// Pages that go in one piece while nobody waits for them: 256 KiB.
-const BACKGROUND_PAGES: usize = 64;
+/// Pages that go in one piece while nobody waits for them: 64 KiB.
+const BACKGROUND_PAGES: usize = 16;
+/// What nobody waits for may fill the wire's queue for so long, beside the round trip: who is waited for comes after that.
+const QUEUE_TIME: Duration = Duration::from_millis(3);
+/// The least that may be on its way of it,
+const LEAST_WINDOW_BYTES: u64 = 128 << 10;
+/// and the most, also while it is not known what the wire carries.
+const MOST_WINDOW_BYTES: u64 = 64 << 20;
+const FIRST_WINDOW_BYTES: u64 = 256 << 10;
+/// Between two looks at what has arrived.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// Over so long it is measured what the wire carries.
+const MEASURING_INTERVAL: Duration = Duration::from_millis(100);
 /// Pages that go along with one that somebody waits for take no longer than this,
 const NEIGHBOURS_TIME: Duration = Duration::from_micros(250);
 /// and are no more than these.
 const MOST_NEIGHBOURS: u64 = 16;
-/// From when on it is known what the wire carries.
-const LEAST_MEASURED: Duration = Duration::from_millis(20);
 /// What is sent belongs to no round.
 const NO_ROUND: u32 = 0;
 /// Streams of each lane for what nobody waits for.
@@ -43,6 +52,8 @@ pub struct KeptPages {
 struct State {
     /// It is known what is left.
     listed: bool,
+    /// What nobody waits for may go: not while the guest stands still for what goes beside it.
+    all_may_go: bool,
     /// Who waits for what.
     demands: VecDeque<(usize, u64)>,
     /// Where the pages are sent from that nobody waits for: behind the last that somebody waited for.
@@ -52,9 +63,40 @@ struct State {
     /// Nothing is served any more, in no session.
     abandoned: bool,
     sent_bytes: u64,
-    /// When the session could begin to send.
-    since: Option<Instant>,
-    background_bytes: u64,
+    window: Window,
+}
+
+/// How much of what nobody waits for may be on its way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    round_trip: Duration,
+    /// What the wire carries, bytes a second, as far as it is known.
+    carried_bytes_per_s: f64,
+    /// The beginning of the measurement under way, and what had arrived by then.
+    since: Option<(Instant, u64)>,
+}
+
+impl Window {
+    /// So many bytes have arrived by now.
+    fn arrived(&mut self, now: Instant, bytes: u64) {
+        let Some((since, before)) = self.since else {
+            self.since = Some((now, bytes));
+            return;
+        };
+        let took = now.saturating_duration_since(since);
+        if took >= MEASURING_INTERVAL {
+            self.carried_bytes_per_s = bytes.saturating_sub(before) as f64 / took.as_secs_f64();
+            self.since = Some((now, bytes));
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        if self.carried_bytes_per_s <= 0.0 {
+            return FIRST_WINDOW_BYTES;
+        }
+        let time = self.round_trip + QUEUE_TIME;
+        whole(self.carried_bytes_per_s * time.as_secs_f64()).clamp(LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES)
+    }
 }
 
 /// How a session ended.
@@ -166,6 +208,17 @@ impl KeptPages {
         self.lock().sent_bytes
     }
 
+    /// The guest runs at the destination: what nobody waits for may go as well.
+    pub(crate) fn let_all_go(&self) {
+        self.lock().all_may_go = true;
+        self.changed.notify_all();
+    }
+
+    /// What the round trip is, as far as it is known.
+    pub(crate) fn set_round_trip(&self, round_trip: Duration) {
+        self.lock().window.round_trip = round_trip;
+    }
+
     /// Nothing is served any more: the guest runs here again, or this agent ends.
     pub fn abandon(&self) {
         let mut state = self.lock();
@@ -205,10 +258,15 @@ impl KeptPages {
             self.left.insert(usize::from(run.block), PageRange::new(run.first, run.count));
         }
         let mut state = self.lock();
-        let State { abandoned, sent_bytes, cursor, .. } = *state;
+        let State { abandoned, sent_bytes, cursor, window, .. } = *state;
+        let connected_in = streams.iter().filter_map(|one| one.stream.connected_in()).min();
+        let round_trip =
+            connected_in.into_iter().chain(Some(window.round_trip).filter(|known| !known.is_zero())).min();
         *state = State {
             listed: list.is_some(),
-            since: list.is_some().then(Instant::now),
+            // One that follows a cut finds a guest that runs.
+            all_may_go: list.is_none(),
+            window: Window { round_trip: round_trip.unwrap_or_default(), ..Window::default() },
             streams: streams.iter().map(|one| one.stream.clone()).collect(),
             abandoned,
             sent_bytes,
@@ -266,8 +324,7 @@ impl KeptPages {
                     }
                 }
                 Message::RemainingEnd { .. } if !self.lock().listed => {
-                    let mut state = self.lock();
-                    (state.listed, state.since) = (true, Some(Instant::now()));
+                    self.lock().listed = true;
                     self.changed.notify_all();
                 }
                 Message::PagedIn(figures) => return Ok(Some(figures)),
@@ -330,12 +387,10 @@ impl KeptPages {
     fn claim_neighbours(&self, block: usize, page: u64) -> Vec<PageRange> {
         let most = {
             let state = self.lock();
-            let elapsed = state.since.map(|since| since.elapsed()).unwrap_or_default();
-            if elapsed < LEAST_MEASURED || !state.demands.is_empty() {
+            if !state.demands.is_empty() {
                 return Vec::new();
             }
-            let bytes_per_s = state.background_bytes as f64 / elapsed.as_secs_f64();
-            bytes_per_s * NEIGHBOURS_TIME.as_secs_f64() / PAGE_SIZE as f64
+            state.window.carried_bytes_per_s * NEIGHBOURS_TIME.as_secs_f64() / PAGE_SIZE as f64
         };
         let Some(region) = self.regions.get(block) else { return Vec::new() };
         let mut claimed = Vec::new();
@@ -349,22 +404,39 @@ impl KeptPages {
 
     /// Sends what nobody waits for, until nothing is left.
     fn send_the_rest(&self, mut sender: StreamSender) -> Result<(), LaneError> {
-        while let Some((block, pages)) = self.next_piece() {
-            let bytes = self.send(&mut sender, block, &pages)?;
-            self.lock().background_bytes += bytes;
+        while self.until_there_is_room()
+            && let Some((block, pages)) = self.next_piece()
+        {
+            self.send(&mut sender, block, &pages)?;
         }
         sender.send(&Message::RemainingEnd { pages: 0 })
+    }
+
+    /// Waits until little is on its way. False: the session is over.
+    fn until_there_is_room(&self) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.ended.is_some() || state.abandoned {
+                return false;
+            }
+            if !(state.listed && state.all_may_go) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let arrived = state.streams.iter().map(Stream::carried_bytes).sum();
+            state.window.arrived(Instant::now(), arrived);
+            let on_its_way: u64 = state.streams.iter().map(Stream::unacked_bytes).sum();
+            if on_its_way < state.window.bytes() {
+                return true;
+            }
+            let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// The next piece that nobody waits for; none: nothing is left, or the session is over.
     fn next_piece(&self) -> Option<(usize, Vec<PageRange>)> {
         let mut state = self.lock();
-        while !state.listed {
-            if state.ended.is_some() || state.abandoned {
-                return None;
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
         if state.ended.is_some() || state.abandoned {
             return None;
         }

@@ -91,8 +91,9 @@ impl Server<'_> {
                 }
                 Ok(Order::Begin(list)) => {
                     let first = streams.take().map(|streams| (streams, list));
-                    let ended = serve(self.kept, first, self.again);
-                    return self.inbox.put_now(Input::PagedIn(ended));
+                    let mut word = LastWord { inbox: self.inbox, ended: None };
+                    word.ended = Some(serve(self.kept, first, self.again));
+                    return;
                 }
                 Ok(Order::Forget) => streams = None,
                 Err(RecvTimeoutError::Timeout) => {
@@ -110,6 +111,19 @@ impl Server<'_> {
     }
 }
 
+/// How it ended; also where the thread panicked, as the driver waits for it.
+struct LastWord<'a> {
+    inbox: &'a Inbox,
+    ended: Option<Result<Option<PagedIn>, Failure>>,
+}
+
+impl Drop for LastWord<'_> {
+    fn drop(&mut self) {
+        let lost = || Err(Failure::new(FailureCode::Internal, "the pages are not served any more"));
+        self.inbox.put_now(Input::PagedIn(self.ended.take().unwrap_or_else(lost)));
+    }
+}
+
 impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     fn order(&self, order: Order) {
         // A thread that has ended has told why.
@@ -119,6 +133,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn prepare_page_in(&mut self) {
         (self.page_in.peer_ready, self.page_in.streams_ready) = (false, false);
         let narrow = self.lanes.figures().iter().any(|lane| lane.vanishing_mtu.is_some());
+        self.page_in.kept.set_round_trip(self.round_trip());
         self.order(Order::Prepare(if narrow { Segments::Small } else { Segments::Full }));
         self.say(&Message::PreparePageIn);
     }
