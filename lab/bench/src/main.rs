@@ -15,6 +15,7 @@ mod references;
 mod results;
 mod schedule;
 mod subject;
+mod svg;
 mod switchover;
 mod table;
 mod warm;
