@@ -82,9 +82,24 @@ impl Trial {
     /// # Errors
     /// The agent says no, or the guest does not answer before or after.
     pub fn migrate(&self, guest: &mut Guest, request: &MigrationRequest) -> Result<Watched> {
+        self.migrate_followed(guest, request, MOVE_LIMIT, |_| {})
+    }
+
+    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    ///
+    /// # Errors
+    /// As [`Trial::migrate`].
+    pub fn migrate_followed(
+        &self,
+        guest: &mut Guest,
+        request: &MigrationRequest,
+        limit: Duration,
+        seen: impl FnMut(&Progress),
+    ) -> Result<Watched> {
         let since_ns = guest.watch()?;
         let begun_ns = monotonic_ns();
-        let mut report = self.begin_migration(&guest.name, &guest.host, request)?.report()?;
+        let migration = self.begin_migration(&guest.name, &guest.host, request)?;
+        let mut report = migration.report_within(limit, seen)?;
         if report.outcome == Outcome::Completed {
             guest.host.clone_from(&request.to);
         }
@@ -173,12 +188,27 @@ impl Migration<'_> {
     ///
     /// # Errors
     /// The agent is gone.
-    pub fn report(mut self) -> Result<Report> {
-        let deadline = Instant::now() + MOVE_LIMIT;
-        if self.until(|_| Instant::now() >= deadline)?.is_some() {
-            eprintln!("migration {} is not over within {MOVE_LIMIT:?}: cancelled", self.id);
+    pub fn report(self) -> Result<Report> {
+        self.report_within(MOVE_LIMIT, |_| {})
+    }
+
+    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    ///
+    /// # Errors
+    /// The agent is gone.
+    pub fn report_within(mut self, limit: Duration, mut seen: impl FnMut(&Progress)) -> Result<Report> {
+        let deadline = Instant::now() + limit;
+        let is_late = |progress: &Progress| {
+            seen(progress);
+            Instant::now() >= deadline
+        };
+        if self.until(is_late)?.is_some() {
+            eprintln!("migration {} is not over within {limit:?}: cancelled", self.id);
             self.cancel()?;
-            self.until(|_| false)?;
+            self.until(|progress| {
+                seen(progress);
+                false
+            })?;
         }
         self.report.take().context("no report came")
     }
