@@ -44,7 +44,7 @@ impl Line {
 
 /// Rates from point to point, over no less than what buffers blur.
 #[expect(clippy::cast_precision_loss, reason = "below 8 PiB")]
-fn steps(points: &[BandwidthPoint]) -> Vec<(f64, f64)> {
+pub(crate) fn steps(points: &[BandwidthPoint]) -> Vec<(f64, f64)> {
     let end_ms = points.last().map_or(0.0, |point| point.ms);
     let least_ms = LEAST_STEP_MS.max(end_ms / MOST_STEPS);
     let mut steps = vec![(0.0, 0.0)];

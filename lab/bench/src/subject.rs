@@ -1,11 +1,16 @@
 //! Who is moved, and by whom: the guest of a benchmark, which engines move in turns.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use clap::ValueEnum;
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched};
-use godwit_migration::{EngineKind, Outcome, Report};
+use godwit_migration::{EngineKind, Outcome, Progress, Report};
 use serde::Serialize;
+
+/// The name of Godwit's engine where it pages in.
+pub(crate) const PAGE_IN: &str = "godwit-page-in";
 
 /// Who moves the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -54,6 +59,11 @@ impl Engine {
             Engine::AutoConverge => "auto-converge",
             Engine::Postcopy => "postcopy",
         }
+    }
+
+    /// Whether it is Godwit's.
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self.name(), "godwit" | PAGE_IN)
     }
 
     /// Whether it is QEMU's own with its pages compressed.
@@ -126,7 +136,19 @@ impl<'a> Subject<'a> {
         self.or_anew(engine, &request, watched, |watched| &watched.report)
     }
 
-    /// The same with nobody probing it meanwhile: that costs an emulated guest a core. `at_end` looks at the machine as soon as
+    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    pub(crate) fn move_followed_by(
+        &mut self,
+        engine: Engine,
+        limit: Duration,
+        seen: impl FnMut(&Progress),
+    ) -> Result<Option<Watched>> {
+        let request = engine.request(self.guest.to_other_host());
+        let watched = self.trial.migrate_followed(&mut self.guest, &request, limit, seen);
+        self.or_anew(engine, &request, watched, |watched| &watched.report)
+    }
+
+    /// The first with nobody probing it meanwhile: that costs an emulated guest a core. `at_end` looks at the machine as soon as
     /// the report is there.
     pub(crate) fn move_unwatched_by<T>(
         &mut self,

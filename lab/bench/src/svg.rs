@@ -31,6 +31,20 @@ impl Svg {
         let _ = writeln!(self.text, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" {more}/>");
     }
 
+    /// A rectangle without a border, from its left upper corner.
+    pub(crate) fn fill(
+        &mut self,
+        (x, y): (f64, f64),
+        (width, height): (f64, f64),
+        colour: &str,
+        opacity: f64,
+    ) {
+        let _ = writeln!(
+            self.text,
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{colour}\" fill-opacity=\"{opacity}\"/>"
+        );
+    }
+
     /// Text; `anchor` is what of it stands at that place.
     pub(crate) fn text(&mut self, x: f64, y: f64, anchor: &str, content: &str) {
         let _ = writeln!(

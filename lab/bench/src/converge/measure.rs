@@ -1,0 +1,206 @@
+//! One move of a guest at work, and what it cost the guest.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use godwit_lab::trial::Guest;
+use godwit_migration::{Outcome, Report};
+use serde::{Deserialize, Serialize};
+
+use crate::converge::recovery::back_after_ms;
+use crate::converge::series::{Series, stopped_ms};
+use crate::subject::{Engine, Subject};
+
+/// How long the guest's undisturbed work is measured before each move.
+const UNDISTURBED: Duration = Duration::from_secs(3);
+/// How long it is looked at after the report: until then it is to do what it did before.
+const AFTERWARDS: Duration = Duration::from_secs(3);
+/// How often it is asked what it has done.
+const ASKED_EVERY: Duration = Duration::from_millis(200);
+/// What of its undisturbed rate makes it count as back.
+const BACK_SHARE: f64 = 0.9;
+
+/// What the guest has done by a moment.
+#[derive(Clone, Copy)]
+struct Work {
+    at: Instant,
+    writes: u64,
+    rounds: u64,
+}
+
+impl Work {
+    fn of(guest: &Guest) -> Result<Work> {
+        let status = guest.status()?;
+        Ok(Work { at: Instant::now(), writes: status.writes, rounds: status.iterations })
+    }
+
+    /// What was done since an earlier moment.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+    fn since(self, before: Work) -> Done {
+        Done {
+            took_s: self.at.saturating_duration_since(before.at).as_secs_f64(),
+            writes: self.writes.saturating_sub(before.writes) as f64,
+            rounds: self.rounds.saturating_sub(before.rounds) as f64,
+        }
+    }
+}
+
+/// What the guest did in a span of time.
+#[derive(Debug, Clone, Copy)]
+struct Done {
+    took_s: f64,
+    writes: f64,
+    rounds: f64,
+}
+
+impl Done {
+    fn writes_per_s(self) -> f64 {
+        self.writes / self.took_s
+    }
+
+    /// How many more writes it would have done at its undisturbed rate. Where the span is longer than the move nothing is added but
+    /// noise: beside the move it writes at that rate.
+    fn lost_writes(self, undisturbed: Done) -> f64 {
+        undisturbed.writes_per_s() * self.took_s - self.writes
+    }
+
+    /// The computing thread's speed as a share of its undisturbed one; none where it does not compute.
+    fn computing_share(self, undisturbed: Done) -> Option<f64> {
+        (undisturbed.rounds > 0.0)
+            .then(|| self.rounds / self.took_s / (undisturbed.rounds / undisturbed.took_s))
+    }
+}
+
+/// What the engine tells of pages that the guest waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct PageIn {
+    pub(crate) pages: u64,
+    pub(crate) demanded_pages: u64,
+    /// From the fault to the page.
+    pub(crate) fetch_ms: Option<Fetches>,
+    pub(crate) duration_ms: f64,
+}
+
+/// How long the guest waited for a page.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Fetches {
+    pub(crate) median: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
+}
+
+/// The report's page-in, by its keys in JSON: none of an engine that has none, or does not tell.
+fn page_in_of(report: &Report) -> Option<PageIn> {
+    let report = serde_json::to_value(report).ok()?;
+    serde_json::from_value(report.get("page_in").filter(|told| !told.is_null())?.clone()).ok()
+}
+
+/// One move.
+#[derive(Debug, Serialize)]
+pub(crate) struct Run {
+    pub(crate) completed: bool,
+    /// Pages written a second, without a migration.
+    pub(crate) undisturbed_writes_per_s: f64,
+    /// The same from the migration's request to the first answer after its report.
+    pub(crate) moving_writes_per_s: f64,
+    /// How many fewer pages were written in that time.
+    pub(crate) lost_writes: f64,
+    /// The computing thread's speed meanwhile, as a share of its undisturbed one.
+    pub(crate) computing_share: Option<f64>,
+    /// From the vCPUs' stop until the guest wrote 90 % of what it writes undisturbed.
+    pub(crate) back_ms: Option<f64>,
+    pub(crate) page_in: Option<PageIn>,
+    pub(crate) report: Report,
+    /// In a file of its own: there is much of it.
+    #[serde(skip)]
+    pub(crate) series: Series,
+}
+
+/// One move by one engine; none: the guest was lost by it.
+pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration) -> Result<Option<Run>> {
+    // Its client probes it during the move, which is work for it as well.
+    subject.guest.watch()?;
+    let before = Work::of(&subject.guest)?;
+    pass(UNDISTURBED);
+    let begun = Work::of(&subject.guest)?;
+    let undisturbed = begun.since(before);
+    let sampler = subject.guest.sample(ASKED_EVERY)?;
+    let mut progress = Vec::new();
+    let Some(watched) = subject.move_followed_by(engine, limit, |told| progress.push(told.clone()))? else {
+        return Ok(None);
+    };
+    let moving = Work::of(&subject.guest)?.since(begun);
+    subject.guest.watch()?;
+    pass(AFTERWARDS);
+    let samples = sampler.end()?;
+    subject.guest.unwatch()?;
+    let (report, undisturbed_writes_per_s) = (watched.report, undisturbed.writes_per_s());
+    let series = Series::new(progress, &samples, watched.begun_ns, &report, undisturbed_writes_per_s);
+    let back_after =
+        |stopped_ms| back_after_ms(&series.guest, stopped_ms, undisturbed_writes_per_s, BACK_SHARE);
+    Ok(Some(Run {
+        completed: report.outcome == Outcome::Completed,
+        undisturbed_writes_per_s,
+        moving_writes_per_s: moving.writes_per_s(),
+        lost_writes: moving.lost_writes(undisturbed),
+        computing_share: moving.computing_share(undisturbed),
+        back_ms: stopped_ms(&report).and_then(back_after),
+        page_in: page_in_of(&report),
+        report,
+        series,
+    }))
+}
+
+fn pass(time: Duration) {
+    #[expect(clippy::disallowed_methods, reason = "this time is what is measured")]
+    std::thread::sleep(time);
+}
+
+/// What a line says of a move as soon as it is over.
+pub(crate) fn told(run: Option<&Run>) -> String {
+    let Some(run) = run else { return "the guest was lost".to_owned() };
+    let writes = format!(
+        "{:.0} of {:.0} writes/s, {:.0} lost",
+        run.moving_writes_per_s, run.undisturbed_writes_per_s, run.lost_writes
+    );
+    if !run.completed {
+        return format!("not moved, {writes}");
+    }
+    format!(
+        "{:.1} s, switchover {:.1} ms, {writes}",
+        run.report.migration_time_ms / 1e3,
+        run.report.switchover_ms.unwrap_or(0.0),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::converge::series::tests::report;
+
+    const UNDISTURBED: Done = Done { took_s: 3.0, writes: 30_000.0, rounds: 600.0 };
+
+    #[test]
+    fn lost_is_what_it_would_have_written_less_what_it_wrote() {
+        let moving = Done { took_s: 10.0, writes: 40_000.0, rounds: 1900.0 };
+        assert_eq!(moving.lost_writes(UNDISTURBED), 60_000.0);
+        assert_eq!(moving.computing_share(UNDISTURBED), Some(0.95));
+        // Undisturbed time at either end changes nothing.
+        let longer = Done { took_s: 12.0, writes: 60_000.0, rounds: 2300.0 };
+        assert_eq!(longer.lost_writes(UNDISTURBED), 60_000.0);
+        let idle = Done { rounds: 0.0, ..UNDISTURBED };
+        assert_eq!(moving.computing_share(idle), None);
+    }
+
+    #[test]
+    fn a_report_without_page_in_has_none() {
+        assert_eq!(page_in_of(&report(&[])), None);
+        let told = r#"{"pages":7,"demanded_pages":3,"fetch_ms":{"median":0.5,"p99":2.0},"cuts":1}"#;
+        let told: PageIn = serde_json::from_str(told).unwrap();
+        let fetches = told.fetch_ms.unwrap();
+        assert_eq!((told.pages, told.demanded_pages, fetches.median, fetches.p99), (7, 3, 0.5, 2.0));
+    }
+}
