@@ -24,7 +24,8 @@ const DIAGRAM_STEP: f64 = 122.0;
 const DIAGRAMS: u8 = 4;
 /// Below the last diagram: the marks of time, their name, the phases.
 const FOOT: f64 = 66.0;
-const MOST_MARKS_X: f64 = 6.0;
+/// What a mark of time needs at least.
+const MARKS_APART: f64 = 60.0;
 const MOST_MARKS_Y: f64 = 4.0;
 /// What a line has at most: more than it is wide is not seen.
 const MOST_STEPS: f64 = 150.0;
@@ -168,7 +169,7 @@ fn draw(svg: &mut Svg, diagram: &Diagram, place: usize, across: &Across, top: f6
         svg.stroke(&path, diagram.colour, "stroke-width=\"1.6\" stroke-linejoin=\"round\"");
     }
     if diagram.name == GUEST {
-        frame.marks_x(svg, MOST_MARKS_X);
+        frame.marks_x(svg, (across.right - across.left) / MARKS_APART);
     }
 }
 
@@ -200,7 +201,7 @@ fn diagrams(link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> Vec<Diagram> 
     let undisturbed = |column: &Column<'_>| Some(column.series.undisturbed_writes_per_s / 1e3);
     vec![
         Diagram {
-            name: "memory still to be sent, MiB",
+            name: "memory still to look at or send, MiB",
             colour: COLOURS[0],
             lines: slopes(&|told| told.remaining_bytes as f64 / f64::from(1 << 20)),
             levels: none(),
@@ -327,7 +328,7 @@ mod tests {
         let column = |name: &str| Column { name: name.to_owned(), series: &series };
         let svg = render("5 times", Some(125.0), &[column("godwit: 0.9 s"), column("postcopy: 0.9 s")]);
         for wanted in [
-            "memory still to be sent, MiB",
+            "memory still to look at or send, MiB",
             "what the guest dirties, MB/s",
             "what the source sends, MB/s",
             GUEST,

@@ -116,31 +116,44 @@ pub(crate) fn stopped_ms(report: &Report) -> Option<f64> {
     Some(report.phases[..place].iter().map(|told| told.duration_ms).sum())
 }
 
-/// Pre-copy and convergence take turns, and the report has their sums alone: up to the pause spans are as progress tells them.
+/// Pre-copy and convergence take turns, and the report has their sums alone: between preparation and pause spans are as progress tells
+/// them.
 fn spans(progress: &[Progress], report: &Report) -> Vec<Span> {
     let stopped_ms = stopped_ms(report);
-    let mut spans: Vec<Span> = Vec::new();
-    let before = progress.iter().filter(|progress| {
-        stopped_ms
-            .is_none_or(|stopped_ms| progress.phase < Phase::Switchover && progress.elapsed_ms < stopped_ms)
-    });
-    for told in before {
-        let at_ms = told.elapsed_ms;
-        match spans.last_mut() {
-            Some(last) if last.phase == told.phase => last.to_ms = at_ms,
-            last => {
-                if let Some(last) = last {
-                    last.to_ms = at_ms;
-                }
-                spans.push(Span { phase: told.phase, from_ms: at_ms, to_ms: at_ms });
-            }
+    let is_before = |phase| phase < Phase::PreCopy;
+    let mut spans = follow(0.0, report, is_before);
+    let prepared_ms = spans.last().map_or(0.0, |span| span.to_ms);
+    let mut turns: Vec<Span> = Vec::new();
+    for told in progress.iter().filter(|told| told.elapsed_ms >= prepared_ms && !is_before(told.phase)) {
+        if stopped_ms
+            .is_some_and(|stopped_ms| told.phase >= Phase::Switchover || told.elapsed_ms >= stopped_ms)
+        {
+            break;
+        }
+        let to_ms = told.elapsed_ms;
+        match turns.last_mut() {
+            Some(last) => last.to_ms = to_ms,
+            // What progress has not told yet began with the end of the preparation.
+            None => turns.push(Span { phase: told.phase, from_ms: prepared_ms, to_ms }),
+        }
+        if turns.last().is_some_and(|last| last.phase != told.phase) {
+            turns.push(Span { phase: told.phase, from_ms: to_ms, to_ms });
         }
     }
-    let Some(mut at_ms) = stopped_ms else { return spans };
-    if let Some(last) = spans.last_mut() {
-        last.to_ms = at_ms;
+    if let (Some(last), Some(stopped_ms)) = (turns.last_mut(), stopped_ms) {
+        last.to_ms = stopped_ms;
     }
-    for told in report.phases.iter().skip_while(|told| told.phase != Phase::Switchover) {
+    spans.extend(turns);
+    if let Some(stopped_ms) = stopped_ms {
+        spans.extend(follow(stopped_ms, report, |phase| phase >= Phase::Switchover));
+    }
+    spans
+}
+
+/// The report's phases of one kind, one after the other.
+fn follow(mut at_ms: f64, report: &Report, wanted: impl Fn(Phase) -> bool) -> Vec<Span> {
+    let mut spans = Vec::new();
+    for told in report.phases.iter().filter(|told| wanted(told.phase)) {
         spans.push(Span { phase: told.phase, from_ms: at_ms, to_ms: at_ms + told.duration_ms });
         at_ms += told.duration_ms;
     }
@@ -205,8 +218,8 @@ pub(crate) mod tests {
         assert_eq!(
             spans(&progress, &report),
             [
-                span(Phase::Prepare, 10.0, 110.0),
-                span(Phase::PreCopy, 110.0, 310.0),
+                span(Phase::Prepare, 0.0, 100.0),
+                span(Phase::PreCopy, 100.0, 310.0),
                 span(Phase::Convergence, 310.0, 410.0),
                 span(Phase::PreCopy, 410.0, 500.0),
                 span(Phase::Switchover, 500.0, 520.0),
@@ -222,8 +235,10 @@ pub(crate) mod tests {
         let progress = [told(Phase::PreCopy, 0, 100.0), told(Phase::PreCopy, 1, 900.0)];
         let report = report(&[(Phase::Prepare, 100.0), (Phase::PreCopy, 800.0)]);
         assert_eq!(stopped_ms(&report), None);
-        assert_eq!(spans(&progress, &report), [Span { phase: Phase::PreCopy, from_ms: 100.0, to_ms: 900.0 }]);
-        assert_eq!(spans(&[], &report), []);
+        let prepare = Span { phase: Phase::Prepare, from_ms: 0.0, to_ms: 100.0 };
+        let precopy = Span { phase: Phase::PreCopy, from_ms: 100.0, to_ms: 900.0 };
+        assert_eq!(spans(&progress, &report), [prepare, precopy]);
+        assert_eq!(spans(&[], &report), [prepare]);
     }
 
     #[test]
