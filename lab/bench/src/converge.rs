@@ -17,6 +17,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial};
 use godwit_lab::{BitRate, LabOptions};
+use godwit_migration::Outcome;
 use godwit_qemu::ByteSize;
 use serde::Serialize;
 
@@ -174,10 +175,10 @@ fn draw(settings: &Settings, figures: &CaseFigures) -> Result<()> {
     let columns: Vec<Column<'_>> = (figures.rows.iter())
         .filter_map(|row| {
             let run = row.median_run()?;
-            let took = if run.completed {
-                format!("{:.1} s", run.report.migration_time_ms / 1e3)
-            } else {
-                format!("not moved within {} s", settings.limit)
+            let took = match run.report.outcome {
+                Outcome::Completed => format!("{:.1} s", run.report.migration_time_ms / 1e3),
+                Outcome::Cancelled => format!("not moved within {} s", settings.limit),
+                Outcome::Failed | Outcome::InDoubt => "failed".to_owned(),
             };
             Some(Column { name: format!("{}: {took}", row.engine), series: &run.series })
         })

@@ -1,6 +1,6 @@
 //! The figures of each case and engine, and their table. Pure.
 
-use godwit_migration::ThrottleReport;
+use godwit_migration::{Outcome, ThrottleReport};
 use serde::Serialize;
 
 use crate::converge::cases::Case;
@@ -14,8 +14,10 @@ pub(crate) struct Row {
     pub(crate) engine: &'static str,
     /// Moves, those that came to nothing among them.
     pub(crate) moves: usize,
-    /// Moves that were not over within the limit, or failed: the guest runs on at the source.
-    pub(crate) not_moved: usize,
+    /// Moves that were not over within the limit and so were ended: the guest runs on at the source.
+    pub(crate) late: usize,
+    /// Moves that failed by themselves.
+    pub(crate) failed: usize,
     /// Moves after which the guest did not answer any more.
     pub(crate) lost: usize,
     pub(crate) migration_ms: Option<Spread>,
@@ -62,12 +64,14 @@ impl Row {
         let count = moves.len();
         let runs: Vec<Run> = moves.into_iter().flatten().collect();
         let completed = || runs.iter().filter(|run| run.completed);
+        let with = |outcome| runs.iter().filter(|run| run.report.outcome == outcome).count();
         let spread = |figure: &dyn Fn(&Run) -> Option<f64>| Spread::of(completed().filter_map(figure));
         let fetch = |run: &Run| Some(run.page_in?.fetch_ms?.median - run.report.round_trip_ms?);
         Row {
             engine: engine.name(),
             moves: count,
-            not_moved: runs.len() - completed().count(),
+            late: with(Outcome::Cancelled),
+            failed: with(Outcome::Failed) + with(Outcome::InDoubt),
             lost: count - runs.len(),
             migration_ms: spread(&|run| Some(run.report.migration_time_ms)),
             migration_times_once: spread(&|run| Some(run.report.migration_time_ms / once_ms?)),
@@ -85,7 +89,7 @@ impl Row {
 
     /// Whether every move came to its end.
     pub(crate) fn all_moved(&self) -> bool {
-        self.not_moved + self.lost == 0
+        self.late + self.failed + self.lost == 0
     }
 
     /// The move whose figures stand for all: of those that completed the one that took the median time, else the first.
@@ -98,11 +102,13 @@ impl Row {
 
     /// The migration time, or that there is none.
     fn migration_text(&self, limit_s: u64) -> String {
-        let Row { moves, not_moved, lost, .. } = self;
+        let Row { moves, late, failed, lost, .. } = self;
         let mut text = self.migration_ms.map_or_else(String::new, |_| cell(self.migration_ms, 0));
-        for (count, what) in
-            [(*not_moved, format!("not within {limit_s} s")), (*lost, "guest lost".to_owned())]
-        {
+        for (count, what) in [
+            (*late, format!("not within {limit_s} s")),
+            (*failed, "failed".to_owned()),
+            (*lost, "guest lost".to_owned()),
+        ] {
             if count > 0 {
                 let apart = if text.is_empty() { "" } else { ", " };
                 text += &format!("{apart}{count} of {moves} {what}");
@@ -177,7 +183,7 @@ fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 11] {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use godwit_migration::{Outcome, Phase};
+    use godwit_migration::Phase;
 
     use super::*;
     use crate::converge::cases::Kind;
@@ -226,7 +232,7 @@ pub(crate) mod tests {
             vec![run(false, 180e3, 80.0), None, run(true, 9e3, 40.0)],
         );
         assert_eq!((ours.migration_times_once.unwrap().median, ours.all_moved()), (1.3, true));
-        assert_eq!((theirs.not_moved, theirs.lost, theirs.moves), (1, 1, 3));
+        assert_eq!((theirs.late, theirs.failed, theirs.lost, theirs.moves), (1, 0, 1, 3));
         assert_eq!(theirs.migration_ms.unwrap().max, 9e3);
         assert_eq!(theirs.lost_writes.unwrap().median, 60.0);
         let all = [figures(Kind::Rewriting, vec![ours, theirs])];
