@@ -160,7 +160,7 @@ pub fn predict(conditions: &Conditions) -> Prediction {
         match convergence.decide(&measured) {
             Decision::Switchover if least_limit.is_some() => break Means::Throttle,
             Decision::Switchover => break Means::Plain,
-            Decision::GiveUp => break Means::None,
+            Decision::GiveUp | Decision::PageIn => break Means::None,
             Decision::NextRound => {}
         }
         let limit = convergence.throttle_pages_per_s();

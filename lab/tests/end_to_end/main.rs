@@ -16,6 +16,7 @@ mod fake_peer;
 mod lane_cut;
 mod limits;
 mod memory_blocks;
+mod page_in;
 mod paused;
 mod peer_version;
 mod probe;

@@ -3,12 +3,15 @@
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_migration::drive::DestinationHypervisor;
+use godwit_migration::drive::page_in::Faults;
 use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::{AnnounceParameters, MigrationStatus, QmpEvent, RESUME};
+use godwit_ram::PageIn;
 use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 
@@ -91,6 +94,13 @@ impl DestinationHypervisor for QemuDestination {
             Ok(Err(why)) => Err(self.failure(why)),
             Err(_) => Err(self.failure("did not load the device state in time")),
         }
+    }
+
+    fn prepare_page_in(&mut self) -> Result<(Box<dyn Faults>, PathBuf), Failure> {
+        let Vm { tracker_socket, process, regions, files, .. } = &*self.vm;
+        let page_in = PageIn::attach(tracker_socket, process.pid, regions)
+            .map_err(|error| Failure::new(FailureCode::MemoryFailed, error.to_string()))?;
+        Ok((Box::new(page_in), files.missing()))
     }
 
     fn run(&mut self, run: bool) -> Result<(), Failure> {
