@@ -46,7 +46,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Who moves it, where a case knows what to do with that engine
-    #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "auto-converge", "postcopy"])]
+    #[arg(long = "engine", value_delimiter = ',', default_values = ["godwit", "godwit-page-in", "auto-converge", "postcopy"])]
     engines: Vec<Engine>,
     /// Of the case `rewriting`: rates of the link
     #[arg(long = "link", value_name = "RATE", value_delimiter = ',', default_values = ["200mbit", "1gbit"])]

@@ -6,11 +6,8 @@ use anyhow::Result;
 use clap::ValueEnum;
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched};
-use godwit_migration::{EngineKind, Outcome, Progress, Report};
+use godwit_migration::{EngineKind, Outcome, PageInUse, Progress, Report};
 use serde::Serialize;
-
-/// The name of Godwit's engine where it pages in.
-pub(crate) const PAGE_IN: &str = "godwit-page-in";
 
 /// Who moves the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -18,6 +15,8 @@ pub(crate) const PAGE_IN: &str = "godwit-page-in";
 pub(crate) enum Engine {
     /// Godwit's own
     Godwit,
+    /// Godwit's own, the guest handed over when each page has been sent once
+    GodwitPageIn,
     /// QEMU's, one stream
     Qemu,
     /// QEMU's, two channels
@@ -50,6 +49,7 @@ impl Engine {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Engine::Godwit => "godwit",
+            Engine::GodwitPageIn => "godwit-page-in",
             Engine::Qemu => "qemu",
             Engine::Multifd2 => "multifd-2",
             Engine::Multifd4 => "multifd-4",
@@ -63,7 +63,7 @@ impl Engine {
 
     /// Whether it is Godwit's.
     pub(crate) fn is_ours(self) -> bool {
-        matches!(self.name(), "godwit" | PAGE_IN)
+        matches!(self, Engine::Godwit | Engine::GodwitPageIn)
     }
 
     /// Whether it is QEMU's own with its pages compressed.
@@ -87,6 +87,7 @@ impl Engine {
         };
         match self {
             Engine::Godwit => request,
+            Engine::GodwitPageIn => MigrationRequest { page_in: PageInUse::Now, ..request },
             Engine::Qemu => by_qemu(None, None),
             Engine::Multifd2 => by_qemu(Some(2), None),
             Engine::Multifd4 => by_qemu(Some(4), None),

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial, other_host};
-use godwit_migration::{Outcome, Phase};
+use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
 
 use crate::check_report;
@@ -18,7 +18,9 @@ use crate::soak::moves;
 const LINK: &str = "300mbit";
 /// 80 MB/s of pages that no encoding makes smaller: twice what the link carries.
 const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
-/// All kinds of pages, parts of pages, and no more than the link carries.
+/// 20 MB/s of all kinds of pages: the link carries them, but some are missing when each has been sent once.
+const ENOUGH: &str = "dirty:rate=5000,ws=48M,order=random,zero=15,compressible=40";
+/// All kinds of pages, parts of pages, and far less than the link carries.
 const BEARABLE: &str = "dirty:rate=300,ws=48M,order=random,zero=15,compressible=40,touch=words:24";
 const SHORTEST_CUT_MS: u64 = 1000;
 const LONGEST_CUT_MS: u64 = 5000;
@@ -31,6 +33,16 @@ struct Draw {
     page_in: bool,
     /// How long the link is cut while pages are missing at the destination.
     cut: Option<Duration>,
+}
+
+impl Draw {
+    fn workload(self) -> &'static str {
+        match self {
+            Draw { throttle: true, .. } => TOO_MUCH,
+            Draw { page_in: true, .. } => ENOUGH,
+            _ => BEARABLE,
+        }
+    }
 }
 
 /// `SplitMix64` (Steele, Lea, Flood 2014): each seed its own sequence.
@@ -95,7 +107,7 @@ struct Seen {
 }
 
 fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Result<()> {
-    guest.workload(if draw.throttle { TOO_MUCH } else { BEARABLE })?;
+    guest.workload(draw.workload())?;
     let destination = other_host(&guest.host);
     let request = request(guest, draw);
     let mut cut = draw.cut.map(|lasts| Cut { trial, destination, lasts });
@@ -111,7 +123,7 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
     ensure!(report.outcome == Outcome::Completed, "{report:#?}");
     check_report(report)?;
     trial.expect_whole(guest)?;
-    let (was_cut, paged_in) = (was_cut?, report.phases.iter().any(|phase| phase.phase == Phase::PageIn));
+    let (was_cut, paged_in) = (was_cut?, report.page_in.is_some());
     // Faults without a limit are no throttling.
     let throttled = report.rounds.iter().any(|round| round.throttled_to_pages_per_s.is_some());
     seen.throttled += usize::from(throttled);
@@ -136,8 +148,9 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
 }
 
 /// The request that a draw asks for.
-fn request(guest: &Guest, _draw: Draw) -> MigrationRequest {
-    guest.to_other_host()
+fn request(guest: &Guest, draw: Draw) -> MigrationRequest {
+    let page_in = if draw.page_in { PageInUse::Now } else { PageInUse::Never };
+    MigrationRequest { page_in, ..guest.to_other_host() }
 }
 
 /// The destination off the migration networks for a while.

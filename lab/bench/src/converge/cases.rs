@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::converge::Settings;
 use crate::results::as_text;
-use crate::subject::{Engine, PAGE_IN};
+use crate::subject::Engine;
 
 const PAGE_BYTES: f64 = 4096.0;
 /// What a frame of 1500 bytes carries beside the headers of Ethernet (with what passes between frames), IP and TCP.
@@ -144,7 +144,7 @@ fn fetching(settings: &Settings) -> Case {
         link: None,
         pages_per_s: FETCHING_PAGES_PER_S,
         vcpus: 1,
-        engines: chosen(settings, |engine| engine.name() == PAGE_IN),
+        engines: chosen(settings, |engine| engine == Engine::GodwitPageIn),
     }
 }
 
@@ -196,8 +196,9 @@ mod tests {
             ]
         );
         let labs: Vec<usize> = all.chunk_by(Case::shares_lab).map(<[Case]>::len).collect();
-        assert_eq!(labs[..4], [3, 3, 1, 1]);
-        assert_eq!(all[6].engines[..2], [Engine::Godwit, Engine::AutoConverge]);
+        assert_eq!(labs, [3, 3, 1, 1, 1, 1]);
+        assert_eq!(all[6].engines, [Engine::Godwit, Engine::GodwitPageIn, Engine::AutoConverge]);
+        assert_eq!((all.len(), &all[9].engines[..]), (10, &[Engine::GodwitPageIn][..]));
         assert!(all[6].workload(4096).ends_with("ws=4096,order=random,zero=0,compressible=0,compute=yes"));
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use godwit_lab::trial::Guest;
 use godwit_migration::{Outcome, Report};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::converge::recovery::back_after_ms;
 use crate::converge::series::{Series, stopped_ms};
@@ -71,33 +71,6 @@ impl Done {
     }
 }
 
-/// What the engine tells of pages that the guest waited for.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct PageIn {
-    pub(crate) pages: u64,
-    pub(crate) demanded_pages: u64,
-    /// From the fault to the page.
-    pub(crate) fetch_ms: Option<Fetches>,
-    pub(crate) duration_ms: f64,
-}
-
-/// How long the guest waited for a page.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Fetches {
-    pub(crate) median: f64,
-    pub(crate) p90: f64,
-    pub(crate) p99: f64,
-    pub(crate) max: f64,
-}
-
-/// The report's page-in, by its keys in JSON: none of an engine that has none, or does not tell.
-fn page_in_of(report: &Report) -> Option<PageIn> {
-    let report = serde_json::to_value(report).ok()?;
-    serde_json::from_value(report.get("page_in").filter(|told| !told.is_null())?.clone()).ok()
-}
-
 /// One move.
 #[derive(Debug, Serialize)]
 pub(crate) struct Run {
@@ -112,7 +85,6 @@ pub(crate) struct Run {
     pub(crate) computing_share: Option<f64>,
     /// From the vCPUs' stop until the guest wrote 90 % of what it writes undisturbed.
     pub(crate) back_ms: Option<f64>,
-    pub(crate) page_in: Option<PageIn>,
     pub(crate) report: Report,
     /// In a file of its own: there is much of it.
     #[serde(skip)]
@@ -148,7 +120,6 @@ pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration
         lost_writes: moving.lost_writes(undisturbed),
         computing_share: moving.computing_share(undisturbed),
         back_ms: stopped_ms(&report).and_then(back_after),
-        page_in: page_in_of(&report),
         report,
         series,
     }))
@@ -179,7 +150,6 @@ pub(crate) fn told(run: Option<&Run>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::converge::series::tests::report;
 
     const UNDISTURBED: Done = Done { took_s: 3.0, writes: 30_000.0, rounds: 600.0 };
 
@@ -193,14 +163,5 @@ mod tests {
         assert_eq!(longer.lost_writes(UNDISTURBED), 60_000.0);
         let idle = Done { rounds: 0.0, ..UNDISTURBED };
         assert_eq!(moving.computing_share(idle), None);
-    }
-
-    #[test]
-    fn a_report_without_page_in_has_none() {
-        assert_eq!(page_in_of(&report(&[])), None);
-        let told = r#"{"pages":7,"demanded_pages":3,"fetch_ms":{"median":0.5,"p99":2.0},"cuts":1}"#;
-        let told: PageIn = serde_json::from_str(told).unwrap();
-        let fetches = told.fetch_ms.unwrap();
-        assert_eq!((told.pages, told.demanded_pages, fetches.median, fetches.p99), (7, 3, 0.5, 2.0));
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct Row {
     pub(crate) lost_writes: Option<Spread>,
     pub(crate) computing_percent: Option<Spread>,
     pub(crate) back_ms: Option<Spread>,
+    /// Pages that the guest came to before they were there.
+    pub(crate) demanded_pages: Option<Spread>,
     /// The median that each move had, beyond the round trip.
     pub(crate) fetch_beyond_round_trip_ms: Option<Spread>,
     pub(crate) throttle: Vec<ThrottleReport>,
@@ -66,7 +68,13 @@ impl Row {
         let completed = || runs.iter().filter(|run| run.completed);
         let with = |outcome| runs.iter().filter(|run| run.report.outcome == outcome).count();
         let spread = |figure: &dyn Fn(&Run) -> Option<f64>| Spread::of(completed().filter_map(figure));
-        let fetch = |run: &Run| Some(run.page_in?.fetch_ms?.median - run.report.round_trip_ms?);
+        let fetch = |run: &Run| {
+            // A guest that came to no missing page waited for none.
+            let page_in = run.report.page_in.as_ref().filter(|page_in| page_in.demanded_pages > 0)?;
+            Some(page_in.fetch_ms.median - run.report.round_trip_ms?)
+        };
+        #[expect(clippy::cast_precision_loss, reason = "pages far below 2^53")]
+        let demanded = |run: &Run| Some(run.report.page_in.as_ref()?.demanded_pages as f64);
         Row {
             engine: engine.name(),
             moves: count,
@@ -81,6 +89,7 @@ impl Row {
             lost_writes: Spread::of(runs.iter().map(|run| run.lost_writes)),
             computing_percent: Spread::of(runs.iter().filter_map(|run| Some(100.0 * run.computing_share?))),
             back_ms: spread(&|run| run.back_ms),
+            demanded_pages: spread(&demanded),
             fetch_beyond_round_trip_ms: spread(&fetch),
             throttle: completed().filter_map(|run| run.report.throttle).collect(),
             runs,
@@ -208,7 +217,6 @@ pub(crate) mod tests {
             lost_writes,
             computing_share: None,
             back_ms: None,
-            page_in: None,
             report,
             series: Series::default(),
         })

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::converge::cases::{Kind, LINKS};
 use crate::converge::table::{CaseFigures, Row};
 use crate::figures::Spread;
-use crate::subject::{Engine, PAGE_IN};
+use crate::subject::Engine;
 
 const TIMES_ONCE: f64 = 1.5;
 const LOST_BY_AUTO_CONVERGE: f64 = 0.5;
@@ -66,7 +66,7 @@ fn goals_of(figures: &CaseFigures) -> Vec<Goal> {
         let met = row.all_moved() && measured.is_some_and(|measured| bound.holds(measured));
         goals.push(Goal { case: figures.case.name.clone(), what, bound, unit, measured, met });
     };
-    let (ours, paging) = (figures.row(Engine::Godwit.name()), figures.row(PAGE_IN));
+    let (ours, paging) = (figures.row(Engine::Godwit.name()), figures.row(Engine::GodwitPageIn.name()));
     match figures.case.kind {
         Kind::Rewriting => {
             if let Some(ours) = ours {
@@ -150,8 +150,9 @@ fn digits(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use godwit_migration::{FetchTimes, PageInReport};
+
     use super::*;
-    use crate::converge::measure::{Fetches, PageIn};
     use crate::converge::table::tests::{case, figures, run};
 
     fn row(engine: Engine, moves: &[(bool, f64, f64)]) -> Row {
@@ -198,10 +199,11 @@ mod tests {
             if let Some(run) = &mut paged {
                 run.back_ms = Some(1500.0);
                 run.report.round_trip_ms = Some(0.5);
-                let fetches = Fetches { median: fetch_ms, ..Fetches::default() };
-                run.page_in = Some(PageIn { fetch_ms: Some(fetches), ..PageIn::default() });
+                let fetch_ms = FetchTimes { median: fetch_ms, ..FetchTimes::default() };
+                run.report.page_in =
+                    Some(PageInReport { demanded_pages: 3, fetch_ms, ..PageInReport::default() });
             }
-            Row { engine: PAGE_IN, ..Row::new(Engine::Godwit, None, vec![paged]) }
+            Row::new(Engine::GodwitPageIn, None, vec![paged])
         };
         let told = |kind, fetch_ms| {
             let goals = goals(&[figures(kind, vec![paging(fetch_ms)])]);
