@@ -22,7 +22,7 @@ use godwit_qemu::ByteSize;
 use serde::Serialize;
 
 use crate::converge::cases::{Case, Kind, bytes_per_s};
-use crate::converge::measure::{Run, measure, told};
+use crate::converge::measure::{Run, judged, measure, told};
 use crate::converge::picture::Column;
 use crate::converge::series::Series;
 use crate::converge::table::{CaseFigures, Row};
@@ -147,7 +147,7 @@ fn one_case(settings: &Settings, subject: &mut Subject<'_>, case: &Case) -> Resu
         eprintln!("  {}, {}: {}", case.name, case.engines[place].name(), told(run.as_ref()));
         runs[place].push(run);
     }
-    let each = case.engines.iter().zip(runs);
+    let each = case.engines.iter().zip(judged(runs));
     Ok(CaseFigures {
         case: case.clone(),
         once_ms,

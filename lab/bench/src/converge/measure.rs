@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::converge::recovery::back_after_ms;
 use crate::converge::series::{Series, stopped_ms};
+use crate::figures::Spread;
 use crate::subject::{Engine, Subject};
 
 /// How long the guest's undisturbed work is measured before each move.
@@ -46,16 +47,22 @@ impl Work {
 }
 
 /// What the guest did in a span of time.
-#[derive(Debug, Clone, Copy)]
-struct Done {
-    took_s: f64,
-    writes: f64,
-    rounds: f64,
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Done {
+    pub(crate) took_s: f64,
+    /// Pages written.
+    pub(crate) writes: f64,
+    /// Rounds of its computation.
+    pub(crate) rounds: f64,
 }
 
 impl Done {
-    fn writes_per_s(self) -> f64 {
+    pub(crate) fn writes_per_s(self) -> f64 {
         self.writes / self.took_s
+    }
+
+    fn rounds_per_s(self) -> f64 {
+        self.rounds / self.took_s
     }
 
     /// How many more writes it would have done at its undisturbed rate. Where the span is longer than the move nothing is added but
@@ -66,8 +73,7 @@ impl Done {
 
     /// The computing thread's speed as a share of its undisturbed one; none where it does not compute.
     fn computing_share(self, undisturbed: Done) -> Option<f64> {
-        (undisturbed.rounds > 0.0)
-            .then(|| self.rounds / self.took_s / (undisturbed.rounds / undisturbed.took_s))
+        (undisturbed.rounds > 0.0).then(|| self.rounds_per_s() / undisturbed.rounds_per_s())
     }
 }
 
@@ -75,11 +81,11 @@ impl Done {
 #[derive(Debug, Serialize)]
 pub(crate) struct Run {
     pub(crate) completed: bool,
-    /// Pages written a second, without a migration.
-    pub(crate) undisturbed_writes_per_s: f64,
-    /// The same from the migration's request to the first answer after its report.
-    pub(crate) moving_writes_per_s: f64,
-    /// How many fewer pages were written in that time.
+    /// In the seconds before it.
+    pub(crate) undisturbed: Done,
+    /// From the migration's request to the first answer after its report.
+    pub(crate) moving: Done,
+    /// How many fewer pages were written in that time than undisturbed.
     pub(crate) lost_writes: f64,
     /// The computing thread's speed meanwhile, as a share of its undisturbed one.
     pub(crate) computing_share: Option<f64>,
@@ -89,6 +95,30 @@ pub(crate) struct Run {
     /// In a file of its own: there is much of it.
     #[serde(skip)]
     pub(crate) series: Series,
+}
+
+impl Run {
+    /// What was lost against what the guest does undisturbed.
+    fn judged_by(mut self, undisturbed: Done) -> Run {
+        let writes_per_s = undisturbed.writes_per_s();
+        let back_after = |stopped_ms| back_after_ms(&self.series.guest, stopped_ms, writes_per_s, BACK_SHARE);
+        self.back_ms = stopped_ms(&self.report).and_then(back_after);
+        self.lost_writes = self.moving.lost_writes(undisturbed);
+        self.computing_share = self.moving.computing_share(undisturbed);
+        self.series.undisturbed_writes_per_s = writes_per_s;
+        self
+    }
+}
+
+/// Judges all moves of a case, an engine's in each part, by the median of what the guest did before each of them: three seconds on a machine
+/// with other things to do say little, and what is lost in minutes is told by their difference.
+pub(crate) fn judged(runs: Vec<Vec<Option<Run>>>) -> Vec<Vec<Option<Run>>> {
+    let all = || runs.iter().flatten().flatten().map(|run| run.undisturbed);
+    let median = |of: fn(Done) -> f64| Spread::of(all().map(of)).map_or(0.0, |spread| spread.median);
+    let (writes, rounds) = (median(Done::writes_per_s), median(Done::rounds_per_s));
+    let usual = Done { took_s: 1.0, writes, rounds };
+    let each = |run: Option<Run>| run.map(|run| run.judged_by(usual));
+    runs.into_iter().map(|runs| runs.into_iter().map(each).collect()).collect()
 }
 
 /// One move by one engine; none: the guest was lost by it.
@@ -109,20 +139,19 @@ pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration
     pass(AFTERWARDS);
     let samples = sampler.end()?;
     subject.guest.unwatch()?;
-    let (report, undisturbed_writes_per_s) = (watched.report, undisturbed.writes_per_s());
-    let series = Series::new(progress, &samples, watched.begun_ns, &report, undisturbed_writes_per_s);
-    let back_after =
-        |stopped_ms| back_after_ms(&series.guest, stopped_ms, undisturbed_writes_per_s, BACK_SHARE);
-    Ok(Some(Run {
+    let report = watched.report;
+    let series = Series::new(progress, &samples, watched.begun_ns, &report);
+    let run = Run {
         completed: report.outcome == Outcome::Completed,
-        undisturbed_writes_per_s,
-        moving_writes_per_s: moving.writes_per_s(),
-        lost_writes: moving.lost_writes(undisturbed),
-        computing_share: moving.computing_share(undisturbed),
-        back_ms: stopped_ms(&report).and_then(back_after),
+        undisturbed,
+        moving,
+        lost_writes: 0.0,
+        computing_share: None,
+        back_ms: None,
         report,
         series,
-    }))
+    };
+    Ok(Some(run.judged_by(undisturbed)))
 }
 
 fn pass(time: Duration) {
@@ -135,7 +164,9 @@ pub(crate) fn told(run: Option<&Run>) -> String {
     let Some(run) = run else { return "the guest was lost".to_owned() };
     let writes = format!(
         "{:.0} of {:.0} writes/s, {:.0} lost",
-        run.moving_writes_per_s, run.undisturbed_writes_per_s, run.lost_writes
+        run.moving.writes_per_s(),
+        run.undisturbed.writes_per_s(),
+        run.lost_writes
     );
     if !run.completed {
         return format!("not moved, {writes}");
@@ -150,6 +181,7 @@ pub(crate) fn told(run: Option<&Run>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::converge::table::tests::run;
 
     const UNDISTURBED: Done = Done { took_s: 3.0, writes: 30_000.0, rounds: 600.0 };
 
@@ -163,5 +195,22 @@ mod tests {
         assert_eq!(longer.lost_writes(UNDISTURBED), 60_000.0);
         let idle = Done { rounds: 0.0, ..UNDISTURBED };
         assert_eq!(moving.computing_share(idle), None);
+    }
+
+    #[test]
+    fn all_moves_of_a_case_are_judged_by_the_same_guest() {
+        let of = |writes: f64| {
+            let mut moved = run(true, 1000.0, 0.0);
+            if let Some(run) = &mut moved {
+                run.undisturbed = Done { writes, ..UNDISTURBED };
+                run.moving = Done { took_s: 10.0, writes: 40_000.0, rounds: 0.0 };
+            }
+            moved
+        };
+        // The second was measured while something else had the machine.
+        let judged = judged(vec![vec![of(30_000.0), of(3000.0)], vec![of(30_300.0), None]]);
+        let lost: Vec<f64> = judged.iter().flatten().flatten().map(|run| run.lost_writes).collect();
+        assert_eq!(lost, [60_000.0; 3]);
+        assert_eq!(judged[1].len(), 2);
     }
 }

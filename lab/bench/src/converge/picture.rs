@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use godwit_migration::Phase;
+use godwit_migration::{Phase, Progress};
 
 use crate::converge::series::{Series, Step};
 use crate::plot;
@@ -51,7 +51,6 @@ struct Diagram {
     lines: Vec<Line>,
     /// A dashed line across each column, where there is such a level.
     levels: Vec<Option<f64>>,
-    level_name: &'static str,
 }
 
 enum Line {
@@ -160,9 +159,6 @@ fn draw(svg: &mut Svg, diagram: &Diagram, place: usize, across: &Across, top: f6
     }
     if let Some(level) = diagram.levels[place] {
         frame.level(svg, level);
-        if place == 0 {
-            svg.text(frame.right, top - 6.0, "end", diagram.level_name);
-        }
     }
     let path = diagram.lines[place].path(&frame);
     if !path.is_empty() {
@@ -173,14 +169,16 @@ fn draw(svg: &mut Svg, diagram: &Diagram, place: usize, across: &Across, top: f6
     }
 }
 
-const GUEST: &str = "what the guest writes, thousand pages/s";
+const GUEST: &str = "what the guest writes, thousand pages/s; dashed: undisturbed";
 
 #[expect(clippy::cast_precision_loss, reason = "bytes below 8 PiB")]
 fn diagrams(link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> Vec<Diagram> {
     let none = || vec![None; columns.len()];
-    let slopes = |value: &dyn Fn(&godwit_migration::Progress) -> f64| {
+    let slopes = |value: &dyn Fn(&Progress) -> f64| {
         let of = |column: &Column<'_>| {
-            let points = &column.series.progress;
+            // Before, there is nothing to tell.
+            let has_begun = |told: &&Progress| told.phase >= Phase::PreCopy;
+            let points: Vec<&Progress> = column.series.progress.iter().filter(has_begun).collect();
             let each = points.len().div_ceil(MOST_POINTS).max(1);
             Line::Slopes(
                 points.iter().step_by(each).map(|told| (told.elapsed_ms / 1e3, value(told))).collect(),
@@ -205,28 +203,24 @@ fn diagrams(link_mb_per_s: Option<f64>, columns: &[Column<'_>]) -> Vec<Diagram> 
             colour: COLOURS[0],
             lines: slopes(&|told| told.remaining_bytes as f64 / f64::from(1 << 20)),
             levels: none(),
-            level_name: "",
         },
         Diagram {
-            name: "what the guest dirties, MB/s",
+            name: "what the guest dirties, MB/s; dashed: the link",
             colour: COLOURS[1],
             lines: slopes(&|told| told.dirty_bytes_per_s / 1e6),
             levels: vec![link_mb_per_s; columns.len()],
-            level_name: "- - the link",
         },
         Diagram {
-            name: "what the source sends, MB/s",
+            name: "what the source sends, MB/s; dashed: the link",
             colour: COLOURS[2],
             lines: columns.iter().map(|column| Line::Steps(sent(column.series))).collect(),
             levels: vec![link_mb_per_s; columns.len()],
-            level_name: "- - the link",
         },
         Diagram {
             name: GUEST,
             colour: COLOURS[3],
             lines: columns.iter().map(written).collect(),
             levels: columns.iter().map(undisturbed).collect(),
-            level_name: "- - undisturbed",
         },
     ]
 }
@@ -329,8 +323,8 @@ mod tests {
         let svg = render("5 times", Some(125.0), &[column("godwit: 0.9 s"), column("postcopy: 0.9 s")]);
         for wanted in [
             "memory still to look at or send, MiB",
-            "what the guest dirties, MB/s",
-            "what the source sends, MB/s",
+            "what the guest dirties, MB/s; dashed: the link",
+            "what the source sends, MB/s; dashed: the link",
             GUEST,
             ">pre-copy<",
             ">switchover<",

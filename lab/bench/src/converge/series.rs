@@ -16,7 +16,7 @@ pub(crate) struct Series {
     pub(crate) guest: Vec<Seen>,
     /// Its phases, in order of time.
     pub(crate) spans: Vec<Span>,
-    /// Pages that it writes a second without a migration.
+    /// Pages that it writes a second without a migration; 0 until that is known.
     pub(crate) undisturbed_writes_per_s: f64,
 }
 
@@ -46,18 +46,12 @@ pub(crate) struct Step {
 
 impl Series {
     /// Of a move that was asked for at `begun_ns` by the samples' clock.
-    pub(crate) fn new(
-        progress: Vec<Progress>,
-        samples: &[Sample],
-        begun_ns: u64,
-        report: &Report,
-        undisturbed_writes_per_s: f64,
-    ) -> Series {
+    pub(crate) fn new(progress: Vec<Progress>, samples: &[Sample], begun_ns: u64, report: &Report) -> Series {
         #[expect(clippy::cast_precision_loss, reason = "less than the 104 days that f64 holds exactly")]
         let ms = |at_ns: u64| at_ns.wrapping_sub(begun_ns).cast_signed() as f64 / 1e6;
         let guest = samples.iter().map(|sample| Seen { ms: ms(sample.at_ns), done: sample.done }).collect();
         let spans = spans(&progress, report);
-        Series { progress, guest, spans, undisturbed_writes_per_s }
+        Series { progress, guest, spans, undisturbed_writes_per_s: 0.0 }
     }
 
     /// When something was last known of it.
@@ -258,7 +252,7 @@ pub(crate) mod tests {
     fn times_are_those_since_the_request() {
         let sample = |at_ns| Sample { at_ns, done: None };
         let series =
-            Series::new(Vec::new(), &[sample(4_000_000), sample(7_500_000)], 5_000_000, &report(&[]), 1.0);
+            Series::new(Vec::new(), &[sample(4_000_000), sample(7_500_000)], 5_000_000, &report(&[]));
         let at: Vec<f64> = series.guest.iter().map(|seen| seen.ms).collect();
         assert_eq!((at, series.end_ms()), (vec![-1.0, 2.5], 2.5));
     }

@@ -85,7 +85,7 @@ impl Row {
             migration_times_once: spread(&|run| Some(run.report.migration_time_ms / once_ms?)),
             switchover_ms: spread(&|run| run.report.switchover_ms),
             blackout_ms: spread(&|run| run.report.blackout_ms),
-            undisturbed_writes_per_s: Spread::of(runs.iter().map(|run| run.undisturbed_writes_per_s)),
+            undisturbed_writes_per_s: Spread::of(runs.iter().map(|run| run.undisturbed.writes_per_s())),
             lost_writes: Spread::of(runs.iter().map(|run| run.lost_writes)),
             computing_percent: Spread::of(runs.iter().filter_map(|run| Some(100.0 * run.computing_share?))),
             back_ms: spread(&|run| run.back_ms),
@@ -196,6 +196,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::converge::cases::Kind;
+    use crate::converge::measure::Done;
     use crate::converge::series::{Series, tests::report};
 
     pub(crate) fn case(kind: Kind, name: &str) -> Case {
@@ -212,8 +213,8 @@ pub(crate) mod tests {
         }
         Some(Run {
             completed,
-            undisturbed_writes_per_s: 1000.0,
-            moving_writes_per_s: 500.0,
+            undisturbed: Done { took_s: 1.0, writes: 1000.0, rounds: 0.0 },
+            moving: Done { took_s: 1.0, writes: 500.0, rounds: 0.0 },
             lost_writes,
             computing_share: None,
             back_ms: None,
