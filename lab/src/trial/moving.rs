@@ -187,7 +187,7 @@ impl Migration<'_> {
     /// Follows it to its end. One that takes longer than [`MOVE_LIMIT`] is cancelled.
     ///
     /// # Errors
-    /// The agent is gone.
+    /// The agent is gone, or it does not end though it was cancelled.
     pub fn report(self) -> Result<Report> {
         self.report_within(MOVE_LIMIT, |_| {})
     }
@@ -195,22 +195,36 @@ impl Migration<'_> {
     /// The same with a limit of its own, `seen` being told of its progress as it comes.
     ///
     /// # Errors
-    /// The agent is gone.
+    /// As [`Migration::report`].
     pub fn report_within(mut self, limit: Duration, mut seen: impl FnMut(&Progress)) -> Result<Report> {
-        let deadline = Instant::now() + limit;
-        let is_late = |progress: &Progress| {
-            seen(progress);
-            Instant::now() >= deadline
-        };
-        if self.until(is_late)?.is_some() {
+        if !self.ends_by(Instant::now() + limit, &mut seen)? {
             eprintln!("migration {} is not over within {limit:?}: cancelled", self.id);
             self.cancel()?;
-            self.until(|progress| {
-                seen(progress);
-                false
-            })?;
+            // One whose guest runs at the destination already can't be cancelled: it ends or it does not.
+            let ends = self.ends_by(Instant::now() + LIMIT, &mut seen)?;
+            ensure!(ends, "migration {} does not end, though it was cancelled {LIMIT:?} ago", self.id);
         }
         self.report.take().context("no report came")
+    }
+
+    /// Follows it until its report is there, or the deadline past, also where nothing is told any more.
+    fn ends_by(&mut self, deadline: Instant, seen: &mut impl FnMut(&Progress)) -> Result<bool> {
+        while self.report.is_none() {
+            let next = async { tokio::time::timeout_at(deadline.into(), self.events.next()).await };
+            let Ok(event) = self.trial.ask(next) else { return Ok(false) };
+            match event? {
+                Some(MigrationEvent::Progress(progress)) => {
+                    seen(&progress);
+                    // Words that come all the time would leave no time to be late in.
+                    if Instant::now() >= deadline {
+                        return Ok(false);
+                    }
+                }
+                Some(MigrationEvent::Report(report)) => self.report = Some(*report),
+                None => bail!("the agent closed the events of migration {} before its report", self.id),
+            }
+        }
+        Ok(true)
     }
 }
 
