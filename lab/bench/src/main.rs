@@ -15,6 +15,7 @@ mod references;
 mod results;
 mod schedule;
 mod subject;
+mod svg;
 mod switchover;
 mod table;
 mod warm;
@@ -57,8 +58,8 @@ enum Scenario {
     /// Move a guest that rewrites its memory faster than the link carries it
     #[command(after_help = "Examples:
   godwit-bench converge
-  godwit-bench converge --engine godwit --link 200mbit --times 5 --runs 1
-  godwit-bench converge --engine godwit,auto-converge --vcpus 2 --compute --times 5 --link 1gbit")]
+  godwit-bench converge --case rewriting --engine godwit --link 200mbit --times 5 --runs 1
+  godwit-bench converge --case computing,links --runs 3")]
     Converge(converge::Settings),
     /// Move a guest with the distribution's user space and a full page cache, made of its packages the first time
     #[command(after_help = "Examples:

@@ -24,6 +24,7 @@ mod qemu_engine;
 mod references;
 mod restart;
 mod soak;
+mod soak_mixed;
 mod there_and_back;
 mod throttle;
 mod two_lanes;
