@@ -26,6 +26,7 @@ pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
 pub use referring::{Deltas, References};
 pub use source::{Connect, SourceJob, SourceResult, send};
+pub(crate) use source::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 
 /// The hypervisor at the source.
 pub trait SourceHypervisor: Send {

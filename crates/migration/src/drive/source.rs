@@ -37,6 +37,7 @@ use lanes::Lanes;
 pub(crate) use narrow::FullSize;
 use streams::{Shared, open_streams, read_control, wire_number};
 use sweeps::overdue_failure;
+pub(crate) use sweeps::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 use waiting::Waiting;
 
 /// Between two pings, and between two words of progress.
