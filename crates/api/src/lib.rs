@@ -16,7 +16,9 @@ pub use godwit_migration::{BitRate, RateLimit};
 pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, MigrationEvents, ProbeEvents, Told};
-pub use incoming::{IncomingAccepted, IncomingRequest, IncomingRun, IncomingState, IncomingStatus};
+pub use incoming::{
+    IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingState, IncomingStatus,
+};
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,
     IncomingProbeStatus, PROBE_SECONDS, ProbeEvent, ProbeRequest,

@@ -1,6 +1,7 @@
 //! `godwit migrate` and `godwit migration`: begins migrations, follows them, cancels them.
 
 mod blackout;
+mod dry_run;
 mod eta;
 mod line;
 
@@ -32,6 +33,9 @@ pub(crate) async fn run(
     if found.vm.host == options.to {
         let message = format!("VM \"{}\" is on host {} already", options.vm, options.to);
         return Err(Failure::new(Exit::Conflict, message, "name another host with --to"));
+    }
+    if options.dry_run {
+        return dry_run::run(found.client, &options.vm, &request, output).await;
     }
     if options.detach {
         let accepted = found.client.migrate(&options.vm, &request).await?;
@@ -89,6 +93,10 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     if matches!(options.engine, EngineArg::Qemu) && options.policy.is_some() {
         let mend = "leave it out; QEMU's has --auto-converge and --postcopy";
         return Err(Failure::usage("--policy belongs to Godwit's own engine", mend));
+    }
+    if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
+        let message = "--dry-run belongs to Godwit's own engine: what QEMU's will take is not foretold";
+        return Err(Failure::usage(message, "leave out --engine qemu"));
     }
     Ok(MigrationRequest {
         to: options.to.clone(),
@@ -346,6 +354,8 @@ mod tests {
         let failure = parse("godwit migrate web --to b --auto-converge").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         assert!(failure.mend.contains("--engine qemu"));
+        let failure = parse("godwit migrate web --to b --engine qemu --dry-run").unwrap_err();
+        assert_eq!(failure.exit, Exit::Usage);
         let failure = parse("godwit migrate web --to b --engine qemu --compression zstd").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         assert!(failure.mend.contains("--multifd-compression"));

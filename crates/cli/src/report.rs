@@ -1,6 +1,8 @@
 //! A migration's report for people. The JSON form is the type itself.
 
-use godwit_migration::{EncodingName, EncodingReport, LaneReport, Outcome, Phase, Report, SwitchoverReport};
+use godwit_migration::{
+    EncodingName, EncodingReport, LaneReport, Outcome, Phase, Predicted, Report, SwitchoverReport,
+};
 
 use crate::output::{Output, Tone, fields, table};
 use crate::units::{byte_count, bytes, millis};
@@ -65,6 +67,15 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         ("engine", format!("{:?}", report.engine).to_lowercase()),
         ("migration time", millis(report.migration_time_ms)),
     ];
+    if let Some(predicted) = &report.predicted {
+        lines.push(("predicted", predicted_text(predicted)));
+    }
+    if let Some(policy) = report.policy {
+        lines.push(("policy", policy.to_string()));
+    }
+    if let Some(means) = report.means {
+        lines.push(("means", means.to_string()));
+    }
     if let Some(switchover_ms) = report.switchover_ms {
         let pieces = report
             .switchover
@@ -109,6 +120,19 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
     }
     lines
+}
+
+/// What was foreseen, to be compared with what is measured.
+fn predicted_text(predicted: &Predicted) -> String {
+    let Predicted { migration_time_ms, wire_bytes, rounds, switchover_ms, means, throttled_to_pages_per_s } =
+        predicted;
+    let held = throttled_to_pages_per_s.map_or_else(String::new, |limit| format!(" to {limit:.0} pages/s"));
+    format!(
+        "{}, {} on the wire in {rounds} rounds, a pause of {}; {means}{held}",
+        millis(*migration_time_ms),
+        byte_count(*wire_bytes),
+        millis(*switchover_ms),
+    )
 }
 
 /// What the pages were sent as, in a line.
@@ -167,7 +191,9 @@ fn rounds(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{EngineKind, FailureReport, PhaseReport, RoundReport, ThrottleReport};
+    use godwit_migration::{
+        EngineKind, FailureReport, Intent, Means, PhaseReport, RoundReport, ThrottleReport,
+    };
 
     use super::*;
 
@@ -198,6 +224,16 @@ mod tests {
             ],
             missing_pages: 3,
             throttle: Some(ThrottleReport { faults: 5000, pages: 5000, held_ms: 2100.0 }),
+            policy: Some(Intent::Auto),
+            means: Some(Means::Throttle),
+            predicted: Some(Predicted {
+                migration_time_ms: 1100.0,
+                wire_bytes: 500 << 20,
+                rounds: 4,
+                switchover_ms: 14.0,
+                means: Means::Throttle,
+                throttled_to_pages_per_s: Some(1650.0),
+            }),
             bandwidth: Vec::new(),
             rounds: vec![RoundReport {
                 round: 0,
@@ -229,6 +265,8 @@ mod tests {
             "3 pages that the destination had no more",
             "by 2.3 ms: it was to be 10.0 ms at most",
             "to 1700 pages/s; vCPUs waited 2.10 s in all, at 5000 writes",
+            "1.10 s, 500 MiB on the wire in 4 rounds, a pause of 14.0 ms; throttle to 1650 pages/s",
+            "auto",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

@@ -18,6 +18,7 @@ use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
 
 use crate::config::Config;
+use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
@@ -39,6 +40,7 @@ pub struct Agent {
     incoming: IncomingMigrations,
     probes: Probes,
     limits: HostLimits,
+    lanes_seen: LanesSeen,
     /// None: this host is insecure, or speaks to nobody.
     protection: Option<Protection>,
     references: Arc<References>,
@@ -95,6 +97,11 @@ impl Agent {
     #[must_use]
     pub fn limits(&self) -> &HostLimits {
         &self.limits
+    }
+
+    /// What was lately seen of the lanes to other hosts.
+    pub(crate) fn lanes_seen(&self) -> &LanesSeen {
+        &self.lanes_seen
     }
 
     /// Memory that arriving guests' pages may be made of.

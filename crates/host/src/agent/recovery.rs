@@ -9,6 +9,7 @@ use godwit_ram::RamDir;
 use crate::agent::{Agent, Slot};
 use crate::config::Config;
 use crate::failure::{host_failed, ram_failed};
+use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migration::IncomingMigrations;
 use crate::migrations::Migrations;
@@ -50,6 +51,7 @@ impl Agent {
             incoming: IncomingMigrations::default(),
             probes: Probes::default(),
             limits,
+            lanes_seen: LanesSeen::default(),
             protection,
             references,
             qemus: tokio::sync::Mutex::default(),

@@ -2,6 +2,8 @@
 //! as the engine of comparison.
 
 mod doorman;
+mod dry_run;
+mod foresight;
 mod incoming;
 mod outgoing;
 mod qemu_destination;
@@ -18,13 +20,15 @@ use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use godwit_api::{
-    ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingRun, IncomingStatus, MigrationRequest,
+    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingStatus,
+    MigrationRequest,
 };
 use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_pki::Peer;
 use http::StatusCode;
 
 pub(crate) use doorman::{Doorman, Guard};
+pub(crate) use dry_run::dry_run;
 pub use incoming::IncomingMigrations;
 pub(crate) use incoming::{fresh_id, listen};
 pub(crate) use outgoing::blank_report;
@@ -63,6 +67,7 @@ pub async fn run(
 pub fn routes() -> Router<Arc<Agent>> {
     Router::new()
         .route("/v1/incoming", post(prepare))
+        .route("/v1/incoming/checks", post(check))
         .route("/v1/incoming/{id}", get(show).delete(cancel))
         .route("/v1/incoming/{id}/run", post(run_incoming))
 }
@@ -73,17 +78,33 @@ async fn prepare(
     bytes: Bytes,
 ) -> Result<(StatusCode, Json<IncomingAccepted>), Refusal> {
     let request: IncomingRequest = body(&bytes)?;
-    if let Some(Extension(peer)) = peer
-        && peer.name != request.from
-    {
-        let message = format!("host {} can't hand over a VM as host {}", peer.name, request.from);
-        let mend = "a host's name in its configuration and in its certificate must be the same";
-        return Err(ApiError::new(ErrorCode::Forbidden, message, mend).into());
-    }
+    check_sender(peer, &request)?;
     // In a task of its own: a source that hangs up must not leave a shadow that nobody waits with.
     let prepared = tokio::spawn(async move { incoming::prepare(&agent, request).await });
     let accepted = prepared.await.map_err(|error| crate::failure::task_failed(&error))??;
     Ok((StatusCode::CREATED, Json(accepted)))
+}
+
+/// Whether a VM could arrive; nothing is made.
+async fn check(
+    State(agent): State<Arc<Agent>>,
+    peer: Option<Extension<Peer>>,
+    bytes: Bytes,
+) -> Result<Json<IncomingChecked>, Refusal> {
+    let request: IncomingRequest = body(&bytes)?;
+    check_sender(peer, &request)?;
+    Ok(Json(incoming::could_arrive(&agent, &request).await?))
+}
+
+fn check_sender(peer: Option<Extension<Peer>>, request: &IncomingRequest) -> Result<(), ApiError> {
+    match peer {
+        Some(Extension(peer)) if peer.name != request.from => {
+            let message = format!("host {} can't hand over a VM as host {}", peer.name, request.from);
+            let mend = "a host's name in its configuration and in its certificate must be the same";
+            Err(ApiError::new(ErrorCode::Forbidden, message, mend))
+        }
+        _ => Ok(()),
+    }
 }
 
 async fn show(
