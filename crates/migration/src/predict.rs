@@ -26,6 +26,10 @@ pub use survey::Survey;
 
 /// How finely a round is looked at.
 const PARTS_OF_A_ROUND: u32 = 16;
+/// The device state of a usual VM, which travels while the guest stands still: 0.2 MiB measured (`drive/source/sweeps.rs`).
+const DEVICE_STATE_BYTES: f64 = 0.2 * 1_048_576.0;
+/// Within so long a guest shows how much it writes.
+const BEGINNING: Duration = Duration::from_millis(100);
 /// A shorter sample than this counts as one of this length, as in the ledger.
 const LEAST_SAMPLE: Duration = Duration::from_millis(50);
 
@@ -53,30 +57,31 @@ impl DirtyCurve {
         DirtyCurve { points }
     }
 
-    /// Pages written within a time: on straight lines between the samples, and beyond them as between the last two, as the
-    /// curve only ever gets flatter: no less than it will be.
+    /// Pages written within a time: on straight lines between the samples, and beyond them as the last three, with the begin
+    /// among them, go on: a guest that writes all over a set comes nearer to all of it by the same share in each time.
     #[must_use]
     pub fn pages_within(&self, time: Duration) -> f64 {
         let mut before = (Duration::ZERO, 0.0);
-        let mut slope = 0.0;
+        let mut last: Option<Line> = None;
+        let mut earlier = None;
         for &(at, pages) in &self.points {
-            let span_s = at.saturating_sub(before.0).as_secs_f64();
-            if span_s > 0.0 {
-                slope = (pages - before.1) / span_s;
-            }
-            if time <= at {
-                return before.1 + slope * time.saturating_sub(before.0).as_secs_f64();
+            let line = Line::between(before, (at, pages));
+            if let Some(line) = line {
+                if time <= at {
+                    return before.1 + line.slope * time.saturating_sub(before.0).as_secs_f64();
+                }
+                earlier = last.replace(line).or(earlier);
             }
             before = (at, pages);
         }
-        before.1 + slope * time.saturating_sub(before.0).as_secs_f64()
+        let beyond_s = time.saturating_sub(before.0).as_secs_f64();
+        before.1 + last.map_or(0.0, |last| last.beyond(earlier, before.0.as_secs_f64(), beyond_s))
     }
 
     /// Pages a second at the beginning, when hardly any has been written twice.
     #[must_use]
     pub fn pages_per_s(&self) -> f64 {
-        let first = self.points.iter().find(|(time, _)| !time.is_zero());
-        first.map_or(0.0, |(time, pages)| pages / time.as_secs_f64())
+        self.pages_within(BEGINNING) / BEGINNING.as_secs_f64()
     }
 
     /// Pages written within the longest time sampled: the working set, as far as it can be told.
@@ -99,6 +104,36 @@ impl DirtyCurve {
         let sent_share = (sent_pages / self.working_set_pages().max(1.0)).min(1.0);
         let others = self.pages_within(round.saturating_add(after));
         sent_share * mean + (1.0 - sent_share) * others
+    }
+}
+
+/// A part of the curve.
+#[derive(Clone, Copy)]
+struct Line {
+    /// Its middle, seconds.
+    middle_s: f64,
+    /// Pages a second.
+    slope: f64,
+}
+
+impl Line {
+    /// None where no time lies between.
+    fn between(from: (Duration, f64), to: (Duration, f64)) -> Option<Line> {
+        let (from_s, to_s) = (from.0.as_secs_f64(), to.0.as_secs_f64());
+        let slope = (to.1 - from.1) / (to_s - from_s);
+        (to_s > from_s).then(|| Line { middle_s: f64::midpoint(from_s, to_s), slope })
+    }
+
+    /// What it becomes in so long after its end, if it flattens as it has flattened since the one before it.
+    fn beyond(self, before: Option<Line>, end_s: f64, beyond_s: f64) -> f64 {
+        let straight = self.slope * beyond_s;
+        let Some(before) = before.filter(|before| before.slope > self.slope) else { return straight };
+        if self.slope <= 0.0 {
+            return 0.0;
+        }
+        let decay = (before.slope / self.slope).ln() / (self.middle_s - before.middle_s).max(1e-6);
+        let slope = self.slope * (-decay * (end_s - self.middle_s)).exp();
+        (slope / decay * (1.0 - (-decay * beyond_s).exp())).min(straight)
     }
 }
 
@@ -279,8 +314,7 @@ impl<'a> Play<'a> {
         let since_s = self.round.saturating_add(after).as_secs_f64();
         let seen = if since_s > 0.0 { self.remaining / since_s } else { 0.0 };
         // What the tracking saw before round 0 tells more than round 0, which counts once what is written again.
-        let sampled =
-            curve.pages_within((*tracked).max(LEAST_SAMPLE)) / (*tracked).max(LEAST_SAMPLE).as_secs_f64();
+        let sampled = curve.pages_within(*tracked) / (*tracked).max(LEAST_SAMPLE).as_secs_f64();
         let (dirty_pages_per_s, cost) =
             if self.number == 0 { (seen.max(sampled), data) } else { (seen, hot) };
         Measured {
@@ -312,9 +346,14 @@ impl<'a> Play<'a> {
         let carried = last.time_of(at_stop);
         // A guest whose pages follow it does not stand still for them.
         let within_the_pause = if means == Means::PageIn { Duration::ZERO } else { carried };
-        let switchover = FIXED_COST.saturating_add(*round_trip / 2).saturating_add(within_the_pause);
+        let wire_bytes_per_s = last.wire_bytes / last.time_s.max(1e-12);
+        let device_state = Duration::try_from_secs_f64(DEVICE_STATE_BYTES / wire_bytes_per_s.max(1.0))
+            .unwrap_or(Duration::MAX);
+        let switchover = [*round_trip / 2, device_state, within_the_pause]
+            .into_iter()
+            .fold(FIXED_COST, Duration::saturating_add);
         let ended = TIME_TO_STOP + FIXED_COST;
-        let all = [ended, *round_trip, carried, *let_go];
+        let all = [ended, *round_trip, device_state, carried, *let_go];
         let gave_up = means == Means::None;
         Prediction {
             migration: match gave_up {
@@ -425,9 +464,26 @@ mod tests {
         let curve = DirtyCurve::new([(ms(300), 20), (ms(100), 30), (ms(1000), 100)]);
         assert_eq!(curve.pages_within(ms(300)).round(), 30.0);
         assert_eq!(curve.pages_within(ms(50)).round(), 15.0);
-        assert_eq!((curve.working_set_pages(), curve.pages_per_s()), (100.0, 300.0));
-        assert_eq!(curve.pages_within(ms(2000)).round(), 200.0);
+        assert_eq!((curve.working_set_pages(), curve.pages_per_s().round()), (100.0, 300.0));
+        // Steeper at the end than before: it goes on so.
+        assert_eq!(curve.pages_within(ms(2000)).round(), 214.0);
         assert_eq!(DirtyCurve::default().pages_within(ms(5)), 0.0);
+    }
+
+    #[test]
+    fn a_set_shows_before_all_of_it_is_written() {
+        // 60,000 pages a second all over 16,384, counted for a quarter of a second.
+        let within = |at: Duration| 16_384.0 * (1.0 - (-60_000.0 * at.as_secs_f64() / 16_384.0).exp());
+        let samples = |until: u64| (1..=until / 50).map(|n| (ms(50 * n), within(ms(50 * n)).round() as u64));
+        let curve = DirtyCurve::new(samples(250));
+        for at in [500, 1000, 10_000] {
+            let (told, is) = (curve.pages_within(ms(at)), within(ms(at)));
+            assert!((told / is - 1.0).abs() < 0.1, "{at} ms: {told}, is {is}");
+        }
+        // One that goes through its memory in order and begins anew is done with all of it at once.
+        let curve =
+            DirtyCurve::new([(ms(100), 5000), (ms(300), 15_000), (ms(1000), 16_384), (ms(3000), 16_384)]);
+        assert_eq!(curve.pages_within(ms(60_000)), 16_384.0);
     }
 
     #[test]

@@ -20,7 +20,9 @@ use crate::network;
 use crate::probe;
 
 /// When the guest's writes are counted, since all of its memory was protected.
-const LOOKS: [Duration; 4] = [
+const LOOKS: [Duration; 6] = [
+    Duration::from_millis(5),
+    Duration::from_millis(20),
     Duration::from_millis(100),
     Duration::from_millis(300),
     Duration::from_millis(1000),

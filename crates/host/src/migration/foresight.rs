@@ -9,23 +9,24 @@ use godwit_lanes::Lane;
 use godwit_migration::predict::{Conditions, DirtyCurve, PageCost, Survey, predict};
 use godwit_migration::{Policy, Predicted, RateLimit};
 use godwit_ram::{DirtyTracker, PageRange, Region};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::MissedTickBehavior;
 
 use super::outgoing::Outgoing;
 use crate::lanes_seen::LanesCarry;
 use crate::network;
 
 /// From the end of the checks to round 0 where nobody is far: the shadow VM, the streams, their TLS. Median of moves in the lab
-/// (`phases[]`: `prepare`, QEMU 7.2 on two cores): 0.25 to 0.35 s.
-const SHADOW: Duration = Duration::from_millis(300);
-/// Of that, from the answer of the destination on, which is when the guest's writes are tracked.
-const CONNECTION: Duration = Duration::from_millis(30);
+/// (`phases[]`: `prepare`, QEMU 7.2 on two cores).
+const SHADOW: Duration = Duration::from_millis(130);
+/// Of that, from the control stream's hello to round 0: that long the guest's writes have been tracked then.
+const TRACKED: Duration = Duration::from_millis(2);
 /// Round trips before round 0: the destination's API by TCP and TLS, the control stream, its TLS, its hello, `Begin`.
 const ROUND_TRIPS: u32 = 9;
-/// Those of them after the destination's answer.
-const ROUND_TRIPS_OF_STREAMS: u32 = 5;
 /// From the guest running there to the report here: QEMU's end, taps, files (`phases[]`: `announce`).
 const LET_GO: Duration = Duration::from_millis(60);
+/// How often a guest's writes are counted while the destination makes the shadow.
+const LOOK_EVERY: Duration = Duration::from_millis(40);
 /// Of larger guests nothing is foretold while they move: to look at their memory would take longer than the shadow does.
 const MOST_FORETOLD_BYTES: u64 = 64 << 30;
 
@@ -106,6 +107,15 @@ pub(super) enum Glance {
 }
 
 impl Glance {
+    /// Counts what has been written until now.
+    fn count(&mut self) {
+        if let Glance::Looking(looking, _) = self
+            && let Err(why) = looking.count()
+        {
+            tracing::debug!(why, "what the guest writes is not counted");
+        }
+    }
+
     /// What was seen until now, and the tracker.
     pub(super) fn end(self) -> (DirtyTracker, Option<GuestSeen>) {
         match self {
@@ -145,6 +155,32 @@ impl Outgoing {
                 }
             }
         })
+    }
+
+    /// Counts what the guest writes again and again, until `asking` has its answer.
+    pub(super) async fn look_while<T>(
+        glance: JoinHandle<Glance>,
+        asking: impl Future<Output = T>,
+    ) -> (T, Result<Glance, JoinError>) {
+        let mut asking = std::pin::pin!(asking);
+        let mut glance = std::pin::pin!(glance);
+        // The survey may take longer than the answer.
+        let begun = tokio::select! {
+            answer = &mut asking => return (answer, glance.await),
+            begun = &mut glance => begun,
+        };
+        let mut begun = match begun {
+            Ok(begun) => begun,
+            Err(error) => return (asking.await, Err(error)),
+        };
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                answer = &mut asking => return (answer, Ok(begun)),
+                _ = look.tick() => tokio::task::block_in_place(|| begun.count()),
+            }
+        }
     }
 
     /// What the migration will be, by what was seen of the guest and what is remembered of the lanes.
@@ -192,7 +228,7 @@ impl Outgoing {
             curve,
             round_trip,
             prepare: preflight + SHADOW + ROUND_TRIPS * round_trip,
-            tracked: CONNECTION + ROUND_TRIPS_OF_STREAMS * round_trip / 2,
+            tracked: TRACKED + round_trip,
             let_go: LET_GO,
             policy,
         }

@@ -58,9 +58,8 @@ impl Outgoing {
         self.check(&qemu)?;
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
-        let glance = self.glance(tracker);
-        let accepted = self.ask_destination(&qemu).await;
-        let glance = glance.await;
+        let asking = self.ask_destination(&qemu);
+        let (accepted, glance) = Outgoing::look_while(self.glance(tracker), asking).await;
         let accepted = accepted?;
         let mut predicted = None;
         let sent = match glance {
