@@ -31,7 +31,7 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   2    wrong usage, or a request that makes no sense
   3    no such VM, host, migration or file
   4    conflict: it exists already, is in the wrong state, or something else is under way
-  5    refused by a check before anything was changed (preflight, memory, certificate), or a dry run says that it would fail
+  5    refused by a check before anything was changed (preflight, memory, certificate, dry run)
   6    an agent, or a lane that is probed, can't be reached
   7    the migration failed; the guest runs on at the source
   8    the migration was cancelled; the guest runs on at the source

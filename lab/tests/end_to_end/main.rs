@@ -18,6 +18,7 @@ mod limits;
 mod memory_blocks;
 mod paused;
 mod peer_version;
+mod predict;
 mod probe;
 mod qemu_engine;
 mod references;
