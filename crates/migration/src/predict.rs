@@ -474,7 +474,7 @@ mod tests {
     fn a_set_shows_before_all_of_it_is_written() {
         // 60,000 pages a second all over 16,384, counted for a quarter of a second.
         let within = |at: Duration| 16_384.0 * (1.0 - (-60_000.0 * at.as_secs_f64() / 16_384.0).exp());
-        let samples = |until: u64| (1..=until / 50).map(|n| (ms(50 * n), within(ms(50 * n)).round() as u64));
+        let samples = |until: u64| (1..=until / 50).map(|n| (ms(50 * n), whole(within(ms(50 * n)))));
         let curve = DirtyCurve::new(samples(250));
         for at in [500, 1000, 10_000] {
             let (told, is) = (curve.pages_within(ms(at)), within(ms(at)));
@@ -513,7 +513,8 @@ mod tests {
     fn with_page_in_nobody_stands_still_for_what_follows() {
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         let (mut paged_in, mut stopped) = (Play::begin(&busy), Play::begin(&busy));
-        (paged_in.decide(), stopped.decide());
+        paged_in.decide();
+        stopped.decide();
         let (paged_in, stopped) = (paged_in.end(Means::PageIn), stopped.end(Means::Plain));
         assert!(paged_in.switchover < ms(20) && stopped.switchover > ms(1000));
         assert_eq!((paged_in.migration, paged_in.rounds), (stopped.migration, 2));

@@ -151,8 +151,8 @@ impl Outgoing {
     async fn look(&self, tracker: DirtyTracker) -> Result<(GuestSeen, bool), Ended> {
         let regions = self.vm.regions.clone();
         let surveyed = tokio::task::spawn_blocking(move || survey(&regions));
-        let looking = tokio::task::block_in_place(|| Looking::begin(tracker, &self.vm.regions));
-        let mut looking = looking.map_err(|(_, why)| self.not_trackable(&why))?;
+        let mut looking = Looking::new(tracker, &self.vm.regions);
+        tokio::task::block_in_place(|| looking.begin()).map_err(|why| self.not_trackable(&why))?;
         for at in LOOKS {
             tokio::select! {
                 () = tokio::time::sleep_until((looking.begun() + at).into()) => {}

@@ -49,21 +49,19 @@ pub(super) struct Looking {
 }
 
 impl Looking {
+    /// Not begun yet.
+    pub(super) fn new(tracker: DirtyTracker, regions: &[Arc<Region>]) -> Looking {
+        Looking { tracker, regions: regions.to_vec(), begun: Instant::now(), samples: Vec::new() }
+    }
+
     /// Begins. Blocks for some milliseconds a GiB; the guest runs.
     ///
     /// # Errors
-    /// Why it can't be tracked, for people, and the tracker.
-    pub(super) fn begin(
-        mut tracker: DirtyTracker,
-        regions: &[Arc<Region>],
-    ) -> Result<Looking, (DirtyTracker, String)> {
-        match tracker.start() {
-            Ok(()) => {
-                let regions = regions.to_vec();
-                Ok(Looking { tracker, regions, begun: Instant::now(), samples: Vec::new() })
-            }
-            Err(error) => Err((tracker, error.to_string())),
-        }
+    /// Why it can't be tracked, for people.
+    pub(super) fn begin(&mut self) -> Result<(), String> {
+        self.tracker.start().map_err(|error| error.to_string())?;
+        self.begun = Instant::now();
+        Ok(())
     }
 
     /// When it began.
@@ -74,7 +72,7 @@ impl Looking {
     /// Counts what has been written until now. Blocks for a millisecond a GiB.
     ///
     /// # Errors
-    /// Why it can't be tracked, for people.
+    /// As [`Looking::begin`].
     pub(super) fn count(&mut self) -> Result<(), String> {
         let since = self.begun.elapsed();
         let count = self.tracker.count_dirty().map_err(|error| error.to_string())?;
@@ -85,7 +83,7 @@ impl Looking {
     /// What was seen, with the survey of all memory.
     ///
     /// # Errors
-    /// As [`Looking::count`].
+    /// As [`Looking::begin`].
     pub(super) fn seen(&self, all: Survey) -> Result<GuestSeen, String> {
         let mut written: Vec<Vec<PageRange>> = Vec::new();
         for (block, region) in self.regions.iter().enumerate() {
@@ -147,11 +145,12 @@ impl Outgoing {
             if !is_worth_it {
                 return Glance::Nothing(tracker);
             }
-            match (Looking::begin(tracker, &regions), survey(&regions)) {
-                (Ok(looking), Ok(all)) => Glance::Looking(looking, all),
-                (Ok(Looking { tracker, .. }), Err(why)) | (Err((tracker, why)), _) => {
+            let mut looking = Looking::new(tracker, &regions);
+            match looking.begin().and_then(|()| survey(&regions)) {
+                Ok(all) => Glance::Looking(looking, all),
+                Err(why) => {
                     tracing::debug!(why, "nothing is foretold");
-                    Glance::Nothing(tracker)
+                    Glance::Nothing(looking.tracker)
                 }
             }
         })

@@ -123,11 +123,11 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 56) as u8
         });
-        let noise: Vec<u8> = noise.take(1024 * PAGE_SIZE as usize).collect();
+        let noise: Vec<u8> = noise.take(1024 * PAGE_BYTES).collect();
         let text: Vec<u8> = b"a page of text, again and again. ".repeat(128_000);
         region.copy_in(0, &noise).unwrap();
-        region.copy_in(1024 * PAGE_SIZE, &text[..1024 * PAGE_SIZE as usize]).unwrap();
-        region.copy_in(2048 * PAGE_SIZE, &vec![0; 1024 * PAGE_SIZE as usize]).unwrap();
+        region.copy_in(1024 * PAGE_SIZE, &text[..1024 * PAGE_BYTES]).unwrap();
+        region.copy_in(2048 * PAGE_SIZE, &vec![0; 1024 * PAGE_BYTES]).unwrap();
         Arc::new(region)
     }
 
