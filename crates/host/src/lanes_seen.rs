@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use godwit_migration::predict::LanesKnownBy;
 use godwit_migration::probe::{Limit, ProbeReport, ThroughputRun};
-use godwit_migration::{Report, RoundReport};
+use godwit_migration::{EngineKind, Report, RoundReport};
 
 /// What is older than this is not counted with any more.
 const LATELY: Duration = Duration::from_secs(3600);
@@ -79,8 +79,11 @@ impl LanesSeen {
         }
     }
 
-    /// A migration has ended.
+    /// A migration has ended. QEMU's engine tells of other streams than a prediction is for.
     pub(crate) fn carried(&self, report: &Report) {
+        if report.engine != EngineKind::Godwit {
+            return;
+        }
         let telling = report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| tells(round));
         let (Some(round), Some(round_trip_ms)) = (telling, report.round_trip_ms) else { return };
         #[expect(clippy::cast_precision_loss, reason = "three digits count")]
@@ -130,4 +133,99 @@ fn figure_of(probe: &ProbeReport) -> Option<Figure> {
         bytes_per_s,
         round_trip: Duration::try_from_secs_f64(round_trip_ms / 1e3).unwrap_or_default(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_migration::Outcome;
+    use godwit_migration::probe::{CpuUse, LaneProbe, RoundTrips};
+
+    use super::*;
+
+    /// A migration of 100 MB in a second.
+    fn report(limit: Option<&str>) -> Report {
+        let text = format!(
+            r#"{{"outcome":"completed","engine":"godwit","vm":"web","from":"a","to":"b","migration_time_ms":1200.0,
+            "switchover_ms":null,"blackout_ms":null,"wire_bytes":100000000,"guest_bytes":1073741824,
+            "bandwidth_limit":{},"round_trip_ms":2.0,"phases":[],"switchover":null,"error":null,"rounds":[
+            {{"round":0,"pages":30000,"zero_pages":5000,"bytes":100000000,"duration_ms":1000.0,"dirty_pages_per_s":0.0}},
+            {{"round":1,"pages":10,"zero_pages":0,"bytes":40000,"duration_ms":0.01,"dirty_pages_per_s":0.0}}]}}"#,
+            limit.map_or("null".to_owned(), |limit| format!("\"{limit}\""))
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn probe(rates: &[f64], limit: Limit) -> ProbeReport {
+        let run = |(streams, rate): (u32, &f64)| ThroughputRun {
+            streams,
+            bytes_per_s: *rate,
+            source: CpuUse::default(),
+            destination: CpuUse::default(),
+        };
+        let lane = LaneProbe {
+            from: None,
+            to: "10.0.0.2:7".parse().unwrap(),
+            connect_ms: None,
+            secure_ms: None,
+            round_trip: Some(RoundTrips { least_ms: 3.0, median_ms: 4.0, count: 10 }),
+            mtu: None,
+            throughput: Vec::new(),
+            limit: None,
+            failure: None,
+        };
+        ProbeReport {
+            from: "a".into(),
+            to: "b".into(),
+            encrypted: true,
+            lanes: vec![lane],
+            together: [2, 8].into_iter().zip(rates).map(run).collect(),
+            together_failure: None,
+            bandwidth_limit: None,
+            limit: Some(limit),
+            estimate: None,
+            probe_time_ms: 2000.0,
+        }
+    }
+
+    fn rate(carry: Option<LanesCarry>) -> Option<f64> {
+        carry.map(|carry| carry.bytes_per_s)
+    }
+
+    #[test]
+    fn what_a_migration_carried_is_known_to_the_next() {
+        let seen = LanesSeen::default();
+        assert_eq!(report(None).outcome, Outcome::Completed);
+        seen.carried(&Report { to: "c".into(), engine: EngineKind::Qemu, ..report(None) });
+        seen.carried(&Report { to: "d".into(), rounds: Vec::new(), ..report(None) });
+        // So close to a limit it says nothing of the lanes.
+        seen.carried(&Report { to: "e".into(), ..report(Some("810mbit")) });
+        assert!(["b", "c", "d", "e"].into_iter().all(|host| seen.to(host).is_none()));
+        seen.carried(&report(Some("2gbit")));
+        let known = seen.to("b").unwrap();
+        assert_eq!((known.bytes_per_s, known.round_trip), (1e8, Duration::from_millis(2)));
+        assert_eq!(known.known_by, LanesKnownBy::Migration);
+    }
+
+    #[test]
+    fn more_streams_count_where_they_bring_more() {
+        let seen = LanesSeen::default();
+        assert_eq!(rate(seen.by_probe(&probe(&[1e8, 1.05e8], Limit::Wire))), Some(1e8));
+        assert_eq!(rate(seen.by_probe(&probe(&[1e8, 4e8], Limit::FlowCap))), Some(4e8));
+        assert_eq!(rate(seen.by_probe(&probe(&[4e8, 1e8], Limit::Unclear))), Some(4e8));
+        assert_eq!(rate(seen.by_probe(&probe(&[], Limit::Wire))), None);
+        seen.probed(&probe(&[1e8, 1e8], Limit::Wire));
+        assert_eq!(seen.to("b").map(|known| known.known_by), Some(LanesKnownBy::Probe));
+    }
+
+    #[test]
+    fn a_probe_that_uses_up_the_cpus_says_less_than_a_migration() {
+        let seen = LanesSeen::default();
+        let of_cpus = probe(&[2e9, 2e9], Limit::SourceCpu);
+        assert_eq!(rate(seen.by_probe(&of_cpus)), Some(OF_USED_UP_CPUS * 2e9));
+        seen.carried(&report(None));
+        let known = seen.by_probe(&of_cpus).unwrap();
+        assert_eq!((known.bytes_per_s, known.known_by), (1e8, LanesKnownBy::Migration));
+        assert_eq!(known.round_trip, Duration::from_millis(3));
+        assert_eq!(rate(seen.by_probe(&probe(&[2e9, 2e9], Limit::Wire))), Some(2e9));
+    }
 }
