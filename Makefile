@@ -3,7 +3,7 @@
 CARGO ?= cargo
 SOAK_MOVES ?= 200
 SOAK_MIXED_MOVES ?= 100
-SCENARIOS ?= switchover bandwidth lanes references impact converge debian scan
+SCENARIOS ?= switchover bandwidth lanes references impact converge predict debian scan
 # Where rustup puts cargo, also for a root shell that was never told.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 

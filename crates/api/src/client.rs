@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use godwit_migration::DryRun;
 use godwit_pki::Identity;
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
 use http::{Method, Request, Response, StatusCode, Uri};
@@ -240,6 +241,11 @@ impl Client {
         request: &MigrationRequest,
     ) -> Result<MigrationAccepted, ClientError> {
         self.post(&format!("/v1/vms/{}/migrations", segment(vm)), request).await
+    }
+
+    /// Foretells a migration without moving anything; takes some seconds.
+    pub async fn dry_run(&self, vm: &str, request: &MigrationRequest) -> Result<DryRun, ClientError> {
+        self.post(&format!("/v1/vms/{}/migrations/dry-run", segment(vm)), request).await
     }
 
     /// Migrations that run or ran from this host, the newest first.

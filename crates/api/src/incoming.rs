@@ -1,6 +1,6 @@
 //! What two agents say to each other before and beside a lane: `/v1/incoming` at the destination.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use godwit_migration::{EngineKind, FailureReport, ReferenceUse};
 use godwit_qemu::ResolvedSpec;
@@ -40,6 +40,13 @@ pub struct IncomingAccepted {
     /// What pages may be told by, no more than was asked for; none by a release without references.
     #[serde(default)]
     pub references: Option<ReferenceUse>,
+}
+
+/// `POST /v1/incoming/checks` with an [`IncomingRequest`]: the VM could arrive, and nothing was made of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IncomingChecked {
+    /// Where lanes would be expected.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// Where a migration is, by the destination's word.

@@ -17,8 +17,8 @@ pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, MigrationEvents, ProbeEvents, Told};
 pub use incoming::{
-    IncomingAccepted, IncomingRequest, IncomingRun, IncomingState, IncomingStatus, PageInAnswer,
-    PageInRequest, PageInState,
+    IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingState, IncomingStatus,
+    PageInAnswer, PageInRequest, PageInState,
 };
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,

@@ -76,6 +76,7 @@ pub(crate) enum Command {
     /// Move a running VM to another host
     #[command(after_help = "Examples:
   godwit migrate web --to b
+  godwit migrate web --to b --dry-run
   godwit migrate web --to b --switchover-budget 10ms --json >report.json
   godwit migrate web --to b --policy deadline=5min
   godwit migrate web --to b --page-in
@@ -518,6 +519,9 @@ pub(crate) struct MigrateArgs {
     /// Begin, print the migration's name and return
     #[arg(long)]
     pub(crate) detach: bool,
+    /// Move nothing: run the checks, look at the guest for 3 s and at the lanes, and tell what the migration will be
+    #[arg(long, conflicts_with = "detach")]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]

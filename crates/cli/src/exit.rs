@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use godwit_api::{ApiError, ClientError, ErrorCode};
-use godwit_migration::{Outcome, Report};
+use godwit_migration::{DryRun, Means, Outcome, Report};
 use serde::Serialize;
 
 /// How the command ended. Stable.
@@ -31,7 +31,7 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   2    wrong usage, or a request that makes no sense
   3    no such VM, host, migration or file
   4    conflict: it exists already, is in the wrong state, or something else is under way
-  5    refused by a check before anything was changed (preflight, memory, certificate)
+  5    refused by a check before anything was changed (preflight, memory, certificate, dry run)
   6    an agent, or a lane that is probed, can't be reached
   7    the migration failed; the guest runs on at the source
   8    the migration was cancelled; the guest runs on at the source
@@ -67,13 +67,23 @@ impl Exit {
             Outcome::Completed => Exit::Ok,
             Outcome::Cancelled => Exit::Cancelled,
             Outcome::InDoubt => Exit::InDoubt,
-            Outcome::Failed => Exit::of_failure(report),
+            Outcome::Failed => {
+                let code = report.error.as_ref().map_or("", |error| error.code.as_str());
+                Exit::of_failure(code, report.has_begun())
+            }
         }
     }
 
-    fn of_failure(report: &Report) -> Exit {
-        let code = report.error.as_ref().map_or("", |error| error.code.as_str());
-        let began = report.has_begun();
+    /// What would be refused ends as if it had been; so does what would not converge.
+    pub(crate) fn of_dry_run(dry_run: &DryRun) -> Exit {
+        match (&dry_run.error, &dry_run.predicted) {
+            (Some(error), _) => Exit::of_failure(&error.code, false),
+            (None, Some(predicted)) if predicted.means == Means::None => Exit::Preflight,
+            (None, _) => Exit::Ok,
+        }
+    }
+
+    fn of_failure(code: &str, began: bool) -> Exit {
         match ErrorCode::from_name(code) {
             ErrorCode::Preflight => Exit::Preflight,
             ErrorCode::PeerUnreachable if !began => Exit::Unreachable,
@@ -214,6 +224,9 @@ mod tests {
             missing_pages: 0,
             throttle: None,
             page_in: None,
+            policy: None,
+            means: None,
+            predicted: None,
             bandwidth: Vec::new(),
             rounds: Vec::new(),
             phases,

@@ -1,6 +1,7 @@
 //! `godwit migrate` and `godwit migration`: begins migrations, follows them, cancels them.
 
 mod blackout;
+mod dry_run;
 mod eta;
 mod line;
 
@@ -32,6 +33,9 @@ pub(crate) async fn run(
     if found.vm.host == options.to {
         let message = format!("VM \"{}\" is on host {} already", options.vm, options.to);
         return Err(Failure::new(Exit::Conflict, message, "name another host with --to"));
+    }
+    if options.dry_run {
+        return dry_run::run(found.client, &options.vm, &request, output).await;
     }
     if options.detach {
         let accepted = found.client.migrate(&options.vm, &request).await?;
@@ -93,6 +97,10 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     if matches!(options.engine, EngineArg::Qemu) && (options.page_in || options.no_page_in) {
         let mend = "leave it out; QEMU's has --postcopy";
         return Err(Failure::usage("--page-in and --no-page-in belong to Godwit's own engine", mend));
+    }
+    if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
+        let message = "--dry-run belongs to Godwit's own engine: what QEMU's will take is not foretold";
+        return Err(Failure::usage(message, "leave out --engine qemu"));
     }
     Ok(MigrationRequest {
         to: options.to.clone(),
@@ -355,6 +363,8 @@ mod tests {
         let failure = parse("godwit migrate web --to b --auto-converge").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         assert!(failure.mend.contains("--engine qemu"));
+        let failure = parse("godwit migrate web --to b --engine qemu --dry-run").unwrap_err();
+        assert_eq!(failure.exit, Exit::Usage);
         let failure = parse("godwit migrate web --to b --engine qemu --compression zstd").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         assert!(failure.mend.contains("--multifd-compression"));

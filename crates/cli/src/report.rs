@@ -1,7 +1,7 @@
 //! A migration's report for people. The JSON form is the type itself.
 
 use godwit_migration::{
-    EncodingName, EncodingReport, FetchTimes, LaneReport, Outcome, PageInReport, Phase, Report,
+    EncodingName, EncodingReport, FetchTimes, LaneReport, Outcome, PageInReport, Phase, Predicted, Report,
     SwitchoverReport,
 };
 
@@ -68,6 +68,15 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         ("engine", format!("{:?}", report.engine).to_lowercase()),
         ("migration time", millis(report.migration_time_ms)),
     ];
+    if let Some(predicted) = &report.predicted {
+        lines.push(("predicted", predicted_text(predicted)));
+    }
+    if let Some(policy) = report.policy {
+        lines.push(("policy", policy.to_string()));
+    }
+    if let Some(means) = report.means {
+        lines.push(("means", means.to_string()));
+    }
     if let Some(switchover_ms) = report.switchover_ms {
         let pieces = report
             .switchover
@@ -136,6 +145,19 @@ fn page_in_lines(page_in: &PageInReport) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// What was foreseen, to be compared with what is measured.
+fn predicted_text(predicted: &Predicted) -> String {
+    let Predicted { migration_time_ms, wire_bytes, rounds, switchover_ms, means, throttled_to_pages_per_s } =
+        predicted;
+    let held = throttled_to_pages_per_s.map_or_else(String::new, |limit| format!(" to {limit:.0} pages/s"));
+    format!(
+        "{}, {} on the wire in {rounds} rounds, a pause of {}; {means}{held}",
+        millis(*migration_time_ms),
+        byte_count(*wire_bytes),
+        millis(*switchover_ms),
+    )
+}
+
 /// What the pages were sent as, in a line.
 fn encodings(encodings: &[EncodingReport]) -> String {
     let one = |encoding: &EncodingReport| {
@@ -192,7 +214,9 @@ fn rounds(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_migration::{EngineKind, FailureReport, PhaseReport, RoundReport, ThrottleReport};
+    use godwit_migration::{
+        EngineKind, FailureReport, Intent, Means, PhaseReport, RoundReport, ThrottleReport,
+    };
 
     use super::*;
 
@@ -231,6 +255,16 @@ mod tests {
                 fetch_ms: FetchTimes { median: 0.5, p90: 0.8, p99: 2.0, max: 1200.0 },
                 waits: Vec::new(),
             }),
+            policy: Some(Intent::Auto),
+            means: Some(Means::Throttle),
+            predicted: Some(Predicted {
+                migration_time_ms: 1100.0,
+                wire_bytes: 500 << 20,
+                rounds: 4,
+                switchover_ms: 14.0,
+                means: Means::Throttle,
+                throttled_to_pages_per_s: Some(1650.0),
+            }),
             bandwidth: Vec::new(),
             rounds: vec![RoundReport {
                 round: 0,
@@ -264,6 +298,8 @@ mod tests {
             "7000 pages in 1.50 s, cut 2 times",
             "for 40 of them: 0.50 ms in the median, p90 0.80, p99 2.00, at most 1200.0",
             "to 1700 pages/s; vCPUs waited 2.10 s in all, at 5000 writes",
+            "1.10 s, 500 MiB on the wire in 4 rounds, a pause of 14.0 ms; throttle to 1650 pages/s",
+            "auto",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

@@ -18,6 +18,7 @@ use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
 
 use crate::config::Config;
+use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migration::{IncomingMigrations, PageIns};
 use crate::migrations::Migrations;
@@ -40,6 +41,7 @@ pub struct Agent {
     page_ins: PageIns,
     probes: Probes,
     limits: HostLimits,
+    lanes_seen: LanesSeen,
     /// None: this host is insecure, or speaks to nobody.
     protection: Option<Protection>,
     references: Arc<References>,
@@ -101,6 +103,11 @@ impl Agent {
     #[must_use]
     pub fn limits(&self) -> &HostLimits {
         &self.limits
+    }
+
+    /// What was lately seen of the lanes to other hosts.
+    pub(crate) fn lanes_seen(&self) -> &LanesSeen {
+        &self.lanes_seen
     }
 
     /// Memory that arriving guests' pages may be made of.

@@ -16,7 +16,7 @@ use futures::Stream;
 use godwit_api::{
     ApiError, ErrorCode, IncomingProbeAccepted, IncomingProbeRequest, IncomingProbeStatus, ProbeRequest,
 };
-use godwit_migration::probe::{Cancel, ProbeSession};
+use godwit_migration::probe::{Cancel, ProbeReport, ProbeSession};
 use godwit_pki::Peer;
 use http::StatusCode;
 use serde::Deserialize;
@@ -97,6 +97,15 @@ impl Probes {
 /// What is behind these locks is replaced whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the lanes to a host carry, by a short probe; with so many streams of each lane, where they are given.
+pub(crate) async fn brief(
+    agent: &Arc<Agent>,
+    to: &str,
+    streams: Option<u32>,
+) -> Result<ProbeReport, ApiError> {
+    outgoing::brief(Arc::clone(agent), to, streams).await
 }
 
 pub(crate) fn routes() -> Router<Arc<Agent>> {

@@ -3,6 +3,7 @@
 
 mod admission;
 mod files;
+mod tracking_turn;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +18,7 @@ use godwit_ram::{Region, tracker_listener};
 pub(crate) use admission::{Condition, Operation};
 pub use files::VmFiles;
 pub(crate) use files::{Places, StagedFiles};
+pub(crate) use tracking_turn::TrackingTurn;
 
 use crate::config::NetworkConfig;
 use crate::failure::{host_failed, ram_failed};
@@ -43,6 +45,8 @@ pub struct Vm {
     pub tracker_socket: PathBuf,
     /// Its files on this host.
     pub files: VmFiles,
+    /// Who tracks its writes.
+    pub(crate) tracking: TrackingTurn,
     /// Its memory as other guests' pages may be made of it, where it is offered.
     content: Mutex<Option<Arc<Content>>>,
 }
@@ -108,6 +112,7 @@ impl Vm {
             regions,
             tracker_socket: files.tracker_socket.clone(),
             files,
+            tracking: TrackingTurn::default(),
             content: Mutex::default(),
         };
         match vm.finish_launch(begin).await {
@@ -157,6 +162,7 @@ impl Vm {
             regions,
             tracker_socket: files.tracker_socket.clone(),
             files,
+            tracking: TrackingTurn::default(),
             content: Mutex::default(),
         }))
     }

@@ -1,7 +1,11 @@
 //! Compression of pages. No I/O, and no guest memory: what is compressed is a copy, as the guest writes while it is read.
 
+use std::time::Instant;
+
 use godwit_wire::{Codec, MAX_COMPRESSED_PAGES, PAGE_SIZE};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+
+use crate::unit::Effort;
 
 /// The most bytes that are compressed, or unpacked, in one piece.
 pub(crate) const MAX_PIECE_BYTES: usize = (MAX_COMPRESSED_PAGES * PAGE_SIZE) as usize;
@@ -53,6 +57,20 @@ impl std::fmt::Debug for Compressor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Compressor").finish_non_exhaustive()
     }
+}
+
+/// What a codec makes of pieces of at most 64 pages each, before any is sent: bytes as they are and as they would be sent (those that
+/// it does not make smaller as they are), and the time that it took.
+#[must_use]
+pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> Effort {
+    let mut compressor = Compressor::default();
+    // Its tables are made at the first piece of a stream, once.
+    let _ = pieces.first().map(|piece| compressor.pack(codec, piece).is_some());
+    let begun = Instant::now();
+    let sent = |piece: &Vec<u8>| compressor.pack(codec, piece).map_or(piece.len(), <[u8]>::len) as u64;
+    let packed_bytes = pieces.iter().map(sent).sum();
+    let raw_bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+    Effort { raw_bytes, packed_bytes, time: begun.elapsed() }
 }
 
 /// Unpacks pieces that a peer has compressed.
@@ -167,6 +185,17 @@ mod tests {
             assert!(Compressor::default().pack(codec, &noise).is_none(), "{codec:?}");
             assert!(Compressor::default().pack(codec, &noise[..PAGE]).is_none(), "{codec:?}");
         }
+    }
+
+    #[test]
+    fn a_trial_tells_what_would_be_sent() {
+        let shrinks = try_codec(Codec::Zstd, &[pages(&[1, 2], 64), pages(&[3], 8)]);
+        assert_eq!(shrinks.raw_bytes, 72 * PAGE as u64);
+        assert!(shrinks.packed_bytes < shrinks.raw_bytes / 2, "{shrinks:?}");
+        // Longer than a piece: left as it is.
+        let left = try_codec(Codec::Lz4, &[vec![0; MAX_PIECE_BYTES + PAGE]]);
+        assert_eq!(left.packed_bytes, left.raw_bytes);
+        assert_eq!(try_codec(Codec::Lz4, &[]).raw_bytes, 0);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod sender;
 mod socket;
 mod unit;
 
+pub use codec::try_codec;
 pub use delta::{is_sampled, xor};
 pub use interrupt::Interrupt;
 pub use probe::connect_sized;

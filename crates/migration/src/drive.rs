@@ -29,6 +29,7 @@ pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
 pub use page_in::SessionStream;
 pub use referring::{Deltas, References};
 pub use source::{Connect, SourceJob, SourceResult, send};
+pub(crate) use source::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 
 /// The hypervisor at the source.
 pub trait SourceHypervisor: Send {

@@ -32,6 +32,7 @@ pub use policy::{
     Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, MOST_SWITCHOVER_BUDGET,
     Measured, PageIn, Policy, Throttling,
 };
+pub use predict::{DryRun, Means, Predicted};
 pub use reference::ReferenceUse;
 pub use report::{
     EngineKind, FailureReport, FetchTimes, LaneReport, Outcome, PageInReport, PhaseReport, Progress, Report,

@@ -68,7 +68,7 @@ const DEFAULT_MAX_ROUNDS: u32 = 40;
 /// Stop, device state, load and resume without any page: 8 to 12 ms measured with QEMU 7.2 (prototype).
 pub(crate) const FIXED_COST: Duration = Duration::from_millis(8);
 /// From the decision until the guest stands still: QEMU's set-up of its migration.
-const TIME_TO_STOP: Duration = Duration::from_millis(4);
+pub(crate) const TIME_TO_STOP: Duration = Duration::from_millis(4);
 /// Less than this to transfer is not worth another round, whatever the budget,
 const NEGLIGIBLE_TRANSFER: Duration = Duration::from_micros(1500);
 /// and less than this part of a round trip, as each round takes more than a whole one.

@@ -9,7 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::bandwidth::BandwidthPoint;
 use crate::encoding::EncodingReport;
+use crate::failure::FailureCode;
+use crate::intent::Intent;
 use crate::phase::Phase;
+use crate::predict::{Means, Predicted};
 
 /// Which engine moved the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -259,6 +262,15 @@ pub struct Report {
     /// How the pages came that the guest lacked when it was handed over; none where it lacked none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_in: Option<PageInReport>,
+    /// What was to matter most; none by QEMU's engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Intent>,
+    /// By what it came to its switchover, or that it did not converge; none where it ended by something else, and by QEMU's engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub means: Option<Means>,
+    /// What was foreseen before round 0; none where too little was known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
     /// Every phase entered.
     pub phases: Vec<PhaseReport>,
     /// The pause in pieces; none where the engine does not tell them.
@@ -272,6 +284,23 @@ impl Report {
     #[must_use]
     pub fn has_begun(&self) -> bool {
         !self.phases.is_empty() || self.wire_bytes > 0
+    }
+
+    /// By what its rounds brought it to where it is; see [`Report::means`].
+    #[must_use]
+    pub fn means_of_rounds(&self) -> Option<Means> {
+        let code = self.error.as_ref().map(|error| error.code.as_str());
+        match self.outcome {
+            Outcome::Completed if self.page_in.is_some() => Some(Means::PageIn),
+            Outcome::Completed
+                if self.rounds.iter().any(|round| round.throttled_to_pages_per_s.is_some()) =>
+            {
+                Some(Means::Throttle)
+            }
+            Outcome::Completed => Some(Means::Plain),
+            _ if code == Some(FailureCode::NotConverging.name()) => Some(Means::None),
+            _ => None,
+        }
     }
 }
 

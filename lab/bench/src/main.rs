@@ -11,6 +11,7 @@ mod impact;
 mod lanes;
 mod machine;
 mod plot;
+mod predict;
 mod references;
 mod results;
 mod schedule;
@@ -61,6 +62,11 @@ enum Scenario {
   godwit-bench converge --case rewriting --engine godwit --link 200mbit --times 5 --runs 1
   godwit-bench converge --case computing,links --runs 3")]
     Converge(converge::Settings),
+    /// Foretell moves of guests that write little and much, over all kinds of links, and move them
+    #[command(after_help = "Examples:
+  godwit-bench predict
+  godwit-bench predict --link 1gbit,1gbit-40ms")]
+    Predict(predict::Settings),
     /// Move a guest with the distribution's user space and a full page cache, made of its packages the first time
     #[command(after_help = "Examples:
   godwit-bench debian
@@ -77,6 +83,7 @@ fn main() -> ExitCode {
         Scenario::References(settings) => references::run(&settings),
         Scenario::Impact(settings) => impact::run(&settings),
         Scenario::Converge(settings) => converge::run(&settings),
+        Scenario::Predict(settings) => predict::run(&settings),
         Scenario::Debian(settings) => debian::run(&settings),
     };
     match outcome {

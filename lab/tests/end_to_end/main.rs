@@ -19,6 +19,7 @@ mod memory_blocks;
 mod page_in;
 mod paused;
 mod peer_version;
+mod predict;
 mod probe;
 mod qemu_engine;
 mod references;

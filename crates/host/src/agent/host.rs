@@ -91,9 +91,22 @@ impl Agent {
         probe
     }
 
-    /// Checks that a VM could start here: memory, networks, disks and boot files. Changes nothing.
+    /// Checks that a VM could start here: memory, networks, disks and boot files. Frees what is only kept where it needs that.
     pub async fn check_fits(self: &Arc<Self>, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
+        let lacking = self.check_memory(spec)?;
+        if lacking > 0 {
+            tokio::task::block_in_place(|| self.references.free(lacking));
+        }
+        self.check_files_and_networks(spec).await
+    }
+
+    /// Checks the same and changes nothing.
+    pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         self.check_memory(spec)?;
+        self.check_files_and_networks(spec).await.map(drop)
+    }
+
+    async fn check_files_and_networks(&self, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
         check_files(spec)?;
         let mut bridges = Vec::new();
         for nic in &spec.nics {
@@ -128,17 +141,17 @@ impl Agent {
         })
     }
 
-    fn check_memory(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+    /// Bytes that the VM needs of those that are kept of others.
+    fn check_memory(&self, spec: &ResolvedSpec) -> Result<u64, ApiError> {
         let wanted = spec.memory_bytes();
         let free = self.grantable_bytes(Some(&spec.name), 0)?;
         if wanted <= free {
-            return Ok(());
+            return Ok(0);
         }
         // What is kept of VMs that left is kept for as long as nobody needs the memory.
         let left = self.grantable_bytes(Some(&spec.name), self.references.base_bytes())?;
         if wanted <= left {
-            tokio::task::block_in_place(|| self.references.free(wanted - free));
-            return Ok(());
+            return Ok(wanted - free);
         }
         let mib = |bytes: u64| bytes >> 20;
         Err(ApiError::new(

@@ -85,21 +85,29 @@ impl Agent {
 
     pub(super) fn insert(&self, slot: Slot) -> Result<(), ApiError> {
         let name = slot.spec.name.clone();
-        let passing = match self.table().entry(name.clone()) {
-            std::collections::btree_map::Entry::Occupied(known) => {
-                matches!(known.get().condition, Condition::MigratingIn { .. } | Condition::Deleting)
-            }
+        let taken = match self.table().entry(name.clone()) {
+            std::collections::btree_map::Entry::Occupied(known) => self.taken(&name, &known.get().condition),
             std::collections::btree_map::Entry::Vacant(free) => {
                 free.insert(slot);
                 return Ok(());
             }
         };
-        if passing {
+        Err(taken)
+    }
+
+    /// Whether there is no VM of that name here.
+    pub(super) fn check_name(&self, name: &str) -> Result<(), ApiError> {
+        let table = self.table();
+        table.get(name).map_or(Ok(()), |known| Err(self.taken(name, &known.condition)))
+    }
+
+    fn taken(&self, name: &str, known: &Condition) -> ApiError {
+        if matches!(known, Condition::MigratingIn { .. } | Condition::Deleting) {
             // A shadow: nobody may be told to delete anything here.
             let message = format!("VM \"{name}\" is arriving at host {}, or being removed", self.config.name);
-            return Err(ApiError::new(ErrorCode::Busy, message, "wait a moment, then try again"));
+            return ApiError::new(ErrorCode::Busy, message, "wait a moment, then try again");
         }
-        Err(self.exists(&name))
+        self.exists(name)
     }
 
     fn exists(&self, name: &str) -> ApiError {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
 use godwit_migration::{
-    Compression, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, ReferenceUse, Report, millis,
+    Compression, DryRun, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, ReferenceUse, Report,
+    millis,
 };
 use godwit_qemu::ResolvedSpec;
 
@@ -33,7 +34,61 @@ impl Agent {
         name: &str,
         request: MigrationRequest,
     ) -> Result<MigrationAccepted, ApiError> {
-        check_budget(&request)?;
+        self.check_request(&request)?;
+        self.check_whole(name)?;
+        let id = self.migrations.fresh_id();
+        let vm = self.begin_migration(name, &id)?;
+        let bytes = vm.spec.memory_bytes();
+        self.probes.give_way(name);
+        let pace = self.limits.migration(request.bandwidth_limit);
+        let control = self.migrations.register(&id, name, &self.config.name, &request, bytes, pace);
+        tokio::spawn(self.clone().carry_out(vm, request, control));
+        Ok(MigrationAccepted { id })
+    }
+
+    /// Foretells a migration of a VM that runs here: nothing is moved, and nothing of the VM is kept from being moved meanwhile.
+    ///
+    /// # Errors
+    /// As [`Agent::migrate`]; what would be refused later than that is told in the answer. Also [`ErrorCode::Busy`]: a migration of
+    /// the VM has begun, or another dry run looks at it.
+    pub async fn dry_run(
+        self: &Arc<Self>,
+        name: &str,
+        request: MigrationRequest,
+    ) -> Result<DryRun, ApiError> {
+        self.check_request(&request)?;
+        if request.engine != EngineKind::Godwit {
+            let message = "what QEMU's own engine will take is not foretold";
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, "leave out engine: qemu"));
+        }
+        let (agent, name) = (self.clone(), name.to_owned());
+        // It ends whole also when the one who asked has gone: within some seconds.
+        whole(async move { crate::migration::dry_run(&agent, &name, request).await }).await
+    }
+
+    /// The VM that a migration could begin to move now. Changes nothing.
+    pub(crate) fn could_migrate(&self, name: &str) -> Result<Arc<Vm>, ApiError> {
+        let table = self.table();
+        let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
+        slot.condition.admit(name, &Operation::MigrateOut { migration: String::new() })?;
+        self.check_whole(name)?;
+        slot.vm.clone().ok_or_else(|| no_process(name))
+    }
+
+    /// A guest that lacks pages can't leave: nobody has all of it.
+    fn check_whole(&self, name: &str) -> Result<(), ApiError> {
+        if self.page_ins.state(name).is_none() {
+            return Ok(());
+        }
+        let message =
+            format!("VM \"{name}\" can't be migrated: pages of it are still at the host it came from");
+        let mend = "wait until they are here: `godwit vm show` says how many are not";
+        Err(ApiError::new(ErrorCode::Busy, message, mend))
+    }
+
+    /// What is wrong with a request, whatever the VM.
+    fn check_request(&self, request: &MigrationRequest) -> Result<(), ApiError> {
+        check_budget(request)?;
         if let Some(streams) = request.streams
             && !(1..=MAX_STREAMS_A_LANE).contains(&streams)
         {
@@ -56,27 +111,14 @@ impl Agent {
                 "leave them out",
             ));
         }
-        self.peer(&request.to)?;
-        if self.page_ins.state(name).is_some() {
-            let message =
-                format!("VM \"{name}\" can't be migrated: pages of it are still at the host it came from");
-            let mend = "wait until they are here: `godwit vm show` says how many are not";
-            return Err(ApiError::new(ErrorCode::Busy, message, mend));
-        }
-        let id = self.migrations.fresh_id();
-        let vm = self.begin_migration(name, &id)?;
-        let bytes = vm.spec.memory_bytes();
-        self.probes.give_way(name);
-        let pace = self.limits.migration(request.bandwidth_limit);
-        let control = self.migrations.register(&id, name, &self.config.name, &request, bytes, pace);
-        tokio::spawn(self.clone().carry_out(vm, request, control));
-        Ok(MigrationAccepted { id })
+        self.peer(&request.to).map(drop)
     }
 
     async fn carry_out(self: Arc<Self>, vm: Arc<Vm>, request: MigrationRequest, control: MigrationControl) {
         let id = control.id.clone();
         let (engine_began, begun) = (control.engine_began(), Instant::now());
         tracing::info!(vm = vm.name, migration = id, to = request.to, engine = ?request.engine, "migration begins");
+        vm.tracking.take().await;
         let run = tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
         let report = match run.await {
             Ok(report) => report,
@@ -88,6 +130,7 @@ impl Agent {
             Outcome::Failed | Outcome::Cancelled => self.end_migration(&vm.name).await,
             Outcome::InDoubt => self.hold_in_doubt(&vm.name, &request.to).await,
         }
+        self.lanes_seen.carried(&report);
         // One line with everything: what a log is searched for.
         let line = serde_json::to_string(&report).unwrap_or_default();
         tracing::info!(vm = vm.name, migration = id, outcome = ?report.outcome, report = line, "migration ends");
@@ -120,11 +163,7 @@ impl Agent {
             Some(vm) => Ok(vm),
             None => {
                 self.settle(name, begun.before, None, begun.reason);
-                Err(ApiError::new(
-                    ErrorCode::WrongState,
-                    format!("VM \"{name}\" has no process"),
-                    "start it first",
-                ))
+                Err(no_process(name))
             }
         }
     }
@@ -271,6 +310,16 @@ impl Agent {
         self.remove_moved(vm, false).await;
     }
 
+    /// At the destination: whether a VM could arrive here now, as far as that can be told without making anything of it.
+    ///
+    /// # Errors
+    /// What [`Agent::prepare_incoming`] would say.
+    pub(crate) async fn check_incoming(self: &Arc<Self>, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        spec.validate().map_err(|error| spec_refused(&error))?;
+        self.check_name(&spec.name)?;
+        self.check_could_fit(spec).await
+    }
+
     /// At the source, when the guest runs at the destination: QEMU ends, taps, sockets and record go, and memory too, unless
     /// it is to be kept for the way back, and may be.
     pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
@@ -300,6 +349,10 @@ impl Agent {
             tracing::error!(%error, "a moved VM's record could not be removed");
         }
     }
+}
+
+fn no_process(name: &str) -> ApiError {
+    ApiError::new(ErrorCode::WrongState, format!("VM \"{name}\" has no process"), "start it first")
 }
 
 /// A budget that the engine can't keep is no budget: Godwit's lets a guest go that has stood still for ten seconds.

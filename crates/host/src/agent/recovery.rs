@@ -9,6 +9,7 @@ use godwit_ram::RamDir;
 use crate::agent::{Agent, Slot};
 use crate::config::Config;
 use crate::failure::{host_failed, ram_failed};
+use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migration::{IncomingMigrations, PageIns, serve_again, take_up};
 use crate::migrations::Migrations;
@@ -51,6 +52,7 @@ impl Agent {
             page_ins: PageIns::default(),
             probes: Probes::default(),
             limits,
+            lanes_seen: LanesSeen::default(),
             protection,
             references,
             qemus: tokio::sync::Mutex::default(),

@@ -5,7 +5,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use godwit_api::{ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
+use godwit_api::{
+    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingState, IncomingStatus,
+};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive};
@@ -205,11 +207,6 @@ pub(super) async fn prepare(
     request: IncomingRequest,
 ) -> Result<IncomingAccepted, ApiError> {
     check(agent, &request).await?;
-    if request.engine == EngineKind::Qemu && agent.identity().is_some() && !request.qemu.plaintext {
-        let message =
-            format!("host {} takes no guest in the clear that nobody allowed to", agent.config().name);
-        return Err(ApiError::new(ErrorCode::Preflight, message, "add --plaintext to the migration"));
-    }
     let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
     let runs_by_itself = request.engine == EngineKind::Qemu && request.qemu.runs_by_itself();
     let vm =
@@ -240,6 +237,21 @@ pub(super) async fn prepare(
         agent.discard(&vm).await;
     }
     begun
+}
+
+/// Whether a guest could arrive, without making anything: all that [`prepare`] would refuse before QEMU starts. Tells the addresses at
+/// which it would.
+pub(super) async fn could_arrive(
+    agent: &Arc<Agent>,
+    request: &IncomingRequest,
+) -> Result<IncomingChecked, ApiError> {
+    check(agent, request).await?;
+    let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
+    agent.check_incoming(&request.spec).await?;
+    let addresses: Result<Vec<_>, _> =
+        listeners.iter().map(|listener| Ok(listener.local_addr()?.ip())).collect();
+    let addresses = addresses.map_err(|error: std::io::Error| host_failed("the lane's address", &error))?;
+    Ok(IncomingChecked { addresses })
 }
 
 /// What can be told before anything is made. What the VM needs of the host is checked with the shadow.
@@ -274,6 +286,10 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
             format!("host {host} has no address for migrations"),
             "set migration_addresses in its configuration",
         ));
+    }
+    if request.engine == EngineKind::Qemu && agent.identity().is_some() && !request.qemu.plaintext {
+        let message = format!("host {host} takes no guest in the clear that nobody allowed to");
+        return Err(ApiError::new(ErrorCode::Preflight, message, "add --plaintext to the migration"));
     }
     Ok(())
 }

@@ -2,6 +2,8 @@
 //! as the engine of comparison.
 
 mod doorman;
+mod dry_run;
+mod foresight;
 mod incoming;
 mod outgoing;
 mod page_in;
@@ -19,14 +21,15 @@ use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use godwit_api::{
-    ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingRun, IncomingStatus, MigrationRequest,
-    PageInAnswer, PageInRequest,
+    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingStatus,
+    MigrationRequest, PageInAnswer, PageInRequest,
 };
 use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_pki::Peer;
 use http::StatusCode;
 
 pub(crate) use doorman::{Doorman, Guard};
+pub(crate) use dry_run::dry_run;
 pub use incoming::IncomingMigrations;
 pub(crate) use incoming::{fresh_id, listen};
 pub(crate) use outgoing::blank_report;
@@ -67,6 +70,7 @@ pub async fn run(
 pub fn routes() -> Router<Arc<Agent>> {
     Router::new()
         .route("/v1/incoming", post(prepare))
+        .route("/v1/incoming/checks", post(check))
         .route("/v1/incoming/{id}", get(show).delete(cancel))
         .route("/v1/incoming/{id}/run", post(run_incoming))
         .route("/v1/page-ins/{name}", post(page_in_session))
@@ -83,6 +87,17 @@ async fn prepare(
     let prepared = tokio::spawn(async move { incoming::prepare(&agent, request).await });
     let accepted = prepared.await.map_err(|error| crate::failure::task_failed(&error))??;
     Ok((StatusCode::CREATED, Json(accepted)))
+}
+
+/// Whether a VM could arrive; nothing is made.
+async fn check(
+    State(agent): State<Arc<Agent>>,
+    peer: Option<Extension<Peer>>,
+    bytes: Bytes,
+) -> Result<Json<IncomingChecked>, Refusal> {
+    let request: IncomingRequest = body(&bytes)?;
+    check_name(peer, &request.from)?;
+    Ok(Json(incoming::could_arrive(&agent, &request).await?))
 }
 
 fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError> {

@@ -12,8 +12,8 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{CONNECT_LIMIT, Interrupt, Lane, Segments, Stream};
 use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult, lane_failure};
 use godwit_migration::{
-    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, PageInUse, ReferenceUse, Report,
-    SwitchoverReport, millis,
+    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, PageInUse, Policy, Predicted,
+    ReferenceUse, Report, SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
 use godwit_ram::DirtyTracker;
@@ -43,27 +43,43 @@ impl Outgoing {
     /// Moves the VM by the external engine.
     pub(super) async fn run(&self, control: &MigrationControl) -> Report {
         match self.try_run(control).await {
-            Ok((sent, preflight)) => self.report_of(sent, preflight),
+            Ok((sent, preflight, predicted)) => {
+                let report = Report { predicted, ..self.report_of(sent, preflight) };
+                Report { means: report.means_of_rounds(), ..report }
+            }
             Err(failure) => self.failed(failure),
         }
     }
 
-    async fn try_run(&self, control: &MigrationControl) -> Result<(Sent, Duration), FailureReport> {
+    async fn try_run(
+        &self,
+        control: &MigrationControl,
+    ) -> Result<(Sent, Duration, Option<Predicted>), FailureReport> {
         let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
         self.check(&qemu)?;
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
-        let accepted = self.ask_destination(&qemu).await?;
-        let sent = self.send(control, tracker, &accepted, preflight).await;
+        let asking = self.ask_destination(&qemu);
+        let (accepted, glance) = Outgoing::look_while(self.glance(tracker), asking).await;
+        let accepted = accepted?;
+        let mut predicted = None;
+        let sent = match glance {
+            Ok(glance) => {
+                let (tracker, seen) = tokio::task::block_in_place(|| glance.end());
+                predicted = self.foresee(seen, &accepted.addresses, preflight).await;
+                self.send(control, tracker, &accepted, preflight).await
+            }
+            Err(error) => Err(Failure::new(FailureCode::Internal, error.to_string())),
+        };
         if !sent.as_ref().is_ok_and(|sent| sent.result.outcome == Outcome::Completed) {
             // Where the streams never came to be, nobody else tells the destination to forget it.
             verdict::forget(&self.peer, &accepted.id, &self.vm.name).await;
         }
-        Ok((sent.map_err(|failure| failure.to_report())?, preflight))
+        Ok((sent.map_err(|failure| failure.to_report())?, preflight, predicted))
     }
 
     /// What keeps this engine from moving the VM, before anything is made.
-    fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), FailureReport> {
+    pub(super) fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), FailureReport> {
         let obstacles = godwit_qemu::external_engine_obstacles(&self.vm.spec, qemu);
         if let Some(first) = obstacles.first() {
             let all: Vec<_> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
@@ -87,16 +103,12 @@ impl Outgoing {
         }
     }
 
-    async fn attach(&self) -> Result<DirtyTracker, FailureReport> {
+    pub(super) async fn attach(&self) -> Result<DirtyTracker, FailureReport> {
         let vm = Arc::clone(&self.vm);
         let attached = tokio::task::spawn_blocking(move || {
             DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions)
         });
-        let failed = |why: String| FailureReport {
-            code: ErrorCode::Preflight.to_string(),
-            message: format!("the memory of VM \"{}\" can't be tracked: {why}", self.vm.name),
-            mend: "mend that, or use --engine qemu".into(),
-        };
+        let failed = |why: String| self.not_trackable(&why);
         match attached.await {
             Ok(Ok(tracker)) => match self.vm.process.qmp.vcpu_threads().await {
                 Ok(vcpus) => Ok(tracker.with_vcpus(vcpus)),
@@ -105,6 +117,22 @@ impl Outgoing {
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(error) => Err(failed(error.to_string())),
         }
+    }
+
+    pub(super) fn not_trackable(&self, why: &str) -> FailureReport {
+        FailureReport {
+            code: ErrorCode::Preflight.to_string(),
+            message: format!("the memory of VM \"{}\" can't be tracked: {why}", self.vm.name),
+            mend: "mend that, or use --engine qemu".into(),
+        }
+    }
+
+    /// When it is to switch over, and by what means.
+    pub(super) fn policy(&self) -> Policy {
+        let budget =
+            Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
+        let page_in = if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
+        self.request.policy.policy(budget, page_in)
     }
 
     /// What pages may be told by, as far as this side has a say.
@@ -120,7 +148,14 @@ impl Outgoing {
         &self,
         qemu: &godwit_qemu::QemuInfo,
     ) -> Result<IncomingAccepted, FailureReport> {
-        let request = IncomingRequest {
+        self.peer
+            .post("/v1/incoming", &self.incoming_request(qemu))
+            .await
+            .map_err(|error| report_of_client(&self.request.to, error))
+    }
+
+    pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
+        IncomingRequest {
             spec: self.vm.spec.clone(),
             epoch: self.vm.epoch() + 1,
             from: self.agent.config().name.clone(),
@@ -128,11 +163,7 @@ impl Outgoing {
             engine: self.request.engine,
             qemu: self.request.qemu.clone(),
             references: Some(self.references()).filter(|by| *by != ReferenceUse::None),
-        };
-        self.peer
-            .post("/v1/incoming", &request)
-            .await
-            .map_err(|error| report_of_client(&self.request.to, error))
+        }
     }
 
     async fn send(
@@ -205,7 +236,7 @@ impl Outgoing {
     }
 
     /// A number of streams that is asked for holds for each lane.
-    fn check_streams(&self, lanes: usize) -> Result<(), Failure> {
+    pub(super) fn check_streams(&self, lanes: usize) -> Result<(), Failure> {
         let most = usize::from(MAX_STREAMS) / lanes.max(1);
         match self.request.streams.map(|streams| streams as usize) {
             Some(streams) if streams > most => {
@@ -258,10 +289,7 @@ impl Outgoing {
     ) -> Result<tokio::sync::oneshot::Receiver<SourceResult>, Failure> {
         let (agent, vm, peer, begun) =
             (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
-        let budget =
-            Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
-        let page_in = if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
-        let policy = self.request.policy.policy(budget, page_in);
+        let policy = self.policy();
         let to = self.request.to.clone();
         let streams = self.request.streams;
         let compression = self.request.compression;
@@ -406,6 +434,9 @@ pub(crate) fn blank_report(
         missing_pages: 0,
         throttle: None,
         page_in: None,
+        policy: (request.engine == EngineKind::Godwit).then_some(request.policy),
+        means: None,
+        predicted: None,
         bandwidth: Vec::new(),
         rounds: Vec::new(),
         phases: Vec::new(),

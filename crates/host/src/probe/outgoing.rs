@@ -12,8 +12,8 @@ use godwit_api::{
 };
 use godwit_lanes::{BitRate, Lane, Stream};
 use godwit_migration::probe::{
-    Cancel, CpuReading, Findings, LaneProbe, ProbeJob, ProbePlan, ProbeProgress, ProbeReport, STREAM_COUNTS,
-    probe,
+    Cancel, CpuReading, Findings, LaneProbe, ProbeExtent, ProbeJob, ProbePlan, ProbeProgress, ProbeReport,
+    STREAM_COUNTS, probe,
 };
 use godwit_migration::{FIRST_STREAMS, Failure, FailureCode, millis};
 use godwit_pki::Identity;
@@ -30,6 +30,8 @@ use crate::server::routes::json_event;
 
 /// What a lane may take beside its throughputs: a lost packet size is looked for the longest.
 const LANE_LIMIT: Duration = Duration::from_secs(45);
+/// How long a brief probe measures each throughput.
+const BRIEF_SECONDS: f64 = 0.4;
 /// What a throughput may take beside the time that counts.
 const RUN_LIMIT: Duration = Duration::from_secs(10);
 
@@ -39,6 +41,7 @@ type Events = mpsc::Sender<Result<Event, Infallible>>;
 struct Outgoing {
     agent: Arc<Agent>,
     request: ProbeRequest,
+    extent: ProbeExtent,
     peer: Client,
     accepted: IncomingProbeAccepted,
     id: MigrationId,
@@ -93,7 +96,7 @@ async fn ask(agent: Arc<Agent>, request: ProbeRequest) -> Result<Outgoing, ApiEr
         let mend = "both agents must run releases that know each other";
         return Err(ApiError::new(ErrorCode::PeerVersion, format!("host {to} names a probe by no id"), mend));
     };
-    Ok(Outgoing { agent, request, peer, accepted, id, begun, turn })
+    Ok(Outgoing { agent, request, extent: ProbeExtent::Full, peer, accepted, id, begun, turn })
 }
 
 /// How long the destination is to wait at most: for as many lanes as hosts have.
@@ -117,18 +120,52 @@ fn refused(host: &str, error: ClientError) -> ApiError {
     })
 }
 
+/// A short probe for a prediction, of so many streams of each lane where they are given. What it finds is remembered.
+pub(super) async fn brief(
+    agent: Arc<Agent>,
+    to: &str,
+    streams: Option<u32>,
+) -> Result<ProbeReport, ApiError> {
+    let request = ProbeRequest { seconds: BRIEF_SECONDS, ..ProbeRequest::to(to) };
+    let extent = streams.map_or(ProbeExtent::Brief, ProbeExtent::Fixed);
+    let outgoing = Outgoing { extent, ..ask(agent, request).await? };
+    match outgoing.measured(|_| {}, std::future::pending()).await {
+        Some(told) => told,
+        None => Err(ApiError::new(ErrorCode::Cancelled, "the probe was left", "")),
+    }
+}
+
 impl Outgoing {
     async fn run(self, events: Events) {
+        let (told, left) = (events.clone(), events.clone());
+        // A client that does not read misses some.
+        let progress = move |progress: ProbeProgress| {
+            drop(told.try_send(Ok(json_event("progress", &progress))));
+        };
+        let event = match self.measured(progress, left.closed()).await {
+            Some(Ok(report)) => json_event("report", &report),
+            Some(Err(error)) => json_event("failed", &error),
+            None => return,
+        };
+        let _ = events.send(Ok(event)).await;
+    }
+
+    /// Measures, to its end or until nobody wants it any more; none then.
+    async fn measured(
+        self,
+        progress: impl Fn(ProbeProgress) + Send + Sync + 'static,
+        left: impl Future<Output = ()>,
+    ) -> Option<Result<ProbeReport, ApiError>> {
         let (to, from) = (self.request.to.clone(), self.agent.config().name.clone());
         tracing::info!(to, probe = self.accepted.id, "a probe begins");
         let (peer, path) = (self.peer.clone(), format!("/v1/incoming-probes/{}", self.accepted.id));
         let cancel = Arc::new(Cancel::default());
         *lock(&self.agent.probes().outgoing) = Some(Arc::clone(&cancel));
         let agent = Arc::clone(&self.agent);
-        let mut measured = self.on_a_thread(Arc::clone(&cancel), events.clone());
+        let mut measured = self.on_a_thread(Arc::clone(&cancel), progress);
         let outcome = tokio::select! {
             outcome = &mut measured => Some(outcome),
-            () = events.closed() => None,
+            () = left => None,
         };
         cancel.ask("the probe was left by its client");
         *lock(&agent.probes().outgoing) = None;
@@ -139,17 +176,18 @@ impl Outgoing {
         match outcome {
             Some(Ok(Ok(report))) => {
                 tracing::info!(from, to, limit = ?report.limit, "a probe is over");
-                let _ = events.send(Ok(json_event("report", &report))).await;
+                agent.lanes_seen().probed(&report);
+                Some(Ok(report))
             }
             Some(Ok(Err(error))) => {
                 tracing::warn!(to, %error, "a probe failed");
-                let _ = events.send(Ok(json_event("failed", &error))).await;
+                Some(Err(error))
             }
-            Some(Err(error)) => {
-                let error = host_failed("the probe's thread ended without a result", &error);
-                let _ = events.send(Ok(json_event("failed", &error))).await;
+            Some(Err(error)) => Some(Err(host_failed("the probe's thread ended without a result", &error))),
+            None => {
+                tracing::info!(to, "a probe was left by its client");
+                None
             }
-            None => tracing::info!(to, "a probe was left by its client"),
         }
     }
 
@@ -157,11 +195,11 @@ impl Outgoing {
     fn on_a_thread(
         self,
         cancel: Arc<Cancel>,
-        events: Events,
+        progress: impl Fn(ProbeProgress) + Send + Sync + 'static,
     ) -> oneshot::Receiver<Result<ProbeReport, ApiError>> {
         let (done, measured) = oneshot::channel();
         let runtime = Handle::current();
-        let body = move || drop(done.send(self.measure(&cancel, &events, &runtime)));
+        let body = move || drop(done.send(self.measure(&cancel, &progress, &runtime)));
         // Where none can be started `done` is gone, and that is told.
         if let Err(error) = std::thread::Builder::new().name("probe-out".to_owned()).spawn(body) {
             tracing::error!(%error, "no thread can be started");
@@ -169,8 +207,13 @@ impl Outgoing {
         measured
     }
 
-    fn measure(self, cancel: &Cancel, events: &Events, runtime: &Handle) -> Result<ProbeReport, ApiError> {
-        let Outgoing { agent, request, peer, accepted, id, begun, turn } = self;
+    fn measure(
+        self,
+        cancel: &Cancel,
+        progress: &(dyn Fn(ProbeProgress) + Sync),
+        runtime: &Handle,
+    ) -> Result<ProbeReport, ApiError> {
+        let Outgoing { agent, request, extent, peer, accepted, id, begun, turn } = self;
         let identity = agent.identity();
         let secure = identity.as_ref().map(|identity: &Identity| {
             |stream: Stream| -> Result<Stream, godwit_lanes::LaneError> {
@@ -186,12 +229,12 @@ impl Outgoing {
                 time: Duration::from_secs_f64(request.seconds),
                 guest_bytes: request.guest_bytes,
                 usual_streams: u32::try_from(FIRST_STREAMS).unwrap_or(1),
+                extent,
             },
             secure: secure.as_ref().map(|secure| secure as _),
             interface_mtu: &interface_mtu,
             readings: &readings,
-            // A client that does not read misses some.
-            progress: &|progress: ProbeProgress| drop(events.try_send(Ok(json_event("progress", &progress)))),
+            progress,
             cancel,
         };
         let found = probe(&job);

@@ -14,6 +14,7 @@ use godwit_api::{
     ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationRequest, MigrationStatus,
     StartVm, StopVm, VmInfo,
 };
+use godwit_migration::DryRun;
 use http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -34,6 +35,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
         .route("/v1/vms/{name}/migrations", post(migrate))
+        .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))
         .route("/v1/migrations/{id}", get(show_migration).delete(cancel_migration))
         .route("/v1/migrations/{id}/events", get(follow_migration))
@@ -135,6 +137,11 @@ async fn migrate(
 ) -> Result<(StatusCode, Json<MigrationAccepted>), Refusal> {
     let request: MigrationRequest = body(&bytes)?;
     Ok((StatusCode::ACCEPTED, Json(agent.migrate(&name, request)?)))
+}
+
+async fn dry_run(State(agent): State<Arc<Agent>>, Path(name): Path<String>, bytes: Bytes) -> Answer<DryRun> {
+    let request: MigrationRequest = body(&bytes)?;
+    Ok(Json(agent.dry_run(&name, request).await?))
 }
 
 async fn list_migrations(State(agent): State<Arc<Agent>>) -> Json<Vec<MigrationStatus>> {

@@ -129,6 +129,7 @@ mod tests {
     fn a_host_may_hand_over_and_look_and_nothing_else() {
         let host = |method: &Method, path: &str| may(Role::Host, method, path);
         assert!(host(&Method::POST, "/v1/incoming") && host(&Method::DELETE, "/v1/incoming/7"));
+        assert!(host(&Method::POST, "/v1/incoming/checks"));
         assert!(host(&Method::POST, "/v1/incoming-probes") && host(&Method::GET, "/v1/incoming-probes/7"));
         assert!(host(&Method::POST, "/v1/page-ins/web"));
         assert!(host(&Method::GET, "/v1/host") && host(&Method::GET, "/v1/vms/web"));
@@ -142,7 +143,7 @@ mod tests {
         ] {
             assert!(!host(&Method::GET, path), "{path}");
         }
-        assert!(!host(&Method::POST, "/v1/probes"));
+        assert!(!host(&Method::POST, "/v1/probes") && !host(&Method::POST, "/v1/vms/web/migrations/dry-run"));
         assert!(!host(&Method::PUT, "/v1/limits/host") && !host(&Method::PUT, "/v1/migrations/m1/limit"));
         assert!(!host(&Method::POST, "/v1/vms/web/start") && !host(&Method::DELETE, "/v1/vms/web"));
         assert!(may(Role::Operator, &Method::DELETE, "/v1/vms/web"));

@@ -41,6 +41,7 @@ pub(crate) use narrow::FullSize;
 use page_in::{PageInDesk, Server};
 use streams::{Shared, open_streams, read_control, wire_number};
 use sweeps::overdue_failure;
+pub(crate) use sweeps::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 use waiting::Waiting;
 
 /// Between two pings, and between two words of progress.

@@ -19,6 +19,7 @@ use crate::clock::PeerClock;
 use crate::drive::{Hello, lane_failure, say_hello};
 use crate::failure::{Failure, FailureCode};
 use crate::report::{FailureReport, millis, nanos};
+use crate::scaler::first_streams;
 
 /// How long an idle stream's answer may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
@@ -26,6 +27,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 const SET_UPS: usize = 5;
 /// Round trips that are timed, unless they take longer than this in all.
 const ROUND_TRIPS: usize = 50;
+/// The same in a brief probe.
+const BRIEF_ROUND_TRIPS: usize = 10;
 /// See [`ROUND_TRIPS`].
 const ROUND_TRIP_LIMIT: Duration = Duration::from_secs(1);
 
@@ -38,6 +41,19 @@ pub struct ProbePlan {
     pub guest_bytes: u64,
     /// Streams of each lane that a migration uses unless told otherwise.
     pub usual_streams: u32,
+    /// How much is measured.
+    pub extent: ProbeExtent,
+}
+
+/// How much a probe measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeExtent {
+    /// All that can be told of each lane.
+    Full,
+    /// What a prediction needs: round trips, and what all lanes carry together with the usual streams and with many.
+    Brief,
+    /// The same, with so many streams of each lane.
+    Fixed(u32),
 }
 
 /// Everything that a probe needs. What it asks of others may block.
@@ -94,7 +110,7 @@ pub fn probe(job: &ProbeJob<'_>) -> Result<Findings, Failure> {
     let usable: Vec<Lane> =
         job.lanes.iter().zip(&lanes).filter(|(_, found)| found.is_usable()).map(|(lane, _)| *lane).collect();
     let (mut together, mut together_failure) = (Vec::new(), None);
-    if usable.len() > 1 {
+    if usable.len() > 1 || (prober.is_brief() && !usable.is_empty()) {
         match prober.together(&usable, &clock, &mut together) {
             Ok(()) => {}
             Err(failure) if ends_all(&failure) => return Err(failure),
@@ -178,6 +194,9 @@ impl Prober<'_> {
             found.limit = Some(Limit::Mtu);
             return Ok(clock);
         }
+        if self.is_brief() {
+            return Ok(clock);
+        }
         for streams in STREAM_COUNTS {
             tell(ProbeStage::Throughput, Some(streams));
             found.throughput.push(self.throughput(&[lane], streams, &clock)?);
@@ -194,12 +213,26 @@ impl Prober<'_> {
         runs: &mut Vec<ThroughputRun>,
     ) -> Result<(), Failure> {
         let most = STREAM_COUNTS.iter().copied().max().unwrap_or(1);
-        let usual = self.job.plan.usual_streams.clamp(1, most);
-        for streams in [usual, most] {
+        let usual = match self.job.plan.extent {
+            ProbeExtent::Full => self.job.plan.usual_streams,
+            ProbeExtent::Brief => {
+                u32::try_from(first_streams(clock.round_trip().unwrap_or_default())).unwrap_or(most)
+            }
+            ProbeExtent::Fixed(streams) => {
+                self.tell(None, ProbeStage::Together, Some(streams));
+                runs.push(self.throughput(lanes, streams, clock)?);
+                return Ok(());
+            }
+        };
+        for streams in [usual.clamp(1, most), most] {
             self.tell(None, ProbeStage::Together, Some(streams));
             runs.push(self.throughput(lanes, streams, clock)?);
         }
         Ok(())
+    }
+
+    fn is_brief(&self) -> bool {
+        self.job.plan.extent != ProbeExtent::Full
     }
 
     fn tell(&self, lane: Option<(usize, Lane)>, stage: ProbeStage, streams: Option<u32>) {
@@ -248,7 +281,8 @@ impl Prober<'_> {
     fn set_up(&self, lane: Lane, found: &mut LaneProbe) -> Result<Opened, Failure> {
         let mut last = self.open(lane, Some(SAFE_SEGMENT_BYTES), ANSWER_LIMIT)?;
         let (mut connects, mut secures) = (vec![last.connect], Vec::from_iter(last.secure));
-        for _ in 1..SET_UPS {
+        let set_ups = if self.is_brief() { 1 } else { SET_UPS };
+        for _ in 1..set_ups {
             last = self.open(lane, Some(SAFE_SEGMENT_BYTES), ANSWER_LIMIT)?;
             connects.push(last.connect);
             secures.extend(last.secure);
@@ -264,7 +298,8 @@ impl Prober<'_> {
         let (mut clock, mut times) = (PeerClock::default(), Vec::new());
         let now_ns = || nanos(self.begun.elapsed());
         let until = Instant::now() + ROUND_TRIP_LIMIT;
-        while times.is_empty() || (times.len() < ROUND_TRIPS && Instant::now() < until) {
+        let count = if self.is_brief() { BRIEF_ROUND_TRIPS } else { ROUND_TRIPS };
+        while times.is_empty() || (times.len() < count && Instant::now() < until) {
             self.job.cancel.check()?;
             let sent_ns = now_ns();
             opened.sender.send(&Message::Ping { sent_ns }).map_err(|error| lane_failure(&error))?;

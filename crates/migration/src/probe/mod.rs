@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use answer::{MAX_OPEN_STREAMS, ProbeSession};
 pub use judge::{STREAM_COUNTS, estimate, limit_of};
-pub use measure::{Findings, ProbeJob, ProbePlan, probe};
+pub use measure::{Findings, ProbeExtent, ProbeJob, ProbePlan, probe};
 pub use report::{
     CpuReading, CpuUse, LaneProbe, Limit, MoveEstimate, MtuProbe, ProbeProgress, ProbeReport, ProbeStage,
     RoundTrips, ThroughputRun,

@@ -215,11 +215,18 @@ impl PagingIn {
 
     fn fetch_before_it_runs(&self, early: &[(usize, PageRange)]) -> Result<(), Failure> {
         let runs: Vec<BlockRun> = early.iter().map(|(block, run)| block_run(*block, *run)).collect();
-        self.fetch(runs);
         let limit = Instant::now() + MAPPED_LIMIT;
+        let mut asked = false;
         let mut state = self.lock();
         state.early = true;
         while early.iter().any(|(block, run)| self.missing.count_in(*block, *run) > 0) {
+            // The stream to ask on may be on its way in still.
+            if !asked && state.session.demand.is_some() {
+                drop(state);
+                self.fetch(runs.clone());
+                (asked, state) = (true, self.lock());
+                continue;
+            }
             let left = limit.saturating_duration_since(Instant::now());
             if left.is_zero() || state.over || state.session.broken {
                 let detail = "pages that must be there before the guest runs did not come";
@@ -433,6 +440,7 @@ impl PagingIn {
         current.demand = is_asked.then(|| (Arc::clone(&sender), stream)).or(current.demand.take());
         current.reading += 1;
         drop(state);
+        self.changed.notify_all();
         if is_asked && let Err(error) = self.open(session, &sender) {
             tracing::warn!(%error, "a page-in stream broke at once");
         }

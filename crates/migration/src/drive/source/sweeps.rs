@@ -22,7 +22,7 @@ use crate::report::{Progress, nanos};
 use crate::source::{Event, Source};
 
 /// Round trips from here on need congestion windows that take the switchover in one flight.
-const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
+pub(crate) const LONG_ROUND_TRIP: Duration = Duration::from_millis(2);
 /// How long the control stream's padding may take to arrive, beside [`WINDOW_ROUND_TRIPS`].
 const WINDOW_LIMIT: Duration = Duration::from_secs(2);
 /// Slow start from ten segments to [`DEVICE_STATE_ROOM`], and as much again.
@@ -30,9 +30,9 @@ const WINDOW_ROUND_TRIPS: u32 = 10;
 /// The device state of a usual VM, with room: 0.2 MiB measured.
 const DEVICE_STATE_ROOM: u64 = 384 * 1024;
 /// What the last pages of an idle guest take, with room: 0.6 MiB measured.
-const LEAST_LAST_PAGES: u64 = 1024 * 1024;
+pub(crate) const LEAST_LAST_PAGES: u64 = 1024 * 1024;
 /// Beyond this padding costs more than it brings: the wire's rate counts, and no window.
-const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
+pub(crate) const MOST_LAST_PAGES: u64 = 16 * 1024 * 1024;
 
 impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn send_round(&mut self, round: u32) {

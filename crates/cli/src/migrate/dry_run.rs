@@ -1,0 +1,228 @@
+//! `godwit migrate --dry-run`: what a migration will be, for people. The JSON form is the type itself.
+
+use std::time::Duration;
+
+use godwit_api::{Client, MigrationRequest};
+use godwit_migration::predict::{GuestFigures, LanesFigures, LanesKnownBy, Predicted};
+use godwit_migration::{DryRun, Means};
+
+use crate::exit::{Exit, Failure};
+use crate::migrate::interrupts;
+use crate::output::{Output, Tone, fields, spinner};
+use crate::units::{byte_count, bytes, millis};
+
+/// How often the moving line moves.
+const TICK: Duration = Duration::from_millis(100);
+const PAGE_BYTES: u64 = 4096;
+
+pub(super) async fn run(
+    client: &Client,
+    vm: &str,
+    request: &MigrationRequest,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let mut interrupts = interrupts()?;
+    let what = format!("looking at VM {vm}, and at the lanes to {}: some seconds", request.to);
+    let bar = spinner();
+    match &bar {
+        Some(bar) => {
+            bar.set_message(what);
+            bar.enable_steady_tick(TICK);
+        }
+        None => output.note(&what),
+    }
+    let told = tokio::select! {
+        told = client.dry_run(vm, request) => Some(told),
+        _ = interrupts.recv() => None,
+    };
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let Some(told) = told else {
+        output.note("the agent ends the dry run by itself, within seconds");
+        return Ok(Exit::Interrupted);
+    };
+    let dry_run = told?;
+    output.result(&dry_run, || render(&dry_run, output))?;
+    Ok(Exit::of_dry_run(&dry_run))
+}
+
+fn render(dry_run: &DryRun, output: Output) -> String {
+    let DryRun { vm, from, to, error, predicted, .. } = dry_run;
+    let moves = predicted.as_ref().is_some_and(|predicted| predicted.means != Means::None);
+    let (tone, line) = match moves {
+        true => (Tone::Good, format!("VM {vm} would move from {from} to {to}")),
+        false => (Tone::Bad, format!("VM {vm} would not move: it stays at {from}")),
+    };
+    let mut text = format!("{}\n", output.paint(tone, &line));
+    if let Some(error) = error {
+        text.push_str(&format!("  reason: {} [{}]\n", error.message, error.code));
+        if !error.mend.is_empty() {
+            text.push_str(&format!("  mend:   {}\n", error.mend));
+        }
+    }
+    let mut lines = predicted.as_ref().map_or_else(Vec::new, |predicted| foretold(dry_run, predicted));
+    if let Some(guest) = &dry_run.guest {
+        lines.extend(of_guest(dry_run, guest));
+    }
+    if let Some(lanes) = &dry_run.lanes {
+        lines.extend(of_lanes(lanes));
+    }
+    if !lines.is_empty() {
+        let assumed = "the guest goes on as it does; what the destination has of its pages is not counted on";
+        lines.push(("assumed", assumed.to_owned()));
+        text.push('\n');
+        text.push_str(&fields(&lines));
+    }
+    text
+}
+
+fn foretold(dry_run: &DryRun, predicted: &Predicted) -> Vec<(&'static str, String)> {
+    let Predicted { migration_time_ms, wire_bytes, rounds, switchover_ms, means, .. } = predicted;
+    let about = |ms: f64| format!("about {}", millis(ms));
+    let why = dry_run.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    let mut lines = vec![("policy", dry_run.policy.to_string()), ("means", format!("{means}{why}"))];
+    if *means == Means::None {
+        lines.push(("gives up", format!("after {} and {rounds} rounds", about(*migration_time_ms))));
+        return lines;
+    }
+    lines.push(("migration time", about(*migration_time_ms)));
+    let budget_ms = dry_run.switchover_budget_ms;
+    let over = if *switchover_ms > budget_ms {
+        format!("; it was to be {} at most", millis(budget_ms))
+    } else {
+        String::new()
+    };
+    lines.push(("vCPUs' pause", format!("{}{over}", about(*switchover_ms))));
+    lines.extend(dry_run.blackout_ms.map(|ms| ("blackout", about(ms))));
+    lines.push(("on the wire", format!("about {} in {rounds} rounds", byte_count(*wire_bytes))));
+    lines
+}
+
+fn of_guest(dry_run: &DryRun, guest: &GuestFigures) -> Vec<(&'static str, String)> {
+    let GuestFigures { data_pages, sent_as, wire_bytes_per_page, working_set_pages, .. } = guest;
+    let holding = byte_count(data_pages * PAGE_BYTES);
+    let of_a_page = bytes(*wire_bytes_per_page);
+    let memory = format!(
+        "{}, of which {holding} hold something; {sent_as}, {of_a_page} a page",
+        byte_count(dry_run.guest_bytes)
+    );
+    let within = guest.samples.last().map_or(0.0, |sample| sample.ms);
+    let writes = format!(
+        "{:.0} pages/s, {working_set_pages} different ones in {}; {} a page",
+        guest.dirty_pages_per_s,
+        millis(within),
+        bytes(guest.written_wire_bytes_per_page)
+    );
+    vec![("guest memory", memory), ("writes", writes)]
+}
+
+fn of_lanes(lanes: &LanesFigures) -> Vec<(&'static str, String)> {
+    let known_by = match lanes.known_by {
+        LanesKnownBy::Probe => "by a short probe",
+        LanesKnownBy::Migration => "by the last migration there",
+    };
+    let carry =
+        format!("{}/s, round trip {:.2} ms, {known_by}", bytes(lanes.bytes_per_s), lanes.round_trip_ms);
+    let mut lines = vec![("lanes", carry)];
+    lines.extend(lanes.bandwidth_limit.map(|limit| ("limit", limit.to_string())));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_migration::predict::DirtySample;
+    use godwit_migration::{EncodingName, FailureReport, Intent};
+
+    use super::*;
+
+    fn dry_run(means: Means) -> DryRun {
+        DryRun {
+            vm: "web".into(),
+            from: "a".into(),
+            to: "b".into(),
+            policy: Intent::Auto,
+            switchover_budget_ms: 20.0,
+            guest_bytes: 1 << 30,
+            predicted: Some(Predicted {
+                migration_time_ms: 12_340.0,
+                wire_bytes: 300 << 20,
+                rounds: 5,
+                switchover_ms: 31.0,
+                means,
+                throttled_to_pages_per_s: Some(1800.0),
+            }),
+            blackout_ms: Some(36.0),
+            why: Some("the guest writes 12000 pages/s, the lanes carry 6000".into()),
+            guest: Some(GuestFigures {
+                data_pages: 131_072,
+                sent_as: EncodingName::Zstd,
+                wire_bytes_per_page: 2048.0,
+                written_wire_bytes_per_page: 4108.0,
+                dirty_pages_per_s: 12_000.0,
+                working_set_pages: 16_384,
+                samples: vec![DirtySample { ms: 3000.0, pages: 16_384 }],
+            }),
+            lanes: Some(LanesFigures {
+                bytes_per_s: 25e6,
+                round_trip_ms: 0.1,
+                bandwidth_limit: "500mbit".parse().ok(),
+                known_by: LanesKnownBy::Probe,
+            }),
+            error: None,
+            dry_run_time_ms: 5000.0,
+        }
+    }
+
+    fn expect(text: &str, parts: &[&str]) {
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn it_says_what_will_be_and_by_what() {
+        let told = dry_run(Means::Throttle);
+        expect(
+            &render(&told, Output::new(false)),
+            &[
+                "VM web would move from a to b",
+                "about 12.34 s",
+                "about 31.0 ms; it was to be 20.0 ms at most",
+                "about 36.0 ms",
+                "about 300 MiB in 5 rounds",
+                "throttle: the guest writes 12000 pages/s",
+                "1.0 GiB, of which 512 MiB hold something; zstd, 2.0 KiB a page",
+                "12000 pages/s, 16384 different ones in 3.00 s; 4.0 KiB a page",
+                "24 MiB/s, round trip 0.10 ms, by a short probe",
+                "500mbit",
+            ],
+        );
+        assert_eq!(Exit::of_dry_run(&told), Exit::Ok);
+    }
+
+    #[test]
+    fn what_would_not_work_is_told_as_a_migration_tells_it() {
+        let told = dry_run(Means::None);
+        expect(&render(&told, Output::new(false)), &["would not move", "gives up", "after about 12.34 s"]);
+        assert_eq!(Exit::of_dry_run(&told), Exit::Preflight);
+        let error = FailureReport {
+            code: "insufficient-memory".into(),
+            message: "host b has not enough".into(),
+            mend: "take another".into(),
+        };
+        let refused = DryRun {
+            predicted: None,
+            blackout_ms: None,
+            why: None,
+            guest: None,
+            lanes: None,
+            error: Some(error),
+            ..told
+        };
+        let text = render(&refused, Output::new(false));
+        expect(&text, &["would not move", "host b has not enough [insufficient-memory]", "take another"]);
+        assert!(!text.contains("assumed"), "{text}");
+        assert_eq!(Exit::of_dry_run(&refused), Exit::Preflight);
+    }
+}

@@ -1,0 +1,231 @@
+//! What was lately seen of the lanes to other hosts, by migrations and by probes: what a prediction counts with. Kept as long as the
+//! agent lives.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use godwit_migration::predict::LanesKnownBy;
+use godwit_migration::probe::{Limit, ProbeReport, ThroughputRun};
+use godwit_migration::{EngineKind, Report, RoundReport};
+
+/// What is older than this is not counted with any more.
+const LATELY: Duration = Duration::from_secs(3600);
+/// A round of fewer bytes says more of buffers than of the wire.
+const TELLING_BYTES: u64 = 8 << 20;
+/// From this part of a limit on, a rate tells the limit and not the lanes.
+const HELD: f64 = 0.8;
+/// Twice the streams that bring less than this bring nothing, and a migration does without them.
+const WORTH_IT: f64 = 1.1;
+/// What a migration makes of CPUs that a probe has used up: it reads and writes the memory that the probe makes up and throws away.
+/// Measured on the lab's unshaped link, where both hosts share the cores: 0.9 of 1.7 GB/s.
+const OF_USED_UP_CPUS: f64 = 0.5;
+
+/// What was seen of the lanes to the other hosts, by their names.
+#[derive(Debug, Default)]
+pub(crate) struct LanesSeen {
+    hosts: Mutex<HashMap<String, Seen>>,
+}
+
+/// What was seen of the lanes to one host.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// By the last migration that could tell.
+    carried: Option<Figure>,
+    probed: Option<Figure>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Figure {
+    at: Instant,
+    bytes_per_s: f64,
+    round_trip: Duration,
+}
+
+/// What the lanes to a host are taken to carry.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LanesCarry {
+    pub(crate) bytes_per_s: f64,
+    pub(crate) round_trip: Duration,
+    pub(crate) known_by: LanesKnownBy,
+}
+
+impl LanesSeen {
+    /// What is known of the lanes to a host; none: nothing of lately.
+    pub(crate) fn to(&self, host: &str) -> Option<LanesCarry> {
+        let seen = self.lock().get(host).copied()?;
+        let lately = |figure: &Figure| figure.at.elapsed() < LATELY;
+        // What a migration carried tells more of the next one than a probe does.
+        let carried = seen.carried.filter(lately).map(|figure| (figure, LanesKnownBy::Migration));
+        let (Figure { bytes_per_s, round_trip, .. }, known_by) =
+            carried.or_else(|| Some((seen.probed.filter(lately)?, LanesKnownBy::Probe)))?;
+        Some(LanesCarry { bytes_per_s, round_trip, known_by })
+    }
+
+    /// What a probe that has just ended says; where it is the CPUs that it used up, what a migration carried lately says more.
+    pub(crate) fn by_probe(&self, probe: &ProbeReport) -> Option<LanesCarry> {
+        let known = self.to(&probe.to).filter(|known| known.known_by == LanesKnownBy::Migration);
+        let Figure { bytes_per_s, round_trip, .. } = figure_of(probe)?;
+        match known {
+            Some(known) if is_of_cpus(probe) => Some(LanesCarry { round_trip, ..known }),
+            _ => Some(LanesCarry { bytes_per_s, round_trip, known_by: LanesKnownBy::Probe }),
+        }
+    }
+
+    /// A probe has ended.
+    pub(crate) fn probed(&self, probe: &ProbeReport) {
+        if let Some(figure) = figure_of(probe) {
+            self.lock().entry(probe.to.clone()).or_default().probed = Some(figure);
+        }
+    }
+
+    /// A migration has ended. QEMU's engine tells of other streams than a prediction is for.
+    pub(crate) fn carried(&self, report: &Report) {
+        if report.engine != EngineKind::Godwit {
+            return;
+        }
+        let telling = report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| tells(round));
+        let (Some(round), Some(round_trip_ms)) = (telling, report.round_trip_ms) else { return };
+        #[expect(clippy::cast_precision_loss, reason = "three digits count")]
+        let bytes_per_s = round.bytes as f64 / round.duration_ms * 1e3;
+        #[expect(clippy::cast_precision_loss, reason = "three digits count")]
+        let limit = report.bandwidth_limit.map(|limit| limit.bits_per_second() as f64 / 8.0);
+        if limit.is_some_and(|limit| bytes_per_s > HELD * limit) {
+            return;
+        }
+        let round_trip = Duration::try_from_secs_f64(round_trip_ms / 1e3).unwrap_or_default();
+        let figure = Figure { at: Instant::now(), bytes_per_s, round_trip };
+        self.lock().entry(report.to.clone()).or_default().carried = Some(figure);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Seen>> {
+        // Figures are replaced whole.
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether its time was the wire's, and not that of reading zeros.
+fn tells(round: &RoundReport) -> bool {
+    let sent = round.pages.saturating_sub(round.zero_pages);
+    round.bytes >= TELLING_BYTES && round.duration_ms > 0.0 && round.zero_pages <= 8 * sent
+}
+
+fn is_of_cpus(probe: &ProbeReport) -> bool {
+    matches!(probe.limit, Some(Limit::SourceCpu | Limit::DestinationCpu))
+}
+
+fn figure_of(probe: &ProbeReport) -> Option<Figure> {
+    let only_lane = || probe.lanes.iter().find(|lane| !lane.throughput.is_empty());
+    let runs: &[ThroughputRun] = match only_lane() {
+        Some(lane) if probe.together.is_empty() => &lane.throughput,
+        _ => &probe.together,
+    };
+    // As many streams as a migration comes to: more, for as long as they bring more.
+    let carried = runs.iter().fold(None, |best: Option<f64>, run| match best {
+        Some(best) if run.bytes_per_s < WORTH_IT * best => Some(best),
+        _ => Some(run.bytes_per_s),
+    })?;
+    let least_ms = probe.lanes.iter().filter_map(|lane| Some(lane.round_trip?.least_ms));
+    let round_trip_ms = least_ms.fold(f64::INFINITY, f64::min);
+    let bytes_per_s = if is_of_cpus(probe) { carried * OF_USED_UP_CPUS } else { carried };
+    (bytes_per_s > 0.0).then(|| Figure {
+        at: Instant::now(),
+        bytes_per_s,
+        round_trip: Duration::try_from_secs_f64(round_trip_ms / 1e3).unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_migration::Outcome;
+    use godwit_migration::probe::{CpuUse, LaneProbe, RoundTrips};
+
+    use super::*;
+
+    /// A migration of 100 MB in a second.
+    fn report(limit: Option<&str>) -> Report {
+        let text = format!(
+            r#"{{"outcome":"completed","engine":"godwit","vm":"web","from":"a","to":"b","migration_time_ms":1200.0,
+            "switchover_ms":null,"blackout_ms":null,"wire_bytes":100000000,"guest_bytes":1073741824,
+            "bandwidth_limit":{},"round_trip_ms":2.0,"phases":[],"switchover":null,"error":null,"rounds":[
+            {{"round":0,"pages":30000,"zero_pages":5000,"bytes":100000000,"duration_ms":1000.0,"dirty_pages_per_s":0.0}},
+            {{"round":1,"pages":10,"zero_pages":0,"bytes":40000,"duration_ms":0.01,"dirty_pages_per_s":0.0}}]}}"#,
+            limit.map_or("null".to_owned(), |limit| format!("\"{limit}\""))
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn probe(rates: &[f64], limit: Limit) -> ProbeReport {
+        let run = |(streams, rate): (u32, &f64)| ThroughputRun {
+            streams,
+            bytes_per_s: *rate,
+            source: CpuUse::default(),
+            destination: CpuUse::default(),
+        };
+        let lane = LaneProbe {
+            from: None,
+            to: "10.0.0.2:7".parse().unwrap(),
+            connect_ms: None,
+            secure_ms: None,
+            round_trip: Some(RoundTrips { least_ms: 3.0, median_ms: 4.0, count: 10 }),
+            mtu: None,
+            throughput: Vec::new(),
+            limit: None,
+            failure: None,
+        };
+        ProbeReport {
+            from: "a".into(),
+            to: "b".into(),
+            encrypted: true,
+            lanes: vec![lane],
+            together: [2, 8].into_iter().zip(rates).map(run).collect(),
+            together_failure: None,
+            bandwidth_limit: None,
+            limit: Some(limit),
+            estimate: None,
+            probe_time_ms: 2000.0,
+        }
+    }
+
+    fn rate(carry: Option<LanesCarry>) -> Option<f64> {
+        carry.map(|carry| carry.bytes_per_s)
+    }
+
+    #[test]
+    fn what_a_migration_carried_is_known_to_the_next() {
+        let seen = LanesSeen::default();
+        assert_eq!(report(None).outcome, Outcome::Completed);
+        seen.carried(&Report { to: "c".into(), engine: EngineKind::Qemu, ..report(None) });
+        seen.carried(&Report { to: "d".into(), rounds: Vec::new(), ..report(None) });
+        // So close to a limit it says nothing of the lanes.
+        seen.carried(&Report { to: "e".into(), ..report(Some("810mbit")) });
+        assert!(["b", "c", "d", "e"].into_iter().all(|host| seen.to(host).is_none()));
+        seen.carried(&report(Some("2gbit")));
+        let known = seen.to("b").unwrap();
+        assert_eq!((known.bytes_per_s, known.round_trip), (1e8, Duration::from_millis(2)));
+        assert_eq!(known.known_by, LanesKnownBy::Migration);
+    }
+
+    #[test]
+    fn more_streams_count_where_they_bring_more() {
+        let seen = LanesSeen::default();
+        assert_eq!(rate(seen.by_probe(&probe(&[1e8, 1.05e8], Limit::Wire))), Some(1e8));
+        assert_eq!(rate(seen.by_probe(&probe(&[1e8, 4e8], Limit::FlowCap))), Some(4e8));
+        assert_eq!(rate(seen.by_probe(&probe(&[4e8, 1e8], Limit::Unclear))), Some(4e8));
+        assert_eq!(rate(seen.by_probe(&probe(&[], Limit::Wire))), None);
+        seen.probed(&probe(&[1e8, 1e8], Limit::Wire));
+        assert_eq!(seen.to("b").map(|known| known.known_by), Some(LanesKnownBy::Probe));
+    }
+
+    #[test]
+    fn a_probe_that_uses_up_the_cpus_says_less_than_a_migration() {
+        let seen = LanesSeen::default();
+        let of_cpus = probe(&[2e9, 2e9], Limit::SourceCpu);
+        assert_eq!(rate(seen.by_probe(&of_cpus)), Some(OF_USED_UP_CPUS * 2e9));
+        seen.carried(&report(None));
+        let known = seen.by_probe(&of_cpus).unwrap();
+        assert_eq!((known.bytes_per_s, known.known_by), (1e8, LanesKnownBy::Migration));
+        assert_eq!(known.round_trip, Duration::from_millis(3));
+        assert_eq!(rate(seen.by_probe(&probe(&[2e9, 2e9], Limit::Wire))), Some(2e9));
+    }
+}

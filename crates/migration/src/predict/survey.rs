@@ -1,0 +1,156 @@
+//! A survey of a guest's memory before it moves: how many pages were ever written, and by a sample of them how many hold anything
+//! and how small they get. It only reads, some MiB whatever the guest's size.
+//!
+//! What a file of guest memory never held it says itself; what was written and is zero, or zero again, shows in the sample alone.
+
+use std::sync::Arc;
+
+use godwit_lanes::try_codec;
+use godwit_ram::pages::{intersection, page_count};
+use godwit_ram::{CHUNK_PAGES, PAGE_SIZE, PageRange, RamError, Region};
+use godwit_wire::Codec;
+
+use super::cost::{Content, Trial};
+
+/// Pages that are looked at for zeros, spread over all.
+const LOOKED_AT: u64 = 4096;
+/// Places from which pages are taken to the codecs, spread over all,
+const PIECES: u64 = 24;
+/// and pages of each, as many as are compressed in one piece.
+const PIECE_PAGES: usize = 64;
+const PAGE_BYTES: usize = 4096;
+const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
+
+/// What a guest's memory holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Survey {
+    /// Pages that were ever written.
+    pub written_pages: u64,
+    /// What is in them.
+    pub content: Content,
+}
+
+impl Survey {
+    /// Looks at all memory that was ever written.
+    ///
+    /// # Errors
+    /// The memory can't be read.
+    pub fn of_memory(regions: &[Arc<Region>]) -> Result<Survey, RamError> {
+        let mut written = Vec::new();
+        for region in regions {
+            let mut runs = Vec::new();
+            region.data_ranges(region.all_pages(), &mut runs)?;
+            written.push(runs);
+        }
+        Survey::of(regions, &written)
+    }
+
+    /// Looks at these pages alone, block by block.
+    ///
+    /// # Errors
+    /// The memory can't be read.
+    pub fn of(regions: &[Arc<Region>], pages: &[Vec<PageRange>]) -> Result<Survey, RamError> {
+        let written_pages = pages.iter().map(|runs| page_count(runs)).sum();
+        let looked_at = spread(pages, LOOKED_AT);
+        let holds =
+            |&(block, page): &(usize, u64)| regions.get(block).is_some_and(|region| !region.is_zero(page));
+        let holding = looked_at.iter().filter(|at| holds(at)).count();
+        let mut pieces = Vec::new();
+        for (block, first) in spread(pages, PIECES) {
+            if let (Some(region), Some(listed)) = (regions.get(block), pages.get(block)) {
+                let piece = piece_from(region, listed, first)?;
+                pieces.extend((!piece.is_empty()).then_some(piece));
+            }
+        }
+        let trial = |codec| Trial::of(try_codec(codec, &pieces));
+        let data_share = holding as f64 / looked_at.len().max(1) as f64;
+        let content = Content { data_share, lz4: trial(Codec::Lz4), zstd: trial(Codec::Zstd) };
+        Ok(Survey { written_pages, content })
+    }
+
+    /// Pages that hold something else than zeros.
+    #[must_use]
+    pub fn data_pages(&self) -> u64 {
+        super::whole(self.written_pages as f64 * self.content.data_share)
+    }
+}
+
+/// The pages among `listed` from `first` on, of one chunk, that hold anything, as they would be compressed together.
+fn piece_from(region: &Region, listed: &[PageRange], first: u64) -> Result<Vec<u8>, RamError> {
+    let within = PageRange::between(first, (first / CHUNK_PAGES + 1) * CHUNK_PAGES);
+    let near = intersection(listed, &[within]);
+    let mut piece = Vec::new();
+    let pages = near.iter().flat_map(|run| run.first..run.end()).filter(|page| !region.is_zero(*page));
+    for page in pages.take(PIECE_PAGES) {
+        let begin = piece.len();
+        piece.resize(begin + PAGE_BYTES, 0);
+        if let Some(room) = piece.get_mut(begin..) {
+            region.copy_out(page * PAGE_SIZE, room)?;
+        }
+    }
+    Ok(piece)
+}
+
+/// At most so many of all the pages of several blocks, evenly spread: the block's number and the page.
+fn spread(blocks: &[Vec<PageRange>], most: u64) -> Vec<(usize, u64)> {
+    let all: u64 = blocks.iter().map(|runs| page_count(runs)).sum();
+    let count = most.min(all);
+    let place_of = |number: u64| u128::from(number) * u128::from(all) / u128::from(count.max(1));
+    let mut found = Vec::new();
+    let mut before = 0_u128;
+    let runs = blocks.iter().enumerate().flat_map(|(block, runs)| runs.iter().map(move |run| (block, run)));
+    for (block, run) in runs {
+        let end = before + u128::from(run.count);
+        while let Some(place) =
+            Some(place_of(found.len() as u64)).filter(|place| *place < end && (found.len() as u64) < count)
+        {
+            found.push((block, run.first + u64::try_from(place - before).unwrap_or_default()));
+        }
+        before = end;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of guest memory that is a quarter noise and a quarter text, and holds nothing else but zeros that were written.
+    fn memory(folder: &std::path::Path) -> Arc<Region> {
+        let region = Region::create(&folder.join("web.0.ram"), 4096 * PAGE_SIZE, None).unwrap();
+        let mut state = 1_u64;
+        let noise = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        });
+        let noise: Vec<u8> = noise.take(1024 * PAGE_BYTES).collect();
+        let text: Vec<u8> = b"a page of text, again and again. ".repeat(128_000);
+        region.copy_in(0, &noise).unwrap();
+        region.copy_in(1024 * PAGE_SIZE, &text[..1024 * PAGE_BYTES]).unwrap();
+        region.copy_in(2048 * PAGE_SIZE, &vec![0; 1024 * PAGE_BYTES]).unwrap();
+        Arc::new(region)
+    }
+
+    #[test]
+    fn what_is_written_zero_and_compressible_is_found() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let regions = [memory(folder.path())];
+        let survey = Survey::of_memory(&regions).unwrap();
+        assert_eq!((survey.written_pages, survey.data_pages()), (3072, 2048));
+        let zstd = survey.content.zstd.unwrap();
+        assert!((0.4..0.6).contains(&zstd.ratio), "{zstd:?}");
+        // The noise alone.
+        let some = Survey::of(&regions, &[vec![PageRange::new(0, 3), PageRange::new(500, 200)]]).unwrap();
+        assert_eq!((some.written_pages, some.data_pages()), (203, 203));
+        assert!(some.content.lz4.unwrap().ratio > 0.99, "{some:?}");
+    }
+
+    #[test]
+    fn of_no_pages_nothing_is_known() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let region = Region::create(&folder.path().join("web.0.ram"), 64 * PAGE_SIZE, None).unwrap();
+        let survey = Survey::of_memory(&[Arc::new(region)]).unwrap();
+        assert_eq!(survey, Survey::default());
+        assert_eq!(survey.data_pages(), 0);
+    }
+}
