@@ -255,7 +255,8 @@ impl Source {
 
     /// Takes an event that happened at `now` (since the migration's start) and says what to do.
     pub fn on(&mut self, now: Duration, event: Event) -> Vec<Action> {
-        if let Some(actions) = self.on_trouble(now, &event) {
+        let special = self.on_trouble(now, &event).or_else(|| self.on_page_in(now, &event));
+        if let Some(actions) = special {
             return actions;
         }
         match (self.state, event) {
@@ -289,18 +290,6 @@ impl Source {
                 self.convergence.cannot_throttle();
                 vec![]
             }
-            (State::PreparingPageIn, Event::RoundApplied { round, padding_bytes }) if round == self.round => {
-                self.ledger.padded(padding_bytes);
-                self.page_in_prepared(now, |prepared| prepared.drained = true)
-            }
-            (State::PreparingPageIn, Event::PageInReady { able: true }) => {
-                self.page_in_prepared(now, |prepared| prepared.ready = true)
-            }
-            (State::PreparingPageIn, Event::PageInReady { able: false }) => {
-                self.page_in = None;
-                self.convergence.cannot_page_in();
-                self.next_round(now, self.round + 1)
-            }
             (State::Stopping, Event::GuestStopped) => {
                 self.stopped_at = Some(now);
                 let mut actions = vec![Action::WriteDeviceState];
@@ -308,23 +297,10 @@ impl Source {
                 self.to(State::LastPages, actions)
             }
             (State::LastPages, Event::LastPagesSent(sweep)) => self.last_pages_sent(now, sweep),
-            (State::LastPages, Event::DeviceStateEnded) if self.page_in.is_some() => {
-                vec![Action::TellRemaining]
-            }
-            (State::LastPages, Event::RemainingTold { .. }) => {
-                self.last_pages_at = Some(now);
-                self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, Sweep::default());
-                self.commit(now)
-            }
             (State::LastPages, Event::DeviceStateEnded) => {
                 self.device_state_ended = true;
                 self.sweep_once_more()
             }
-            (State::PagingIn, Event::PeerRunning(running)) => {
-                (self.running, self.runs_there) = (Some(running), true);
-                vec![]
-            }
-            (State::PagingIn, Event::PagedIn(ended)) => self.paged_in(now, ended),
             (State::Committed, Event::PeerRunning(running)) => self.peer_runs(now, Some(running)),
             (State::InDoubt, Event::Verdict(Verdict::Runs)) => self.peer_runs(now, None),
             (State::RollingBack, Event::GuestResumed(resumed)) => self.resumed(now, resumed),
@@ -349,6 +325,40 @@ impl Source {
             }
             _ => vec![],
         }
+    }
+
+    /// What is different where the guest is handed over while pages of it are here.
+    fn on_page_in(&mut self, now: Duration, event: &Event) -> Option<Vec<Action>> {
+        Some(match (self.state, event) {
+            (State::PreparingPageIn, Event::RoundApplied { round, padding_bytes })
+                if *round == self.round =>
+            {
+                self.ledger.padded(*padding_bytes);
+                self.page_in_prepared(now, |prepared| prepared.drained = true)
+            }
+            (State::PreparingPageIn, Event::PageInReady { able: true }) => {
+                self.page_in_prepared(now, |prepared| prepared.ready = true)
+            }
+            (State::PreparingPageIn, Event::PageInReady { able: false }) => {
+                self.page_in = None;
+                self.convergence.cannot_page_in();
+                self.next_round(now, self.round + 1)
+            }
+            (State::LastPages, Event::DeviceStateEnded) if self.page_in.is_some() => {
+                vec![Action::TellRemaining]
+            }
+            (State::LastPages, Event::RemainingTold { .. }) => {
+                self.last_pages_at = Some(now);
+                self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, Sweep::default());
+                self.commit(now)
+            }
+            (State::PagingIn, Event::PeerRunning(running)) => {
+                (self.running, self.runs_there) = (Some(*running), true);
+                vec![]
+            }
+            (State::PagingIn, Event::PagedIn(ended)) => self.paged_in(now, ended.clone()),
+            _ => return None,
+        })
     }
 
     /// What can go wrong in any state.

@@ -16,7 +16,8 @@ pub(crate) const REFERENCES_HEADER: u32 = 32;
 /// Bytes of a delta frame before its bases.
 pub(crate) const DELTA_HEADER: u32 = 20;
 /// Bytes of a paged-in frame: seven numbers and the waits by their length.
-pub(crate) const PAGED_IN_BYTES: u32 = 8 * (7 + WAIT_CLASSES as u32);
+pub(crate) const PAGED_IN_BYTES: u32 = 248;
+const _: () = assert!(PAGED_IN_BYTES as usize == 8 * (7 + WAIT_CLASSES));
 /// Bytes of a digests frame before its prefixes.
 pub(crate) const DIGESTS_HEADER: u32 = 16;
 

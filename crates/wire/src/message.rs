@@ -252,7 +252,7 @@ pub enum Message {
     Remaining { runs: Vec<BlockRun> },
     RemainingEnd { pages: u64 },
     Fetch { runs: Vec<BlockRun> },
-    PagedIn(PagedIn),
+    PagedIn(Box<PagedIn>),
 }
 
 impl Message {
@@ -442,7 +442,7 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::Remaining => Message::Remaining { runs: runs::decode(cursor)? },
         Kind::RemainingEnd => Message::RemainingEnd { pages: cursor.u64("the pages that remain")? },
         Kind::Fetch => Message::Fetch { runs: runs::decode(cursor)? },
-        Kind::PagedIn => Message::PagedIn(PagedIn::decode(cursor)?),
+        Kind::PagedIn => Message::PagedIn(Box::new(PagedIn::decode(cursor)?)),
     })
 }
 

@@ -119,7 +119,7 @@ fn message() -> impl Strategy<Value = Message> {
         runs().prop_map(|runs| Message::Remaining { runs }),
         any::<u64>().prop_map(|pages| Message::RemainingEnd { pages }),
         runs().prop_map(|runs| Message::Fetch { runs }),
-        paged_in().prop_map(Message::PagedIn),
+        paged_in().prop_map(|figures| Message::PagedIn(Box::new(figures))),
     ]
 }
 

@@ -63,7 +63,7 @@ impl PageIns {
         match paging_in.until_complete() {
             Ok(figures) => tracing::info!(vm = vm.name, pages = figures.pages, "all of its memory is here"),
             Err(failure) => {
-                tracing::error!(vm = vm.name, %failure, "page-in has ended before all pages were here")
+                tracing::error!(vm = vm.name, %failure, "page-in has ended before all pages were here");
             }
         }
         // The note first: an agent that starts now finds a guest like any other.
@@ -191,7 +191,7 @@ impl Serving<'_> {
                     }
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(vm = self.vm, %error, "the destination gives no session for page-in yet")
+                    tracing::warn!(vm = self.vm, %error, "the destination gives no session for page-in yet");
                 }
                 Err(_) => tracing::debug!(vm = self.vm, to = self.to, "the destination does not answer"),
             }
@@ -246,7 +246,7 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
                 }
             }
             Err(failure) => {
-                tracing::error!(vm = vm.name, %failure, "its pages are kept, and nobody fetches them")
+                tracing::error!(vm = vm.name, %failure, "its pages are kept, and nobody fetches them");
             }
         }
     });

@@ -528,7 +528,7 @@ impl PagingIn {
         drop(state);
         self.faults.end();
         if let Some(sender) = self.asking()
-            && let Err(error) = lock(&sender).send(&Message::PagedIn(figures))
+            && let Err(error) = lock(&sender).send(&Message::PagedIn(Box::new(figures)))
         {
             // It asks.
             tracing::debug!(%error, "the source does not know that page-in is complete");

@@ -102,7 +102,7 @@ impl Window {
 /// How a session ended.
 #[derive(Clone, Debug)]
 enum Ended {
-    Complete(PagedIn),
+    Complete(Box<PagedIn>),
     Cut(Failure),
 }
 
@@ -292,7 +292,7 @@ impl KeptPages {
     fn ends_by(&self, result: Result<Option<PagedIn>, LaneError>) {
         let ended = match result {
             Ok(None) => return,
-            Ok(Some(figures)) => Ended::Complete(figures),
+            Ok(Some(figures)) => Ended::Complete(Box::new(figures)),
             Err(error) => Ended::Cut(lane_failure(&error)),
         };
         let mut state = self.lock();
@@ -314,7 +314,7 @@ impl KeptPages {
             };
             match message {
                 Message::Ping { sent_ns } => {
-                    lock(asked).send(&Message::Pong { sent_ns, answered_ns: sent_ns })?
+                    lock(asked).send(&Message::Pong { sent_ns, answered_ns: sent_ns })?;
                 }
                 Message::Fetch { runs } => self.take_demands(&runs)?,
                 Message::Remaining { runs } if !self.lock().listed => {
@@ -327,7 +327,7 @@ impl KeptPages {
                     self.lock().listed = true;
                     self.changed.notify_all();
                 }
-                Message::PagedIn(figures) => return Ok(Some(figures)),
+                Message::PagedIn(figures) => return Ok(Some(*figures)),
                 other => return Err(LaneError::Unexpected(other.kind())),
             }
         }
@@ -500,7 +500,7 @@ pub fn serve(
     let mut ended = first.map(|(streams, list)| kept.session(streams, Some(&list)));
     loop {
         match ended {
-            Some(Ended::Complete(figures)) => return Ok(Some(figures)),
+            Some(Ended::Complete(figures)) => return Ok(Some(*figures)),
             Some(Ended::Cut(failure)) => tracing::warn!(%failure, "page-in is cut"),
             None => {}
         }
