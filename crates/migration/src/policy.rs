@@ -76,8 +76,8 @@ const NEGLIGIBLE_PART: u32 = 10;
 /// Rounds without progress after which the budget counts as out of reach.
 const STALLED_ROUNDS: u32 = 2;
 /// A guest that dirties more than 0.6 of what the wire carries will not end soon: all rounds together take more than two and a half
-/// times the first. Held to 0.3, they take 1.4 times the first.
-const DEFAULT_THROTTLING: Throttling = Throttling { above: 0.6, to: 0.3 };
+/// times the first. Held to 0.2, they take one and a quarter.
+const DEFAULT_THROTTLING: Throttling = Throttling { above: 0.6, to: 0.2 };
 /// Of the time until a deadline, what rounds are planned to take.
 const PLANNED_SHARE: f64 = 0.9;
 /// A share above this is hardly ever kept to: rounds would get shorter by less than what is measured wrongly.

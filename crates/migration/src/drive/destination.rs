@@ -1,13 +1,14 @@
 //! The destination's driver: a thread that does what the machine says, one that reads the control stream, and one for each data
 //! stream, which writes pages into memory ([`super::intake`]).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, StreamReceiver, StreamSender};
 use godwit_ram::Region;
-use godwit_wire::{BlockRun, Kind, MAX_STREAMS, Message, PagesEnd, Running};
+use godwit_wire::{BlockRun, Kind, MAX_PAGE_IN_STREAMS, MAX_STREAMS, Message, PagesEnd, Running};
 
 use super::contents::{Contents, Offer, Teller};
 use super::handshake::WelcomedStream;
@@ -43,7 +44,7 @@ pub fn receive<H: DestinationHypervisor>(
     let WelcomedStream { stream: control, sender, receiver, .. } = control;
     let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
     let contents = Contents::new(&offer, &block_pages);
-    let page_in = Mutex::new(None);
+    let (page_in, is_over) = (Mutex::<PageInPlace>::default(), AtomicBool::new(false));
     let (events, inbox) = mpsc::sync_channel(WAITING_MESSAGES);
     let sender = Arc::new(Mutex::new(sender));
     let intake = Intake::new(regions.clone(), contents, Arc::clone(&sender), events.clone());
@@ -74,7 +75,8 @@ pub fn receive<H: DestinationHypervisor>(
             }
         });
         scope.spawn(|| {
-            while !intake.is_over() {
+            // Longer than data streams are taken: those for page-in may be at the door when the last page has come.
+            while !is_over.load(Ordering::SeqCst) {
                 let Some(stream) = accept() else { continue };
                 if stream.number > MAX_STREAMS {
                     admit_page_in(&page_in, stream);
@@ -85,6 +87,7 @@ pub fn receive<H: DestinationHypervisor>(
         });
         let ending = driver.until_ended(&inbox, cancel);
         intake.end();
+        is_over.store(true, Ordering::SeqCst);
         driver.go_on = None;
         // What was said last must arrive: closing with unread bytes would reset the connection. So the source closes first.
         control.finish_sending();
@@ -96,22 +99,29 @@ pub fn receive<H: DestinationHypervisor>(
         control.close();
         // A reader that waits for room here returns as well.
         drop(inbox);
-        let page_in = page_in_of(&page_in).take();
+        let page_in = place_of(&page_in).page_in.take();
         (ending, page_in.filter(|page_in| page_in.has_begun()))
     })
 }
 
-/// What brings the pages that the guest lacks; none: it lacks none, as far as is known.
-type PageInPlace = Mutex<Option<Arc<PagingIn>>>;
+/// What brings the pages that the guest lacks.
+#[derive(Default)]
+struct PageInPlace {
+    /// None: it lacks none, as far as is known.
+    page_in: Option<Arc<PagingIn>>,
+    /// Streams that came before the word on the control stream that asks for it.
+    early: Vec<WelcomedStream>,
+}
 
-fn page_in_of(place: &PageInPlace) -> MutexGuard<'_, Option<Arc<PagingIn>>> {
+fn place_of(place: &Mutex<PageInPlace>) -> MutexGuard<'_, PageInPlace> {
     place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A stream of a page-in that this end has not been asked to prepare has no business here.
-fn admit_page_in(place: &PageInPlace, stream: WelcomedStream) {
-    match page_in_of(place).as_ref() {
+fn admit_page_in(place: &Mutex<PageInPlace>, stream: WelcomedStream) {
+    let mut place = place_of(place);
+    match &place.page_in {
         Some(page_in) => page_in.admit(FIRST_SESSION, stream),
+        None if place.early.len() < usize::from(MAX_PAGE_IN_STREAMS) => place.early.push(stream),
         None => stream.stream.close(),
     }
 }
@@ -142,7 +152,7 @@ struct Driver<'a, H> {
     /// Where it goes on with that, as long as this is there.
     go_on: Option<Sender<Teller<'a>>>,
     intake: &'a Intake,
-    page_in: &'a PageInPlace,
+    page_in: &'a Mutex<PageInPlace>,
     /// Pages that the guest will lack.
     remaining: Vec<BlockRun>,
     regions: Vec<Arc<Region>>,
@@ -223,14 +233,22 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
             tracing::warn!(%failure, "the guest can't run here before all of its memory has come");
         }
         let able = prepared.is_ok();
-        *page_in_of(self.page_in) = prepared.ok();
+        let mut place = place_of(self.page_in);
+        place.page_in = prepared.ok();
+        for stream in std::mem::take(&mut place.early) {
+            match &place.page_in {
+                Some(page_in) => page_in.admit(FIRST_SESSION, stream),
+                None => stream.stream.close(),
+            }
+        }
+        drop(place);
         self.say(&Message::PageInReady { able });
     }
 
     /// From here on whoever comes to a page that is not here waits for it.
     fn lack_the_rest(&mut self) -> Result<(), Failure> {
         let remaining = std::mem::take(&mut self.remaining);
-        let page_in = page_in_of(self.page_in).clone();
+        let page_in = place_of(self.page_in).page_in.clone();
         match page_in {
             Some(page_in) => page_in.begin(&remaining),
             None if remaining.is_empty() => Ok(()),
@@ -283,7 +301,8 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                 // The memory goes with the shadow: nobody may touch it any more.
                 self.intake.end();
                 self.intake.until_read();
-                if let Some(page_in) = page_in_of(self.page_in).take() {
+                let page_in = place_of(self.page_in).page_in.take();
+                if let Some(page_in) = page_in {
                     page_in.abandon();
                     page_in.close();
                 }

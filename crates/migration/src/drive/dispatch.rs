@@ -329,6 +329,13 @@ impl Dispatch {
         }
     }
 
+    /// What is sent from here on leaves as soon as the windows take it. A congestion control that paces (BBR) has seen small rounds last,
+    /// and spreads what leaves now by their rate: tens of ms on a slow wire.
+    pub(crate) fn burst(&self) {
+        let state = self.lock();
+        state.lines.iter().filter_map(|line| line.stream.as_ref()).for_each(Stream::send_in_bursts);
+    }
+
     /// Pages of a chunk: no unit may lie in two.
     pub(crate) fn chunk_pages(&self) -> u64 {
         self.lock().board.chunk_pages()

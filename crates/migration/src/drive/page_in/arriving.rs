@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ pub struct PagingIn {
     unclaimed: MissingPages,
     /// How many pages of each chunk have not been shown yet, block by block.
     unshown: Vec<Vec<AtomicU32>>,
+    /// Threads that are about to show pages which count as there.
+    showing: AtomicUsize,
     state: Mutex<State>,
     changed: Condvar,
     begun_at: Instant,
@@ -153,7 +155,17 @@ impl PagingIn {
             failure: None,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        PagingIn { faults, regions, missing, unclaimed, unshown, state, changed, begun_at: Instant::now() }
+        PagingIn {
+            faults,
+            regions,
+            missing,
+            unclaimed,
+            unshown,
+            showing: AtomicUsize::new(0),
+            state,
+            changed,
+            begun_at: Instant::now(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -229,7 +241,8 @@ impl PagingIn {
             }
             let left = limit.saturating_duration_since(Instant::now());
             if left.is_zero() || state.over || state.session.broken {
-                let detail = "pages that must be there before the guest runs did not come";
+                let why = if left.is_zero() { "in time" } else { "as the link was cut" };
+                let detail = format!("pages that must be there before the guest runs did not come {why}");
                 return Err(state.failure.clone().unwrap_or(Failure::new(FailureCode::LaneLost, detail)));
             }
             (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
@@ -517,7 +530,7 @@ impl PagingIn {
     /// The guest is gone.
     pub fn until_complete(&self) -> Result<PagedIn, Failure> {
         let mut state = self.lock();
-        while !state.over && self.missing.count() > 0 {
+        while !state.over && !self.is_whole() {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if let Some(failure) = state.failure.clone() {
@@ -549,6 +562,23 @@ impl PagingIn {
 
     /// Pages whose bytes are in place: nobody waits for them any more.
     fn arrived(&self, block: usize, pages: PageRange) -> Result<(), Failure> {
+        self.showing.fetch_add(1, Ordering::SeqCst);
+        let shown = self.count_and_show(block, pages);
+        self.showing.fetch_sub(1, Ordering::SeqCst);
+        // Whoever looks at the count does so under the lock.
+        if self.is_whole() || self.lock().early {
+            drop(self.lock());
+            self.changed.notify_all();
+        }
+        shown
+    }
+
+    /// Whether all is there, and has been shown.
+    fn is_whole(&self) -> bool {
+        self.missing.count() == 0 && self.showing.load(Ordering::SeqCst) == 0
+    }
+
+    fn count_and_show(&self, block: usize, pages: PageRange) -> Result<(), Failure> {
         (pages.first..pages.end()).for_each(|page| {
             self.missing.remove(block, page);
         });
@@ -566,11 +596,6 @@ impl PagingIn {
         }
         for chunk in by_chunk(pages, CHUNK_PAGES) {
             self.shown(block, chunk)?;
-        }
-        // Whoever looks at the count does so under the lock.
-        if self.missing.count() == 0 || self.lock().early {
-            drop(self.lock());
-            self.changed.notify_all();
         }
         Ok(())
     }

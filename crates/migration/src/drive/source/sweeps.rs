@@ -48,6 +48,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.job.pace.let_go();
         self.dispatch.set_round(round);
         let round_trip = self.round_trip();
+        if round_trip < LONG_ROUND_TRIP {
+            self.dispatch.burst();
+        }
         self.dispatch.hurry(&self.lanes.paces(round_trip), self.fullest_chunk_pages);
         let failure = match self.dispatch.unseal() {
             Ok(0) => Some(Failure::new(FailureCode::LaneLost, "the last data stream broke")),
