@@ -2,7 +2,7 @@
 
 use godwit_migration::{
     EncodingName, EncodingReport, FetchTimes, LaneReport, Outcome, PageInReport, Phase, Report,
-    SwitchoverReport,
+    SwitchoverReport, ThrottleReport,
 };
 
 use crate::output::{Output, Tone, fields, table};
@@ -230,7 +230,11 @@ mod tests {
             ],
             missing_pages: 3,
             throttle: Some(ThrottleReport {
- faults: 5000, pages: 5000, held_ms: 2100.0, ..ThrottleReport::default() }),
+                faults: 5000,
+                pages: 5000,
+                held_ms: 2100.0,
+                ..ThrottleReport::default()
+            }),
             page_in: Some(PageInReport {
                 pages: 7000,
                 demanded_pages: 40,

@@ -21,6 +21,7 @@ mod paused;
 mod peer_version;
 mod probe;
 mod qemu_engine;
+mod quota;
 mod references;
 mod restart;
 mod soak;
