@@ -56,7 +56,8 @@ fn groups(pid: i32) -> Result<Vec<String>> {
 /// Whether a directory of that group is anywhere.
 fn group_is_there(pid: i32) -> bool {
     let name = format!("godwit.web.{pid}");
-    let groups = |root: &Path| std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let groups =
+        |root: &Path| std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
     let root = Path::new("/sys/fs/cgroup");
     root.join(&name).exists() || groups(root).any(|hierarchy| hierarchy.join(&name).exists())
 }
