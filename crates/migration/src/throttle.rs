@@ -1,13 +1,13 @@
 //! By what a guest's writers are slowed, and how far: pure arithmetic on what was measured.
 //!
-//! Two means. *Faults* hold each write to a page that is to be sent again until there is room for it (`godwit_ram`'s throttle): exact to the
-//! page and to the thread, and nothing else is slowed; but each costs an answer. *A quota* on the CPU time of all vCPUs
+//! Two means. *Faults* hold each write to a page that is to be sent again until there is room for it (`godwit_ram`'s throttle): exact to
+//! the page and to the thread, and nothing else is slowed; but each costs an answer. *A quota* on the CPU time of all vCPUs
 //! costs nothing, and slows whatever the guest does. So faults where their answers can follow, the quota where they can't: links of 10
 //! Gb/s and more.
 //!
 //! A change of means while the guest runs loses no page that is written: what is written is found by the same marks all the time
-//! ([`godwit_ram::tracking`]), which a quota does not touch; and memory that faults were held in stays as it is, without a limit, each write
-//! answered at once.
+//! ([`godwit_ram::tracking`]), which a quota does not touch; and memory that faults were held in stays as it is, without a limit, each
+//! write answered at once.
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ pub enum MeansUse {
     Quota,
 }
 
-/// Answers a second that a handler with a core to itself is taken to give before it has shown: 20 µs each. Measured 7 to 10 µs with a plain
-/// process on two cores of a virtual machine (Linux 6.18); a vCPU's write comes by way of KVM, and goes on by it.
+/// Answers a second that a handler with a core to itself is taken to give before it has shown: 20 µs each. Measured 7 to 10 µs with a
+/// plain process on two cores of a virtual machine (Linux 6.18); a vCPU's write comes by way of KVM, and goes on by it.
 const ANSWERS_PER_S: f64 = 50_000.0;
 /// So many answers say how long one takes.
 const ENOUGH_ANSWERS: u64 = 1000;
@@ -64,8 +64,8 @@ pub fn means_for(pages_per_s: f64, figures: ThrottleFigures, vcpus: usize, now: 
 
 /// Between two looks at what the guest dirties: the longest period of a quota, so that each look sees a whole one.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// The least that vCPUs get, as a share of what they could take: a guest at less is as good as stopped, and its clients would rather have that
-/// over (page-in).
+/// The least that vCPUs get, as a share of what they could take: a guest at less is as good as stopped, and its clients would rather have
+/// that over (page-in).
 pub const LEAST_SHARE: f64 = 0.01;
 /// What is aimed at, of the limit: it is to be kept to.
 const AIM: f64 = 0.9;

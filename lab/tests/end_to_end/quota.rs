@@ -1,4 +1,5 @@
-//! Writers slowed by the CPU time of their processors: the guest moves whole, and nobody is slowed afterwards, whatever became of the agent.
+//! Writers slowed by the CPU time of their processors: the guest moves whole, and nobody is slowed afterwards, whatever became of the
+//! agent.
 
 use std::path::Path;
 
