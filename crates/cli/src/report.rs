@@ -2,7 +2,7 @@
 
 use godwit_migration::{
     EncodingName, EncodingReport, FetchTimes, LaneReport, Outcome, PageInReport, Phase, Predicted, Report,
-    SwitchoverReport,
+    SwitchoverReport, ThrottleReport,
 };
 
 use crate::output::{Output, Tone, fields, table};
@@ -104,14 +104,7 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         ));
     }
     if let Some(throttle) = &report.throttle {
-        let limits = report.rounds.iter().filter_map(|round| round.throttled_to_pages_per_s);
-        let least = limits.fold(f64::INFINITY, f64::min);
-        let waited = millis(throttle.held_ms);
-        let writes = throttle.faults;
-        lines.push((
-            "writers held",
-            format!("to {least:.0} pages/s; vCPUs waited {waited} in all, at {writes} writes"),
-        ));
+        lines.push(("writers held", throttle_text(report, throttle)));
     }
     if let Some(page_in) = &report.page_in {
         lines.extend(page_in_lines(page_in));
@@ -124,6 +117,20 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
     }
     lines
+}
+
+/// What the writers were held to, and by what.
+fn throttle_text(report: &Report, throttle: &ThrottleReport) -> String {
+    let ThrottleReport { faults, held_ms, least_cpu_percent, .. } = throttle;
+    let limits = report.rounds.iter().filter_map(|round| round.throttled_to_pages_per_s);
+    let mut text = format!("to {:.0} pages/s", limits.fold(f64::INFINITY, f64::min));
+    if let Some(percent) = least_cpu_percent {
+        text.push_str(&format!("; vCPUs got {percent:.0} % of their CPUs at the least"));
+    }
+    if *faults > 0 {
+        text.push_str(&format!("; vCPUs waited {} in all, at {faults} writes", millis(*held_ms)));
+    }
+    text
 }
 
 /// How the pages came that the guest lacked, and what it felt of that.
@@ -215,7 +222,7 @@ fn rounds(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use godwit_migration::{
-        EngineKind, FailureReport, Intent, Means, PhaseReport, RoundReport, ThrottleReport,
+        EngineKind, FailureReport, Intent, Means, PhaseReport, RoundReport, ThrottleMeans,
     };
 
     use super::*;
@@ -246,7 +253,12 @@ mod tests {
                 },
             ],
             missing_pages: 3,
-            throttle: Some(ThrottleReport { faults: 5000, pages: 5000, held_ms: 2100.0 }),
+            throttle: Some(ThrottleReport {
+                faults: 5000,
+                pages: 5000,
+                held_ms: 2100.0,
+                ..ThrottleReport::default()
+            }),
             page_in: Some(PageInReport {
                 pages: 7000,
                 demanded_pages: 40,
@@ -304,6 +316,18 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
         assert!(text.contains("100 zero, 512 zstd (2.0 MiB in 512 KiB)"), "{text}");
+    }
+
+    #[test]
+    fn it_says_by_what_writers_were_held() {
+        let quota = ThrottleReport {
+            means: ThrottleMeans::Quota,
+            least_cpu_percent: Some(12.4),
+            ..ThrottleReport::default()
+        };
+        let text = render(&Report { throttle: Some(quota), ..report() }, Output::new(false));
+        assert!(text.contains("to 1700 pages/s; vCPUs got 12 % of their CPUs at the least"), "{text}");
+        assert!(!text.contains("waited 0"), "{text}");
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use godwit_api::{DEFAULT_SOCKET, Endpoint, RateLimit};
-use godwit_migration::ReferenceUse;
 use godwit_migration::drive::Deltas;
+use godwit_migration::{MeansUse, ReferenceUse};
 use godwit_qemu::ByteSize;
 use serde::Deserialize;
 
@@ -64,6 +64,9 @@ pub struct Config {
     /// Memory of what was sent of pages, for what differs the next time.
     #[serde(default)]
     pub deltas: DeltasConfig,
+    /// By what guests are slowed that write too much.
+    #[serde(default)]
+    pub throttle: ThrottleConfig,
     /// Networks that NICs name.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
@@ -137,6 +140,14 @@ impl Default for DeltasConfig {
     fn default() -> Self {
         DeltasConfig { cache_memory: ByteSize::from_bytes(Deltas::CACHE_BYTES) }
     }
+}
+
+/// How guests are slowed that dirty more than the wire carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ThrottleConfig {
+    /// By what.
+    pub means: MeansUse,
 }
 
 /// How much memory bases may have.
@@ -381,6 +392,7 @@ mod tests {
         assert_eq!(config.ram_dir(), Path::new("/run/godwit/ram"));
         assert_eq!(config.qemu, Path::new("qemu-system-x86_64"));
         assert!(config.listen.is_empty());
+        assert_eq!(config.throttle.means, MeansUse::Auto);
     }
 
     #[test]
@@ -412,6 +424,8 @@ mod tests {
             digest_memory = "8MiB"
             [deltas]
             cache_memory = "16MiB"
+            [throttle]
+            means = "quota"
             [networks.lan]
             bridge = "br-lan"
             [peers]
@@ -428,6 +442,7 @@ mod tests {
         assert_eq!((references.base_memory.bytes(1), references.digest_memory.bytes()), (2 << 30, 8 << 20));
         assert_eq!(BaseMemory::Auto.bytes(8 << 30), 2 << 30);
         assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
+        assert_eq!(config.throttle.means, MeansUse::Quota);
     }
 
     #[test]
@@ -451,6 +466,7 @@ mod tests {
             ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is no limit"),
             (OTHER_LANE, "limits.lanes.\"10.0.0.2\": no lane leaves"),
             ("name = \"a\"\n[references]\nuse = \"some\"", "unknown variant `some`"),
+            ("name = \"a\"\n[throttle]\nmeans = \"cpu\"", "unknown variant `cpu`"),
             ("name = \"a\"\n[references]\nbase_memory = \"much\"", "\"much\" is no size"),
             (&long, "too long for the sockets"),
         ];

@@ -103,7 +103,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         tracing::warn!("insecure: whoever reaches this agent can run VMs here and read guests on their way");
     }
     tracing::info!(host = config.name, socket = %config.socket.display(), listen = ?config.listen, "agent ready");
-    probe_in_background(agent);
+    probe_in_background(agent.clone());
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: the agent ends, its VMs run on"),
         _ = interrupt.recv() => tracing::info!("SIGINT: the agent ends, its VMs run on"),
@@ -111,6 +111,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     stop.send_replace(true);
     // Streams that are being followed would keep a graceful end waiting: they are cut.
     servers.shutdown().await;
+    agent.let_all_vcpus_go();
     Ok(())
 }
 

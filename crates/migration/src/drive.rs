@@ -10,6 +10,7 @@ pub mod page_in;
 mod referring;
 mod source;
 mod sweep;
+mod throttled;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +31,7 @@ pub use page_in::SessionStream;
 pub use referring::{Deltas, References};
 pub use source::{Connect, SourceJob, SourceResult, send};
 pub(crate) use source::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
+pub use throttled::{CpuQuota, Throttled, Throttling};
 
 /// The hypervisor at the source.
 pub trait SourceHypervisor: Send {
@@ -96,6 +98,9 @@ pub trait Tracking: Send {
     /// It can't be done; the guest runs as before.
     fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError>;
 
+    /// Keeps to the limit where that needs looking at again and again. To be called often while one holds; it looks at the clock itself.
+    fn steer(&mut self) {}
+
     /// Whether memory may change over to being held in [`Tracking::take_dirty`]: not while somebody reads pages that earlier calls
     /// gave.
     fn let_grow(&mut self, may_grow: bool);
@@ -108,6 +113,11 @@ pub trait Tracking: Send {
 
     /// What holding it has done so far.
     fn throttle_figures(&self) -> ThrottleFigures;
+
+    /// The least CPU time that its processors got, as a share of what they could take; none: they were not held so.
+    fn least_cpu_share(&self) -> Option<f64> {
+        None
+    }
 }
 
 impl Tracking for DirtyTracker {

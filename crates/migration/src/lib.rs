@@ -19,6 +19,7 @@ pub mod reference;
 mod report;
 mod scaler;
 pub mod source;
+mod throttle;
 
 pub use bandwidth::{Bandwidth, BandwidthPoint, MOST_POINTS};
 pub use clock::PeerClock;
@@ -39,3 +40,4 @@ pub use report::{
     RoundReport, SwitchoverReport, ThrottleReport, WaitClass, millis, nanos,
 };
 pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler, first_streams};
+pub use throttle::{LEAST_SHARE, MeansUse, QuotaLoop, ThrottleMeans, means_for};

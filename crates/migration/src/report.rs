@@ -13,6 +13,7 @@ use crate::failure::FailureCode;
 use crate::intent::Intent;
 use crate::phase::Phase;
 use crate::predict::{Means, Predicted};
+use crate::throttle::ThrottleMeans;
 
 /// Which engine moved the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,12 +76,18 @@ pub struct RoundReport {
 /// What slowing the guest's writers did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ThrottleReport {
+    /// By what: the quota, where it was used at all; faults may have been before or after.
+    #[serde(default)]
+    pub means: ThrottleMeans,
     /// Writes that waited for the answer that let them go on; those of no limit count too.
     pub faults: u64,
     /// Pages that were let go by them.
     pub pages: u64,
     /// How long the vCPUs waited, all together.
     pub held_ms: f64,
+    /// The least CPU time that a quota left the vCPUs, in percent of what they could take; none without a quota.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub least_cpu_percent: Option<f64>,
 }
 
 /// How the pages came that the guest lacked when it was handed over.

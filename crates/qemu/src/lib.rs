@@ -12,6 +12,7 @@ mod process;
 mod qmp;
 mod size;
 mod spec;
+mod vcpu_group;
 
 pub use accel::{AccelProbe, usable_accel};
 pub use commands::{
@@ -32,3 +33,4 @@ pub use spec::{
     Accel, Accelerator, Backing, DEFAULT_CPU_MODEL, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock, Nic,
     ResolvedNic, ResolvedSpec, SpecError, VmSpec,
 };
+pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

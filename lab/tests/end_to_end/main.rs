@@ -22,6 +22,7 @@ mod peer_version;
 mod predict;
 mod probe;
 mod qemu_engine;
+mod quota;
 mod references;
 mod restart;
 mod soak;

@@ -71,10 +71,22 @@ impl Agent {
         let known = self.store.names()?;
         for record in records {
             let name = record.spec.name.clone();
+            if let Some((pid, _)) = self.places.vm(&name).living_process() {
+                let_vcpus_go(&name, pid);
+            }
             let found = Vm::adopt(self.places.vm(&name), &record.spec, record.epoch).await;
             self.take_in(record, found).await?;
         }
+        godwit_qemu::remove_ended_vcpu_groups();
         self.remove_orphans(&known).await.map_err(|error| host_failed("run_dir can't be cleaned", &error))
+    }
+
+    /// Nobody stays slowed without an agent that could let it go: what a migration under way took from processors they have back, as it ends
+    /// with this process.
+    pub(crate) fn let_all_vcpus_go(&self) {
+        let running = |slot: &Slot| Some((slot.spec.name.clone(), slot.vm.as_ref()?.process.pid));
+        let running: Vec<_> = self.table().values().filter_map(running).collect();
+        running.iter().for_each(|(name, pid)| let_vcpus_go(name, *pid));
     }
 
     async fn take_in(
@@ -220,5 +232,14 @@ impl Agent {
             std::fs::remove_file(&path)?;
         }
         Ok(())
+    }
+}
+
+/// Takes the limit away that a migration had put on a VM's processors, where one is left.
+fn let_vcpus_go(vm: &str, pid: i32) {
+    match godwit_qemu::put_back_vcpus(pid) {
+        Ok(false) => {}
+        Ok(true) => tracing::info!(vm, pid, "its vCPUs have all their CPU time again"),
+        Err(error) => tracing::error!(vm, pid, %error, "its vCPUs may be slowed on"),
     }
 }

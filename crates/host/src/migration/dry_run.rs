@@ -7,18 +7,20 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, IncomingChecked, MigrationRequest};
 use godwit_lanes::Lane;
+use godwit_migration::drive::Tracking;
 use godwit_migration::predict::{GuestFigures, LanesFigures, Prediction, predict};
 use godwit_migration::{DryRun, FailureReport, Policy, millis};
-use godwit_ram::DirtyTracker;
 
 use super::foresight::{GuestSeen, Looking, survey};
-use super::outgoing::{Outgoing, report_of_api, report_of_client};
+use super::outgoing::{Outgoing, Tracker, report_of_api, report_of_client};
 use crate::agent::Agent;
 use crate::failure::host_failed;
 use crate::lanes_seen::LanesCarry;
 use crate::network;
 use crate::probe;
 
+/// What a guest is held to for a moment, to see whether it could be: a limit that faults can follow.
+const PREPARED_PAGES_PER_S: f64 = 1000.0;
 /// When the guest's writes are counted, since all of its memory was protected.
 const LOOKS: [Duration; 6] = [
     Duration::from_millis(5),
@@ -148,7 +150,7 @@ impl Outgoing {
     }
 
     /// What the guest writes and holds, and whether it could be slowed. The tracking ends with this.
-    async fn look(&self, tracker: DirtyTracker) -> Result<(GuestSeen, bool), Ended> {
+    async fn look(&self, tracker: Tracker) -> Result<(GuestSeen, bool), Ended> {
         let regions = self.vm.regions.clone();
         let surveyed = tokio::task::spawn_blocking(move || survey(&regions));
         let mut looking = Looking::new(tracker, &self.vm.regions);
@@ -166,7 +168,8 @@ impl Outgoing {
             let seen = looking.seen(all).map_err(|why| self.not_trackable(&why))?;
             let mut tracker = looking.tracker;
             // Prepared and left alone: no memory comes under it.
-            let may_throttle = tracker.throttle(Some(f64::MAX)).and_then(|()| tracker.throttle(None));
+            let may_throttle =
+                tracker.throttle(Some(PREPARED_PAGES_PER_S)).and_then(|()| tracker.throttle(None));
             let may_throttle = may_throttle.inspect_err(|error| {
                 tracing::warn!(vm = self.vm.name, %error, "the guest's writers can't be slowed");
             });

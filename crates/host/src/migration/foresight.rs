@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_lanes::Lane;
+use godwit_migration::drive::Tracking;
 use godwit_migration::predict::{Conditions, DirtyCurve, PageCost, Survey, predict};
 use godwit_migration::{Policy, Predicted, RateLimit};
-use godwit_ram::{DirtyTracker, PageRange, Region};
+use godwit_ram::{PageRange, Region};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::MissedTickBehavior;
 
-use super::outgoing::Outgoing;
+use super::outgoing::{Outgoing, Tracker};
 use crate::lanes_seen::LanesCarry;
 use crate::network;
 
@@ -42,7 +43,7 @@ pub(super) struct GuestSeen {
 
 /// A guest that is looked at: all that it writes is seen from the begin on.
 pub(super) struct Looking {
-    pub(super) tracker: DirtyTracker,
+    pub(super) tracker: Tracker,
     regions: Vec<Arc<Region>>,
     begun: Instant,
     samples: Vec<(Duration, u64)>,
@@ -50,7 +51,7 @@ pub(super) struct Looking {
 
 impl Looking {
     /// Not begun yet.
-    pub(super) fn new(tracker: DirtyTracker, regions: &[Arc<Region>]) -> Looking {
+    pub(super) fn new(tracker: Tracker, regions: &[Arc<Region>]) -> Looking {
         Looking { tracker, regions: regions.to_vec(), begun: Instant::now(), samples: Vec::new() }
     }
 
@@ -84,7 +85,7 @@ impl Looking {
     ///
     /// # Errors
     /// As [`Looking::begin`].
-    pub(super) fn seen(&self, all: Survey) -> Result<GuestSeen, String> {
+    pub(super) fn seen(&mut self, all: Survey) -> Result<GuestSeen, String> {
         let mut written: Vec<Vec<PageRange>> = Vec::new();
         for (block, region) in self.regions.iter().enumerate() {
             let mut runs = Vec::new();
@@ -101,7 +102,7 @@ pub(super) enum Glance {
     /// With what its memory holds.
     Looking(Looking, Survey),
     /// Nothing would be foretold.
-    Nothing(DirtyTracker),
+    Nothing(Tracker),
 }
 
 impl Glance {
@@ -115,7 +116,7 @@ impl Glance {
     }
 
     /// What was seen until now, and the tracker.
-    pub(super) fn end(self) -> (DirtyTracker, Option<GuestSeen>) {
+    pub(super) fn end(self) -> (Tracker, Option<GuestSeen>) {
         match self {
             Glance::Nothing(tracker) => (tracker, None),
             Glance::Looking(mut looking, all) => {
@@ -137,7 +138,7 @@ pub(super) fn survey(regions: &[Arc<Region>]) -> Result<Survey, String> {
 
 impl Outgoing {
     /// Begins to look at the guest, where that can be made something of: what the lanes carry is known.
-    pub(super) fn glance(&self, tracker: DirtyTracker) -> JoinHandle<Glance> {
+    pub(super) fn glance(&self, tracker: Tracker) -> JoinHandle<Glance> {
         let is_known = self.agent.lanes_seen().to(&self.request.to).is_some();
         let is_worth_it = is_known && self.vm.spec.memory_bytes() <= MOST_FORETOLD_BYTES;
         let regions = self.vm.regions.clone();

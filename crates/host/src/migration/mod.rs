@@ -11,6 +11,7 @@ mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
 mod state_stream;
+mod vcpu_quota;
 mod verdict;
 
 use std::sync::Arc;

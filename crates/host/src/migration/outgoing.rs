@@ -10,12 +10,15 @@ use godwit_api::{
 };
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{CONNECT_LIMIT, Interrupt, Lane, Segments, Stream};
-use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult, lane_failure};
+use godwit_migration::drive::{
+    self, Inbox, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, lane_failure,
+};
 use godwit_migration::{
     EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, PageInUse, Policy, Predicted,
     ReferenceUse, Report, SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
+use godwit_qemu::VcpuGroup;
 use godwit_ram::DirtyTracker;
 use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
@@ -23,6 +26,7 @@ use tokio::runtime::Handle;
 use super::page_in::Serving;
 use super::qemu_source::QemuSource;
 use super::state_stream::{self, qemu_failure};
+use super::vcpu_quota::VcpuQuota;
 use super::verdict::{self, HandOver};
 use crate::agent::Agent;
 use crate::failure::of_peer;
@@ -103,7 +107,7 @@ impl Outgoing {
         }
     }
 
-    pub(super) async fn attach(&self) -> Result<DirtyTracker, FailureReport> {
+    pub(super) async fn attach(&self) -> Result<Tracker, FailureReport> {
         let vm = Arc::clone(&self.vm);
         let attached = tokio::task::spawn_blocking(move || {
             DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions)
@@ -111,7 +115,7 @@ impl Outgoing {
         let failed = |why: String| self.not_trackable(&why);
         match attached.await {
             Ok(Ok(tracker)) => match self.vm.process.qmp.vcpu_threads().await {
-                Ok(vcpus) => Ok(tracker.with_vcpus(vcpus)),
+                Ok(vcpus) => Ok(self.with_vcpus(tracker, vcpus)),
                 Err(error) => Err(failed(error.to_string())),
             },
             Ok(Err(error)) => Err(failed(error.to_string())),
@@ -133,6 +137,14 @@ impl Outgoing {
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
         let page_in = if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
         self.request.policy.policy(budget, page_in)
+    }
+
+    /// Tracking that may slow these threads, and no others.
+    fn with_vcpus(&self, tracker: DirtyTracker, vcpus: Vec<u32>) -> Tracker {
+        let pid = self.vm.process.pid;
+        let how = Throttling { means: self.agent.config().throttle.means, vcpus: vcpus.len(), pid };
+        let quota = VcpuQuota(VcpuGroup::new(&self.vm.name, pid, vcpus.clone()));
+        Throttled::new(tracker.with_vcpus(vcpus), quota, how)
     }
 
     /// What pages may be told by, as far as this side has a say.
@@ -169,7 +181,7 @@ impl Outgoing {
     async fn send(
         &self,
         control: &MigrationControl,
-        tracker: DirtyTracker,
+        tracker: Tracker,
         accepted: &IncomingAccepted,
         preflight: Duration,
     ) -> Result<Sent, Failure> {
@@ -452,13 +464,16 @@ struct Sent {
     left_out: Vec<LaneReport>,
 }
 
+/// The guest's memory as it is tracked, and its writers as they are slowed.
+pub(super) type Tracker = Throttled<DirtyTracker, VcpuQuota>;
+
 /// What the driver's thread gets beside what it shares.
 struct Job {
     /// The control stream.
     stream: Stream,
     paths: Paths,
     migration: MigrationId,
-    tracker: DirtyTracker,
+    tracker: Tracker,
     runs: bool,
     references: ReferenceUse,
     preflight: Duration,

@@ -284,6 +284,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                     self.look_at_the_lanes();
                 }
             }
+            self.job.tracker.steer();
             let (at, input) = match self.waiting.pop_front() {
                 Some(waited) => waited,
                 None => match self.events.receiver.recv_timeout(PING_INTERVAL) {
@@ -580,7 +581,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             lanes: self.lanes.figures(),
             encodings: self.dispatch.encodings().report(),
             missing_pages: self.referring.missing_pages(),
-            throttle: throttle_report(self.job.tracker.throttle_figures()),
+            throttle: throttle_report(&self.job.tracker),
             page_in: self.page_in.report(),
         }
     }

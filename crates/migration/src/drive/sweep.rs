@@ -55,8 +55,10 @@ impl<T: Tracking> Sweeper<'_, T> {
                     Scope::Untouched => self.untouched(block, region, rest)?,
                 };
                 at = next;
+                self.tracker.steer();
                 for unit in units {
                     while !self.dispatch.has_room() {
+                        self.tracker.steer();
                         if !between(before_block + at)? {
                             return Ok(false);
                         }

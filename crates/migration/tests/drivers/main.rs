@@ -5,6 +5,7 @@
 mod deltas;
 mod lying;
 mod page_in;
+mod quota;
 mod references;
 mod world;
 

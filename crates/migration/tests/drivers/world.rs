@@ -14,11 +14,12 @@ use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
 use godwit_migration::drive::{
-    Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Offer, References,
-    SourceHypervisor, SourceJob, SourceResult, Tracking, WelcomedStream, inbox, receive, send, welcome,
+    CpuQuota, Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Offer,
+    References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling, Tracking, WelcomedStream,
+    inbox, receive, send, welcome,
 };
 use godwit_migration::source::Verdict;
-use godwit_migration::{Compression, Failure, FailureCode, PageIn, Policy, Progress};
+use godwit_migration::{Compression, Failure, FailureCode, MeansUse, PageIn, Policy, Progress};
 use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{
     Access, CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
@@ -43,6 +44,23 @@ pub(crate) struct FakeTracking {
     /// Memory that the guest writes between rounds, and how often it still does.
     memory: Vec<Arc<Region>>,
     writes: AtomicU32,
+    /// Held to less than this of its CPUs it does not write.
+    shares: Shares,
+}
+
+/// The shares of its CPUs that a guest was given, in order.
+pub(crate) type Shares = Arc<Mutex<Vec<Option<f64>>>>;
+
+/// At less than this it does nothing.
+const IDLE_SHARE: f64 = 0.3;
+
+pub(crate) struct FakeQuota(Shares);
+
+impl CpuQuota for FakeQuota {
+    fn set_share(&mut self, share: Option<f64>) -> std::io::Result<()> {
+        self.0.lock().unwrap().push(share);
+        Ok(())
+    }
 }
 
 impl FakeTracking {
@@ -110,7 +128,10 @@ impl Tracking for FakeTracking {
     }
 
     fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
-        let left = self.writes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        let share = self.shares.lock().unwrap().last().copied().flatten();
+        let may = share.is_none_or(|share| share > IDLE_SHARE);
+        let next = |left: u32| left.checked_sub(1).filter(|_| may);
+        let left = self.writes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
         left.into_iter().for_each(|left| self.guest_writes(left));
         let pages = self.dirty.lock().unwrap().len() as u64;
         Ok(DirtyCount { pages, fullest_chunk_pages: pages.min(CHUNK_PAGES) })
@@ -437,6 +458,8 @@ pub(crate) struct Twist {
     pub(crate) certificate_ends_after: Option<usize>,
     /// The connection of the first data stream is never answered.
     pub(crate) hangs: bool,
+    /// Its writers are slowed by a quota.
+    pub(crate) quota: bool,
 }
 
 pub(crate) struct Moved {
@@ -445,6 +468,7 @@ pub(crate) struct Moved {
     pub(crate) guest: Arc<Guest>,
     pub(crate) said: Vec<&'static str>,
     pub(crate) same_memory: bool,
+    pub(crate) shares: Vec<Option<f64>>,
 }
 
 pub(crate) fn migrate(twist: Twist) -> Moved {
@@ -521,6 +545,7 @@ pub(crate) struct World {
     pub(crate) lane: Lane,
     guest: Arc<Guest>,
     dirty: Dirty,
+    shares: Shares,
     /// None: the streams go in the clear.
     secure: Option<Secure>,
     /// Streams that are cut at the second look at the memory.
@@ -557,6 +582,7 @@ impl World {
             lane,
             guest: Arc::default(),
             dirty: Dirty::default(),
+            shares: Shares::default(),
             secure: twist.certificate_ends_after.map(|_| Secure::new(&folder)),
             cut: Arc::default(),
             stalled: Mutex::new(twist.stalls.then_some(Vec::new())),
@@ -569,15 +595,19 @@ impl World {
         }
     }
 
-    fn tracking(&self, twist: Twist) -> FakeTracking {
-        FakeTracking {
+    fn tracking(&self, twist: Twist) -> Throttled<FakeTracking, FakeQuota> {
+        let means = if twist.quota { MeansUse::Quota } else { MeansUse::Auto };
+        let tracking = FakeTracking {
             dirty: Arc::clone(&self.dirty),
             cut: Arc::clone(&self.cut),
             cuts: twist.cut,
             looks: 0,
             memory: self.from.clone(),
             writes: AtomicU32::new(twist.writes),
-        }
+            shares: Arc::clone(&self.shares),
+        };
+        let quota = FakeQuota(Arc::clone(&self.shares));
+        Throttled::new(tracking, quota, Throttling { means, vcpus: 2, pid: 1 })
     }
 
     fn source(&self, twist: Twist) -> FakeSource {
@@ -793,7 +823,8 @@ pub(crate) fn migrate_offered(
         (result, receiving.join().unwrap())
     });
     let same_memory = content(&world.from) == content(&world.to);
-    Moved { result, ending, guest: world.guest, said: said.try_iter().collect(), same_memory }
+    let shares = world.shares.lock().unwrap().clone();
+    Moved { result, ending, guest: world.guest, said: said.try_iter().collect(), same_memory, shares }
 }
 
 /// A source that a destination of a test's own talks to: what came of it. `speak` gets the control stream.

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 use godwit_ram::{PAGE_SIZE, ThrottleFigures};
 
 use crate::clock::PeerClock;
+use crate::drive::Tracking;
 use crate::report::{Progress, SwitchoverReport, ThrottleReport, millis};
 use crate::source::{Source, SwitchoverTimes};
+use crate::throttle::ThrottleMeans;
 
 /// What has gone to the wire.
 #[derive(Clone, Copy)]
@@ -49,9 +51,13 @@ pub(super) fn progress_of(
 }
 
 /// What slowing the writers did, where they were.
-pub(super) fn throttle_report(figures: ThrottleFigures) -> Option<ThrottleReport> {
-    let ThrottleFigures { faults, pages, held } = figures;
-    (faults > 0).then(|| ThrottleReport { faults, pages, held_ms: millis(held) })
+pub(super) fn throttle_report(tracking: &impl Tracking) -> Option<ThrottleReport> {
+    let ThrottleFigures { faults, pages, held, .. } = tracking.throttle_figures();
+    let least_share = tracking.least_cpu_share();
+    let means = if least_share.is_some() { ThrottleMeans::Quota } else { ThrottleMeans::Faults };
+    let least_cpu_percent = least_share.map(|share| share * 100.0);
+    let report = ThrottleReport { means, faults, pages, held_ms: millis(held), least_cpu_percent };
+    (faults > 0 || least_share.is_some()).then_some(report)
 }
 
 /// The pause in pieces; the destination's times brought to this host's clock by the pings.

@@ -28,6 +28,8 @@ pub struct ThrottleFigures {
     pub pages: u64,
     /// How long vCPUs waited, all together.
     pub held: Duration,
+    /// How long the thread that answers was at it.
+    pub answering: Duration,
 }
 
 /// The thread and what it shares with the tracker. Dropping it lets every write go on.
@@ -48,6 +50,7 @@ struct Shared {
     faults: AtomicU64,
     pages: AtomicU64,
     held_ns: AtomicU64,
+    answering_ns: AtomicU64,
 }
 
 impl Handler {
@@ -64,6 +67,7 @@ impl Handler {
             faults: AtomicU64::new(0),
             pages: AtomicU64::new(0),
             held_ns: AtomicU64::new(0),
+            answering_ns: AtomicU64::new(0),
         });
         let threads = Threads { pid, vcpus: vcpus.iter().copied().collect(), known: HashMap::new() };
         let thread = std::thread::Builder::new()
@@ -104,6 +108,7 @@ impl Handler {
             faults: self.shared.faults.load(Ordering::Relaxed),
             pages: self.shared.pages.load(Ordering::Relaxed),
             held: Duration::from_nanos(self.shared.held_ns.load(Ordering::Relaxed)),
+            answering: Duration::from_nanos(self.shared.answering_ns.load(Ordering::Relaxed)),
         }
     }
 }
@@ -168,7 +173,9 @@ impl Shared {
 fn run(shared: &Shared, mut threads: Threads) {
     let mut faults = Vec::new();
     while !shared.over.load(Ordering::SeqCst) {
-        if shared.wait().and_then(|()| shared.userfaultfd.read_faults(&mut faults)).is_err() {
+        let waited = shared.wait();
+        let begun = Instant::now();
+        if waited.and_then(|()| shared.userfaultfd.read_faults(&mut faults)).is_err() {
             // The tracker ends it all at its next call; who waits is answered meanwhile as far as it goes.
             shared.failed.store(true, Ordering::Relaxed);
             shared.lock().set_limit(shared.begun.elapsed(), None);
@@ -189,6 +196,8 @@ fn run(shared: &Shared, mut threads: Threads) {
             let Some(release) = next else { break };
             shared.release(release);
         }
+        let answering_ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        shared.answering_ns.fetch_add(answering_ns, Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,172 @@
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+/// What was asked of the two, in order.
+type Log = Arc<Mutex<Vec<String>>>;
+
+#[derive(Clone, Default)]
+struct Fakes {
+    log: Log,
+    dirty: Arc<Mutex<BTreeSet<u64>>>,
+    faults_fail: bool,
+    quota_fails: bool,
+}
+
+impl Fakes {
+    fn note(&self, what: String) {
+        self.log.lock().unwrap().push(what);
+    }
+
+    fn said(&self) -> Vec<String> {
+        std::mem::take(&mut *self.log.lock().unwrap())
+    }
+
+    fn throttled(&self, means: MeansUse) -> Throttled<Fakes, Fakes> {
+        Throttled::new(self.clone(), self.clone(), Throttling { means, vcpus: 2, pid: 7 })
+    }
+}
+
+impl CpuQuota for Fakes {
+    fn set_share(&mut self, share: Option<f64>) -> io::Result<()> {
+        if self.quota_fails {
+            return Err(io::Error::other("no cgroup"));
+        }
+        self.note(share.map_or("free".to_owned(), |share| format!("share {share:.2}")));
+        Ok(())
+    }
+}
+
+impl Tracking for Fakes {
+    fn start(&mut self) -> Result<(), TrackError> {
+        self.note("start".into());
+        Ok(())
+    }
+
+    fn take_dirty(
+        &mut self,
+        _: usize,
+        within: PageRange,
+        _: u64,
+        out: &mut Vec<PageRange>,
+    ) -> Result<u64, TrackError> {
+        let taken = std::mem::take(&mut *self.dirty.lock().unwrap());
+        out.extend(taken.into_iter().map(|page| PageRange::new(page, 1)));
+        Ok(within.end())
+    }
+
+    fn look(&mut self, _: usize, _: PageRange, _: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
+        let pages = self.dirty.lock().unwrap().len() as u64;
+        Ok(DirtyCount { pages, fullest_chunk_pages: pages })
+    }
+
+    fn throttle(&mut self, limit: Option<f64>) -> Result<(), TrackError> {
+        if self.faults_fail && limit.is_some() {
+            return Err(TrackError::NoKernelFaults);
+        }
+        self.note(limit.map_or("no faults".to_owned(), |limit| format!("faults {limit}")));
+        Ok(())
+    }
+
+    fn let_grow(&mut self, _: bool) {}
+
+    fn changed_over(&self) -> Vec<PageRange> {
+        Vec::new()
+    }
+
+    fn let_stop(&mut self) {
+        self.note("let stop".into());
+    }
+
+    fn throttle_figures(&self) -> ThrottleFigures {
+        ThrottleFigures::default()
+    }
+}
+
+/// As if the last look had been a second ago, in which so many pages were written and half of them taken. Far too many: what is taken
+/// from the vCPUs at a time does not depend on the clock then.
+fn a_second_of(throttled: &mut Throttled<Fakes, Fakes>, pages: u64) {
+    let half = pages / 2;
+    throttled.tracker.dirty.lock().unwrap().clear();
+    throttled.looking.as_mut().unwrap().dirty_pages = 0;
+    throttled.tracker.dirty.lock().unwrap().extend(0..half);
+    throttled.take_dirty(0, PageRange::new(0, 1 << 20), u64::MAX, &mut Vec::new()).unwrap();
+    throttled.tracker.dirty.lock().unwrap().extend(0..half);
+    throttled.looking.as_mut().unwrap().last -= Duration::from_secs(1);
+    throttled.steer();
+}
+
+#[test]
+fn faults_first_and_the_quota_where_they_cannot_follow() {
+    let fakes = Fakes::default();
+    let mut throttled = fakes.throttled(MeansUse::Auto);
+    throttled.throttle(Some(9000.0)).unwrap();
+    assert_eq!(fakes.said(), ["faults 9000"]);
+    assert_eq!(throttled.least_cpu_share(), None);
+    // A faster link. Tracking goes on, and nothing begins anew: no mark is touched, no page lost.
+    throttled.throttle(Some(90_000.0)).unwrap();
+    assert_eq!(fakes.said(), ["share 1.00", "no faults"]);
+    a_second_of(&mut throttled, 800_000);
+    assert_eq!(fakes.said(), ["share 0.25"]);
+    throttled.throttle(Some(80_000.0)).unwrap();
+    assert!(fakes.said().is_empty(), "the loop takes the new limit from here on");
+    a_second_of(&mut throttled, 800_000);
+    assert_eq!(fakes.said(), ["share 0.06"]);
+    // A slower one: writers are held before the processors are let go.
+    throttled.throttle(Some(5000.0)).unwrap();
+    assert_eq!(fakes.said(), ["faults 5000", "free"]);
+    assert_eq!(throttled.least_cpu_share(), Some(0.0625));
+    throttled.throttle(None).unwrap();
+    assert_eq!(fakes.said(), ["no faults"]);
+}
+
+#[test]
+fn a_quota_is_let_go_at_the_stop_and_at_every_end() {
+    let fakes = Fakes::default();
+    let mut throttled = fakes.throttled(MeansUse::Quota);
+    let ends: [fn(&mut Throttled<Fakes, Fakes>); 2] =
+        [Tracking::let_stop, |throttled| throttled.throttle(None).unwrap()];
+    for end in ends {
+        throttled.throttle(Some(1000.0)).unwrap();
+        a_second_of(&mut throttled, 8000);
+        assert_eq!(fakes.said(), ["share 1.00", "no faults", "share 0.25"]);
+        end(&mut throttled);
+        assert_eq!(fakes.said()[0], "free");
+        throttled.steer();
+        assert!(fakes.said().is_empty(), "nobody looks any more");
+    }
+}
+
+#[test]
+fn what_can_not_be_had_is_replaced_where_it_may_be() {
+    let with = |faults_fail, quota_fails| Fakes { faults_fail, quota_fails, ..Fakes::default() };
+    let hold = |fakes: &Fakes, means, limit| fakes.throttled(means).throttle(Some(limit));
+    // QEMU may only handle its own faults: the quota it is.
+    let fakes = with(true, false);
+    hold(&fakes, MeansUse::Auto, 100.0).unwrap();
+    assert_eq!(fakes.said(), ["share 1.00", "no faults"]);
+    assert!(matches!(hold(&fakes, MeansUse::Faults, 100.0), Err(TrackError::NoKernelFaults)));
+    let fakes = with(false, true);
+    hold(&fakes, MeansUse::Auto, 90_000.0).unwrap();
+    assert_eq!(fakes.said(), ["faults 90000"]);
+    let error = hold(&fakes, MeansUse::Quota, 100.0).unwrap_err().to_string();
+    assert!(error.contains("cannot slow the vCPUs of process 7: no cgroup"), "{error}");
+    assert!(hold(&with(true, true), MeansUse::Auto, 100.0).is_err());
+}
+
+#[test]
+fn what_fails_later_lets_the_processors_go() {
+    let fakes = Fakes::default();
+    let mut throttled = fakes.throttled(MeansUse::Auto);
+    throttled.throttle(Some(90_000.0)).unwrap();
+    throttled.quota.quota_fails = true;
+    a_second_of(&mut throttled, 400_000);
+    fakes.said();
+    throttled.throttle(Some(90_000.0)).unwrap();
+    assert_eq!(fakes.said(), ["faults 90000"]);
+}
