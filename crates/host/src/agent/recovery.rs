@@ -152,18 +152,16 @@ impl Agent {
     ) -> Result<(), ApiError> {
         let name = record.spec.name.clone();
         let (condition, reason) = match (record.role, running) {
+            (Role::InDoubt, false) if record.pages_kept_for.is_some() => {
+                let to = record.pages_kept_for.clone().unwrap_or_default();
+                let reason = format!("host {to} runs it, or may, and fetches pages of it from here");
+                (Condition::KeepsPages { to }, Some(reason))
+            }
             // The hand-over had been announced, and the guest had not been stopped for it: it never left.
             (Role::InDoubt, true) => {
                 self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
                 (Condition::Running, None)
             }
-            (Role::InDoubt, false) if record.pages_kept_for.is_some() => (
-                Condition::InDoubt,
-                record
-                    .pages_kept_for
-                    .as_ref()
-                    .map(|host| format!("host {host} runs it, or may, and fetches pages of it from here")),
-            ),
             (Role::InDoubt, false) => (
                 Condition::InDoubt,
                 Some("another host may run it: the link broke at the hand-over".to_owned()),
@@ -185,7 +183,10 @@ impl Agent {
             }
         };
         tracing::info!(vm = name, pid = vm.process.pid, state = %condition.state(), "adopted");
-        let in_doubt = condition == Condition::InDoubt;
+        let keeps_pages_for = match &condition {
+            Condition::KeepsPages { to } => Some(to.clone()),
+            _ => None,
+        };
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = reason;
         slot.vm = Some(vm.clone());
@@ -194,7 +195,7 @@ impl Agent {
         if vm.files.missing().exists() {
             self.page_in_further(&vm).await;
         }
-        if let Some(host) = record.pages_kept_for.filter(|_| in_doubt) {
+        if let Some(host) = keeps_pages_for {
             serve_again(self, &vm, host);
         }
         Ok(())

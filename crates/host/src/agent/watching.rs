@@ -99,7 +99,8 @@ impl Agent {
             }
             tracing::error!(vm = vm.name, reason, "QEMU ended");
             slot.vm = None;
-            if slot.condition == Condition::InDoubt {
+            if matches!(slot.condition, Condition::InDoubt | Condition::KeepsPages { .. }) {
+                slot.condition = Condition::InDoubt;
                 // Its process is gone, the doubt is not: the record stays as it is.
                 slot.reason = Some(format!("another host may run it; here {reason}"));
                 return;

@@ -85,15 +85,13 @@ pub(super) async fn session(
         return Err(ApiError::new(ErrorCode::NotFound, message, "see `godwit vm list` for where it runs"));
     }
     let Some(paging_in) = agent.page_ins().of(name) else {
-        return match info.state {
-            VmState::Running | VmState::Paused => {
-                Ok(PageInAnswer { complete: true, id: None, addresses: Vec::new() })
-            }
-            state => {
-                let message = format!("VM \"{name}\" is {state}");
-                Err(ApiError::new(ErrorCode::Busy, message, "ask again"))
-            }
-        };
+        // Not arrived yet, or pages are missing that nobody fetches: what the source has is all that there is.
+        if info.state == VmState::MigratingIn || agent.files(name)?.missing().exists() {
+            let message = format!("VM \"{name}\" is {} and can't take pages now", info.state);
+            return Err(ApiError::new(ErrorCode::Busy, message, "ask again"));
+        }
+        // It has all of its memory; or it has ended meanwhile, and needs none.
+        return Ok(PageInAnswer { complete: true, id: None, addresses: Vec::new() });
     };
     if !agent.files(name)?.is_missing_from(&request.from) {
         let message = format!("the pages that VM \"{name}\" lacks are not at host {}", request.from);
@@ -247,6 +245,7 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             }
             Err(failure) => {
                 tracing::error!(vm = vm.name, %failure, "its pages are kept, and nobody fetches them");
+                runtime.block_on(agent.hold_in_doubt(&vm.name, &to));
             }
         }
     });

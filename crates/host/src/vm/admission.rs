@@ -19,6 +19,11 @@ pub(crate) enum Condition {
     Paused,
     /// The vCPUs stand still because it is not known whether another host runs the guest.
     InDoubt,
+    /// Another host runs the guest, or may, and fetches pages of it from here: without them the guest is lost.
+    KeepsPages {
+        /// That host.
+        to: String,
+    },
     /// A stop is under way, or the source lets go after a move.
     Stopping,
     /// A deletion is under way, or a shadow is being removed.
@@ -96,8 +101,12 @@ impl Condition {
                 C::MigratingOut { migration: migration.clone() }
             }
             (C::MigratingOut { .. }, O::EndMigration) | (C::MigratingIn { .. }, O::Promote) => C::Running,
-            (C::MigratingOut { .. } | C::MigratingIn { .. }, O::HoldInDoubt) => C::InDoubt,
-            (C::MigratingOut { .. } | C::InDoubt | C::Failed, O::Release) => C::Stopping,
+            (C::MigratingOut { .. } | C::MigratingIn { .. } | C::KeepsPages { .. }, O::HoldInDoubt) => {
+                C::InDoubt
+            }
+            (C::MigratingOut { .. } | C::KeepsPages { .. } | C::InDoubt | C::Failed, O::Release) => {
+                C::Stopping
+            }
             _ => return Err(self.refusal(vm, operation)),
         })
     }
@@ -119,6 +128,12 @@ impl Condition {
             Condition::MigratingIn { from } => busy(
                 format!("it is arriving from host {from}, which runs it"),
                 "wait for the migration's end; until then act on that host".to_owned(),
+            ),
+            Condition::KeepsPages { to } => busy(
+                format!("host {to} runs it, or may, and fetches pages of it from here"),
+                format!(
+                    "wait until host {to} has them; if that host is gone for good, end the QEMU here and `godwit vm delete` it"
+                ),
             ),
             Condition::Starting => busy("a start is under way".to_owned(), "wait for it".to_owned()),
             Condition::Stopping => busy("a stop is under way".to_owned(), "wait for it".to_owned()),
@@ -151,7 +166,7 @@ impl Condition {
             Condition::Stopped => VmState::Stopped,
             Condition::Starting => VmState::Starting,
             Condition::Running => VmState::Running,
-            Condition::Paused | Condition::InDoubt => VmState::Paused,
+            Condition::Paused | Condition::InDoubt | Condition::KeepsPages { .. } => VmState::Paused,
             Condition::Stopping | Condition::Deleting => VmState::Stopping,
             Condition::MigratingOut { .. } => VmState::MigratingOut,
             Condition::MigratingIn { .. } => VmState::MigratingIn,

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
 
 mod deltas;
+mod faults;
 mod lying;
 mod page_in;
 mod quota;

@@ -21,10 +21,10 @@ use godwit_migration::drive::{
 use godwit_migration::source::Verdict;
 use godwit_migration::{Compression, Failure, FailureCode, MeansUse, PageIn, Policy, Progress};
 use godwit_pki::{Authority, Grant, Identity, Role};
-use godwit_ram::{
-    Access, CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
-};
+use godwit_ram::{CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
+
+use super::faults::FakeFaults;
 
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
 pub(crate) const BLOCKS: [u64; 2] = [700, 133];
@@ -352,82 +352,6 @@ pub(crate) fn stalling_lane<'scope>(
         let _ = std::io::copy(&mut &far, &mut &near);
     });
     lane
-}
-
-/// Accesses of a guest that are made up: it comes to three pages of each watched chunk, and is shown none that is not what it is at the
-/// source.
-pub(crate) struct FakeFaults {
-    from: Vec<Arc<Region>>,
-    to: Vec<Arc<Region>>,
-    /// How often the streams are cut when a page is shown.
-    cuts: AtomicUsize,
-    streams: Arc<Mutex<Vec<Stream>>>,
-    watched: Mutex<Vec<(usize, PageRange)>>,
-    told: AtomicBool,
-    runs: Arc<AtomicBool>,
-}
-
-impl FakeFaults {
-    fn is_watched(&self, block: usize, pages: PageRange) -> bool {
-        let watched = self.watched.lock().unwrap();
-        watched.iter().any(|(of, chunk)| *of == block && chunk.intersect(pages) == pages)
-    }
-}
-
-impl Faults for FakeFaults {
-    fn watch(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
-        self.watched.lock().unwrap().push((block, pages));
-        Ok(())
-    }
-
-    fn mapped(&self, block: usize, pages: PageRange) -> Result<Vec<PageRange>, TrackError> {
-        // Nobody waits for the first two of block 1.
-        Ok(Vec::from_iter(Some(PageRange::new(0, 2)).filter(|_| block == 1 && pages.first == 0)))
-    }
-
-    fn accesses(&self, limit: Duration, out: &mut Vec<Access>) -> Result<(), TrackError> {
-        if self.told.swap(true, Ordering::SeqCst) {
-            std::thread::park_timeout(limit);
-            return Ok(());
-        }
-        for (block, chunk) in self.watched.lock().unwrap().iter() {
-            let pages = [chunk.first, chunk.first + 9, chunk.end() - 1, chunk.first + 9];
-            out.extend(pages.map(|page| Access { block: *block, page, thread: 1 }));
-        }
-        Ok(())
-    }
-
-    fn show(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
-        if !self.is_watched(block, pages) {
-            return Err(TrackError::OutOfBounds { block, range: pages });
-        }
-        let bytes = |regions: &[Arc<Region>]| {
-            let mut bytes = vec![0; usize::try_from(pages.len_bytes()).unwrap()];
-            regions[block].copy_out(pages.offset_bytes(), &mut bytes).unwrap();
-            bytes
-        };
-        assert!(
-            bytes(&self.from) == bytes(&self.to),
-            "{pages:?} of block {block} are shown and are not there"
-        );
-        if !self.runs.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        let cut = self.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |cuts| cuts.checked_sub(1));
-        if cut.is_ok() {
-            self.streams.lock().unwrap().iter().for_each(Stream::close);
-        }
-        Ok(())
-    }
-
-    fn release(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
-        self.watched.lock().unwrap().retain(|watched| *watched != (block, pages));
-        Ok(())
-    }
-
-    fn end(&self) {
-        assert!(self.watched.lock().unwrap().is_empty(), "chunks that are whole are still watched");
-    }
 }
 
 #[derive(Clone, Copy, Default)]
