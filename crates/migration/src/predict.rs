@@ -95,15 +95,17 @@ impl DirtyCurve {
         self.points.iter().map(|&(time, pages)| (time, whole(pages)))
     }
 
-    /// What remains `after` a round that lasted so long and sent `sent_pages`. Each of these counts from its being sent on; what else
-    /// the guest writes, from the round's begin.
-    fn remaining_after(&self, sent_pages: f64, round: Duration, after: Duration) -> f64 {
+    /// What remains `after` a round that lasted so long and sent `sent_pages`. Each of these counts from its being protected on, which
+    /// `ahead`, a share of them, are at the round's begin, and the others as many before they are sent; what else the guest
+    /// writes, from the round's begin.
+    fn remaining_after(&self, sent_pages: f64, ahead: f64, round: Duration, after: Duration) -> f64 {
         let parts = f64::from(PARTS_OF_A_ROUND);
-        let since = |part: u32| after.saturating_add(round.mul_f64((f64::from(part) + 0.5) / parts));
+        let place = |part: u32| ahead + (1.0 - ahead) * (f64::from(part) + 0.5) / parts;
+        let since = |part: u32| after.saturating_add(round.mul_f64(place(part)));
         let mean = (0..PARTS_OF_A_ROUND).map(|part| self.pages_within(since(part))).sum::<f64>() / parts;
-        let sent_share = (sent_pages / self.working_set_pages().max(1.0)).min(1.0);
-        let others = self.pages_within(round.saturating_add(after));
-        sent_share * mean + (1.0 - sent_share) * others
+        let all = self.pages_within(round.saturating_add(after));
+        let one_by_one = (1.0 - ahead) * (sent_pages / self.working_set_pages().max(1.0)).min(1.0);
+        one_by_one * mean + (1.0 - one_by_one) * all
     }
 }
 
@@ -150,6 +152,10 @@ pub struct Conditions {
     pub hot: PageCost,
     /// The same while it stands still: no limit of the migration's own holds then.
     pub last: PageCost,
+    /// Chunks that they lie in: a unit of work each.
+    pub hot_chunks: u64,
+    /// Units that a sweep has protected before they are sent.
+    pub units_ahead: u64,
     /// The shortest round trip.
     pub round_trip: Duration,
     /// From the request to the first page: checks, connections, the shadow VM.
@@ -284,12 +290,13 @@ impl<'a> Play<'a> {
 
     /// What is dirty so long after the round's last page was handed to the wire.
     fn count_remaining(&mut self, after: Duration) {
-        let Conditions { curve, data_pages, .. } = self.conditions;
+        let Conditions { curve, data_pages, hot_chunks, units_ahead, .. } = self.conditions;
+        let ahead = (*units_ahead as f64 / (*hot_chunks).max(1) as f64).min(1.0);
         let since = self.round.saturating_add(after);
         self.remaining = match self.number {
             0 => self.conditions.written_by(since).max(self.remaining),
             _ => {
-                let unlimited = curve.remaining_after(self.sent_pages, self.round, after);
+                let unlimited = curve.remaining_after(self.sent_pages, ahead, self.round, after);
                 let limit = self.convergence.throttle_pages_per_s().unwrap_or(f64::INFINITY);
                 unlimited.min(limit * since.as_secs_f64()).min(*data_pages as f64)
             }
@@ -413,6 +420,8 @@ mod tests {
             data: raw,
             hot: raw,
             last: raw,
+            hot_chunks: 128,
+            units_ahead: 12,
             round_trip: ms(0),
             prepare: ms(300),
             tracked: ms(50),
@@ -499,6 +508,14 @@ mod tests {
         let busy = conditions(all_over(65_536.0, 5000.0), 118.0);
         let costs = |hot| predict(&Conditions { hot, ..busy.clone() }).wire_bytes;
         assert!(costs(half) < costs(busy.hot));
+    }
+
+    #[test]
+    fn what_is_protected_long_before_it_is_sent_is_written_again() {
+        let curve = all_over(16_384.0, 20_000.0);
+        let remaining = |ahead| curve.remaining_after(16_384.0, ahead, ms(1000), ms(0));
+        assert!(remaining(0.0) < remaining(0.3) && remaining(0.3) < remaining(1.0));
+        assert_eq!(remaining(1.0), curve.pages_within(ms(1000)));
     }
 
     #[test]

@@ -26,6 +26,8 @@ const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
 pub struct Survey {
     /// Pages that were ever written.
     pub written_pages: u64,
+    /// Chunks of [`CHUNK_PAGES`] that they lie in.
+    pub chunks: u64,
     /// What is in them.
     pub content: Content,
 }
@@ -65,7 +67,8 @@ impl Survey {
         let trial = |codec| Trial::of(try_codec(codec, &pieces));
         let data_share = holding as f64 / looked_at.len().max(1) as f64;
         let content = Content { data_share, lz4: trial(Codec::Lz4), zstd: trial(Codec::Zstd) };
-        Ok(Survey { written_pages, content })
+        let chunks = pages.iter().map(|runs| chunks_of(runs)).sum();
+        Ok(Survey { written_pages, chunks, content })
     }
 
     /// Pages that hold something else than zeros.
@@ -89,6 +92,19 @@ fn piece_from(region: &Region, listed: &[PageRange], first: u64) -> Result<Vec<u
         }
     }
     Ok(piece)
+}
+
+/// The chunks that ascending runs lie in.
+fn chunks_of(runs: &[PageRange]) -> u64 {
+    let mut counted_until = 0;
+    let mut count = 0;
+    for run in runs.iter().filter(|run| !run.is_empty()) {
+        let first = (run.first / CHUNK_PAGES).max(counted_until);
+        let end = (run.end() - 1) / CHUNK_PAGES + 1;
+        count += end.saturating_sub(first);
+        counted_until = end.max(counted_until);
+    }
+    count
 }
 
 /// At most so many of all the pages of several blocks, evenly spread: the block's number and the page.
@@ -136,12 +152,12 @@ mod tests {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let regions = [memory(folder.path())];
         let survey = Survey::of_memory(&regions).unwrap();
-        assert_eq!((survey.written_pages, survey.data_pages()), (3072, 2048));
+        assert_eq!((survey.written_pages, survey.data_pages(), survey.chunks), (3072, 2048, 6));
         let zstd = survey.content.zstd.unwrap();
         assert!((0.4..0.6).contains(&zstd.ratio), "{zstd:?}");
         // The noise alone.
         let some = Survey::of(&regions, &[vec![PageRange::new(0, 3), PageRange::new(500, 200)]]).unwrap();
-        assert_eq!((some.written_pages, some.data_pages()), (203, 203));
+        assert_eq!((some.written_pages, some.data_pages(), some.chunks), (203, 203, 2));
         assert!(some.content.lz4.unwrap().ratio > 0.99, "{some:?}");
     }
 
