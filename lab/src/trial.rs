@@ -11,6 +11,7 @@ mod guest;
 mod lanes;
 mod moving;
 mod needs;
+mod sampling;
 mod traces;
 mod wait;
 
@@ -34,6 +35,7 @@ use crate::{agents as files, down, status, up};
 pub use guest::{Guest, GuestPlan};
 pub use moving::{MOVE_LIMIT, Migration, Watched, other_host, request_to};
 pub use needs::{Needs, missing};
+pub use sampling::{Done, Sample, Sampler};
 pub use traces::Traces;
 pub use wait::{LIMIT, until};
 

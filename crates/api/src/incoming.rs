@@ -88,3 +88,36 @@ pub struct IncomingStatus {
     /// The destination's clock at the time of the answer, ns from a point of its own.
     pub now_ns: u64,
 }
+
+/// `POST /v1/page-ins/{name}`, asked by a source whose guest runs at the asked host while pages of it are still at the source: for
+/// streams to bring them by, instead of those that were cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PageInRequest {
+    /// The generation of the asked host's ownership.
+    pub epoch: u64,
+    /// The source host's name.
+    pub from: String,
+}
+
+/// The answer to a [`PageInRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageInAnswer {
+    /// Nothing is missing: the source may forget the guest.
+    pub complete: bool,
+    /// What the streams' hello carries.
+    #[serde(default)]
+    pub id: Option<String>,
+    /// Where they are expected.
+    #[serde(default)]
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// What a VM that runs already lacks of its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageInState {
+    /// Pages that are still at the source.
+    pub missing_pages: u64,
+    /// Whether they come at the moment: not while the link to the source is cut.
+    pub connected: bool,
+}

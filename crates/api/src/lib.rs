@@ -18,6 +18,7 @@ pub use error::{ApiError, ErrorCode};
 pub use events::{Events, MigrationEvents, ProbeEvents, Told};
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingState, IncomingStatus,
+    PageInAnswer, PageInRequest, PageInState,
 };
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,

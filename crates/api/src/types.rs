@@ -5,11 +5,13 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_migration::{Compression, EngineKind, Intent, Progress, RateLimit, ReferenceUse, Report};
+use godwit_migration::{
+    Compression, EngineKind, Intent, PageInUse, Progress, RateLimit, ReferenceUse, Report,
+};
 use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::DEFAULT_SWITCHOVER_BUDGET_MS;
+use crate::{DEFAULT_SWITCHOVER_BUDGET_MS, PageInState};
 
 /// What a VM does on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -141,6 +143,9 @@ pub struct VmInfo {
     pub machine: String,
     /// The migration that holds it.
     pub migration: Option<String>,
+    /// What it still lacks of its memory; none: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_in: Option<PageInState>,
     /// Addresses of its NICs, as the specification names them.
     pub addresses: Vec<IpAddr>,
     /// The specification it was made from, with everything filled in.
@@ -249,6 +254,11 @@ pub struct MigrationRequest {
     /// What matters most, for `engine: godwit`: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s`.
     #[serde(default)]
     pub policy: Intent,
+    /// Whether the guest may run at the destination while pages of it are still at the source, for `engine: godwit`: `never`,
+    /// `allowed` (where the policy finds nothing better), `now` (when each page has been sent once). A VM whose specification
+    /// refuses it is never.
+    #[serde(default)]
+    pub page_in: PageInUse,
     /// Settings for `engine: qemu`.
     #[serde(default)]
     pub qemu: QemuEngineOptions,
@@ -282,6 +292,7 @@ impl MigrationRequest {
             engine: EngineKind::default(),
             switchover_budget_ms: DEFAULT_SWITCHOVER_BUDGET_MS,
             policy: Intent::default(),
+            page_in: PageInUse::default(),
             qemu: QemuEngineOptions::default(),
             streams: None,
             bandwidth_limit: None,

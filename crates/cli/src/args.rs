@@ -79,6 +79,7 @@ pub(crate) enum Command {
   godwit migrate web --to b --dry-run
   godwit migrate web --to b --switchover-budget 10ms --json >report.json
   godwit migrate web --to b --policy deadline=5min
+  godwit migrate web --to b --page-in
   godwit migrate web --to b --compression zstd
   godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd
   godwit migrate web --to b --detach
@@ -321,7 +322,7 @@ pub(crate) struct CreateArgs {
     /// Read the specification from a TOML or JSON file, the form that `vm show --json` prints as `spec`
     #[arg(short, long, value_name = "FILE", conflicts_with_all = [
         "memory", "vcpus", "cpu", "machine", "accel", "kernel", "initrd", "append", "disk", "nic", "qemu",
-        "private_memory", "device",
+        "private_memory", "device", "no_page_in",
     ])]
     pub(crate) file: Option<PathBuf>,
     /// Memory; repeated, each becomes a block and NUMA node of its own [default: 1GiB]
@@ -363,6 +364,9 @@ pub(crate) struct CreateArgs {
     /// A further -device argument for QEMU
     #[arg(long, value_name = "ARG")]
     pub(crate) device: Vec<String>,
+    /// Never run it while pages of its memory are at another host, whatever a migration asks for
+    #[arg(long)]
+    pub(crate) no_page_in: bool,
     /// Start it at once; if that fails, nothing is left of it
     #[arg(long)]
     pub(crate) start: bool,
@@ -476,6 +480,12 @@ pub(crate) struct MigrateArgs {
     /// What matters most: auto, minimal-pause, minimal-impact, fast-evacuation or deadline=TIME [default: auto]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Option<Intent>,
+    /// Let it run at the destination as soon as each page has been sent once, and fetch what it has written since
+    #[arg(long, conflicts_with = "no_page_in")]
+    pub(crate) page_in: bool,
+    /// Never let it run there before all of its memory is there [default: where nothing else helps]
+    #[arg(long)]
+    pub(crate) no_page_in: bool,
     /// TCP streams of each lane, all lanes together at most 256 [default: as many as are found to pay]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) streams: Option<u32>,

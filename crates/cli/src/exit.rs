@@ -223,6 +223,7 @@ mod tests {
             encodings: Vec::new(),
             missing_pages: 0,
             throttle: None,
+            page_in: None,
             policy: None,
             means: None,
             predicted: None,

@@ -8,7 +8,7 @@ mod line;
 use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions, VmInfo,
 };
-use godwit_migration::{Compression, EngineKind, ReferenceUse, Report};
+use godwit_migration::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -94,6 +94,10 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         let mend = "leave it out; QEMU's has --auto-converge and --postcopy";
         return Err(Failure::usage("--policy belongs to Godwit's own engine", mend));
     }
+    if matches!(options.engine, EngineArg::Qemu) && (options.page_in || options.no_page_in) {
+        let mend = "leave it out; QEMU's has --postcopy";
+        return Err(Failure::usage("--page-in and --no-page-in belong to Godwit's own engine", mend));
+    }
     if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
         let message = "--dry-run belongs to Godwit's own engine: what QEMU's will take is not foretold";
         return Err(Failure::usage(message, "leave out --engine qemu"));
@@ -103,6 +107,11 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         engine: EngineKind::from(options.engine),
         switchover_budget_ms: options.switchover_budget.as_secs_f64() * 1e3,
         policy: options.policy.unwrap_or_default(),
+        page_in: match options {
+            MigrateArgs { page_in: true, .. } => PageInUse::Now,
+            MigrateArgs { no_page_in: true, .. } => PageInUse::Never,
+            _ => PageInUse::Allowed,
+        },
         qemu,
         streams: options.streams,
         bandwidth_limit: options.bandwidth_limit,

@@ -1,7 +1,8 @@
 //! A migration's report for people. The JSON form is the type itself.
 
 use godwit_migration::{
-    EncodingName, EncodingReport, LaneReport, Outcome, Phase, Predicted, Report, SwitchoverReport,
+    EncodingName, EncodingReport, FetchTimes, LaneReport, Outcome, PageInReport, Phase, Predicted, Report,
+    SwitchoverReport,
 };
 
 use crate::output::{Output, Tone, fields, table};
@@ -112,12 +113,34 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
             format!("to {least:.0} pages/s; vCPUs waited {waited} in all, at {writes} writes"),
         ));
     }
+    if let Some(page_in) = &report.page_in {
+        lines.extend(page_in_lines(page_in));
+    }
     if let Some(limit) = report.bandwidth_limit {
         lines.push(("limit", limit.to_string()));
     }
     // One lane that was whole says nothing beyond the bytes above.
     if report.lanes.len() > 1 || report.lanes.iter().any(|lane| !lane.broken.is_empty()) {
         lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
+    }
+    lines
+}
+
+/// How the pages came that the guest lacked, and what it felt of that.
+fn page_in_lines(page_in: &PageInReport) -> Vec<(&'static str, String)> {
+    let PageInReport { pages, demanded_pages, cuts, duration_ms, fetch_ms, .. } = page_in;
+    let cut = match cuts {
+        0 => String::new(),
+        1 => ", cut once".to_owned(),
+        cuts => format!(", cut {cuts} times"),
+    };
+    let mut lines = vec![("paged in", format!("{pages} pages in {}{cut}", millis(*duration_ms)))];
+    if *demanded_pages > 0 {
+        let FetchTimes { median, p90, p99, max } = fetch_ms;
+        let text = format!(
+            "for {demanded_pages} of them: {median:.2} ms in the median, p90 {p90:.2}, p99 {p99:.2}, at most {max:.1}"
+        );
+        lines.push(("guest waited", text));
     }
     lines
 }
@@ -224,6 +247,14 @@ mod tests {
             ],
             missing_pages: 3,
             throttle: Some(ThrottleReport { faults: 5000, pages: 5000, held_ms: 2100.0 }),
+            page_in: Some(PageInReport {
+                pages: 7000,
+                demanded_pages: 40,
+                cuts: 2,
+                duration_ms: 1500.0,
+                fetch_ms: FetchTimes { median: 0.5, p90: 0.8, p99: 2.0, max: 1200.0 },
+                waits: Vec::new(),
+            }),
             policy: Some(Intent::Auto),
             means: Some(Means::Throttle),
             predicted: Some(Predicted {
@@ -264,6 +295,8 @@ mod tests {
             "pre-copy",
             "3 pages that the destination had no more",
             "by 2.3 ms: it was to be 10.0 ms at most",
+            "7000 pages in 1.50 s, cut 2 times",
+            "for 40 of them: 0.50 ms in the median, p90 0.80, p99 2.00, at most 1200.0",
             "to 1700 pages/s; vCPUs waited 2.10 s in all, at 5000 writes",
             "1.10 s, 500 MiB on the wire in 4 rounds, a pause of 14.0 ms; throttle to 1650 pages/s",
             "auto",

@@ -20,7 +20,7 @@ use godwit_ram::RamDir;
 use crate::config::Config;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
-use crate::migration::IncomingMigrations;
+use crate::migration::{IncomingMigrations, PageIns};
 use crate::migrations::Migrations;
 use crate::probe::Probes;
 use crate::protection::Protection;
@@ -38,6 +38,7 @@ pub struct Agent {
     slots: Mutex<BTreeMap<String, Slot>>,
     migrations: Migrations,
     incoming: IncomingMigrations,
+    page_ins: PageIns,
     probes: Probes,
     limits: HostLimits,
     lanes_seen: LanesSeen,
@@ -86,6 +87,11 @@ impl Agent {
     #[must_use]
     pub fn incoming(&self) -> &IncomingMigrations {
         &self.incoming
+    }
+
+    /// The guests that run here while pages of them are elsewhere.
+    pub(crate) fn page_ins(&self) -> &PageIns {
+        &self.page_ins
     }
 
     /// The probe that this host takes part in, if any.
@@ -201,6 +207,7 @@ impl Agent {
             accel: slot.spec.accel.to_string(),
             machine: slot.spec.machine.clone(),
             migration,
+            page_in: self.page_ins.state(name),
             addresses: slot.spec.nics.iter().filter_map(|nic| nic.address).collect(),
             spec: slot.spec.to_vm_spec(),
         }

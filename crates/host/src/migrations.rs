@@ -272,6 +272,7 @@ mod tests {
             encodings: vec![],
             missing_pages: 0,
             throttle: None,
+            page_in: None,
             policy: None,
             means: None,
             predicted: None,

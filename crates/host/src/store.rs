@@ -48,6 +48,9 @@ pub(crate) struct SavedVm {
     pub role: Role,
     /// The generation of its ownership.
     pub epoch: u64,
+    /// The host that it is handed over to while pages of it are kept here; none: all go before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages_kept_for: Option<String>,
     /// What it is.
     pub spec: ResolvedSpec,
 }
@@ -56,7 +59,7 @@ impl SavedVm {
     /// A record in this version's format.
     #[must_use]
     pub(crate) fn new(spec: ResolvedSpec, role: Role, desired: Desired, epoch: u64) -> Self {
-        SavedVm { format: FORMAT, desired, role, epoch, spec }
+        SavedVm { format: FORMAT, desired, role, epoch, pages_kept_for: None, spec }
     }
 }
 

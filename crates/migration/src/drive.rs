@@ -6,16 +6,18 @@ mod destination;
 mod dispatch;
 mod handshake;
 mod intake;
+pub mod page_in;
 mod referring;
 mod source;
 mod sweep;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use godwit_ram::{DirtyCount, DirtyTracker, PageRange, ThrottleFigures, TrackError};
-use godwit_wire::Message;
+use godwit_wire::{Message, PagedIn};
 
 use crate::failure::{Failure, FailureCode};
 use crate::source::Event;
@@ -24,6 +26,7 @@ pub use contents::Offer;
 pub use destination::{DestinationJob, receive};
 pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
+pub use page_in::SessionStream;
 pub use referring::{Deltas, References};
 pub use source::{Connect, SourceJob, SourceResult, send};
 pub(crate) use source::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
@@ -31,10 +34,11 @@ pub(crate) use source::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 /// The hypervisor at the source.
 pub trait SourceHypervisor: Send {
     /// Asks it to stop the guest for the switchover. [`HypervisorEvent::Stopped`] follows, and pieces of the device state may.
+    /// `page_in`: once it runs at the destination it will need what is here; whoever takes this over has to know.
     ///
     /// # Errors
     /// The guest runs on as before.
-    fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure>;
+    fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure>;
 
     /// Lets it write the device state of the stopped guest; [`HypervisorEvent::DeviceStateEnded`] follows.
     ///
@@ -177,6 +181,12 @@ pub trait DestinationHypervisor: Send {
     /// The shadow VM is useless.
     fn finish_load(&mut self) -> Result<(), Failure>;
 
+    /// What a guest needs to run while pages of it are missing: who tells of its accesses, and where to note what is missing.
+    ///
+    /// # Errors
+    /// It can't here; the shadow VM is as it was.
+    fn prepare_page_in(&mut self) -> Result<(Box<dyn page_in::Faults>, PathBuf), Failure>;
+
     /// Lets the guest run, unless `run` is false. Returns when the vCPUs run; who owns it is recorded by
     /// [`DestinationHypervisor::promote`].
     ///
@@ -204,6 +214,13 @@ pub(crate) enum Input {
         /// Its number on the board.
         number: usize,
     },
+    /// The streams for page-in are open, or can't be.
+    PageInStreams {
+        /// They are.
+        open: bool,
+    },
+    /// All pages are at the destination, or it has no such guest.
+    PagedIn(Result<Option<PagedIn>, Failure>),
 }
 
 /// Where events for a source's driver are put, from any thread. It is bounded by who puts: one `Moved` at a time, one end a

@@ -7,7 +7,7 @@ use std::time::Duration;
 use godwit_lanes::parse_scaled;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{DEFAULT_SWITCHOVER_LIMIT, Policy, Throttling};
+use crate::policy::{DEFAULT_SWITCHOVER_LIMIT, PageIn, Policy, Throttling};
 
 /// What matters most. `docs/operations.md` has the table of what each decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,20 @@ pub enum Intent {
     Deadline(Duration),
 }
 
+/// Whether the guest may run at the destination while pages of its memory are still at the source. It then needs both hosts, and the
+/// link between them, until the last page has been fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageInUse {
+    /// No.
+    Never,
+    /// Where the policy finds nothing better.
+    #[default]
+    Allowed,
+    /// Yes, when each page has been sent once.
+    Now,
+}
+
 /// A text that is no intent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -36,8 +50,14 @@ pub struct IntentError(String);
 impl Intent {
     /// The policy that it stands for, with this switchover budget.
     #[must_use]
-    pub fn policy(self, switchover_budget: Duration) -> Policy {
-        let policy = Policy { switchover_budget, ..Policy::default() };
+    pub fn policy(self, switchover_budget: Duration, page_in: PageInUse) -> Policy {
+        let page_in = match (page_in, self) {
+            (PageInUse::Never, _) => PageIn::Never,
+            (PageInUse::Now, _) => PageIn::Now,
+            (PageInUse::Allowed, Intent::FastEvacuation) => PageIn::InsteadOfThrottle,
+            (PageInUse::Allowed, _) => PageIn::LastResort,
+        };
+        let policy = Policy { switchover_budget, page_in, ..Policy::default() };
         match self {
             Intent::Auto => policy,
             Intent::MinimalPause => Policy { switchover_limit: switchover_budget, ..policy },

@@ -25,17 +25,17 @@ pub use clock::PeerClock;
 pub use encoding::{Compression, EncodingName, EncodingReport};
 pub use failure::{Failure, FailureCode};
 pub use godwit_lanes::{BitRate, RateLimit};
-pub use intent::{Intent, IntentError};
+pub use intent::{Intent, IntentError, PageInUse};
 pub use ledger::{Rates, Sweep};
 pub use phase::Phase;
 pub use policy::{
     Convergence, DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, Decision, MOST_SWITCHOVER_BUDGET,
-    Measured, Policy, Throttling,
+    Measured, PageIn, Policy, Throttling,
 };
 pub use predict::{DryRun, Means, Predicted};
 pub use reference::ReferenceUse;
 pub use report::{
-    EngineKind, FailureReport, LaneReport, Outcome, PhaseReport, Progress, Report, RoundReport,
-    SwitchoverReport, ThrottleReport, millis, nanos,
+    EngineKind, FailureReport, FetchTimes, LaneReport, Outcome, PageInReport, PhaseReport, Progress, Report,
+    RoundReport, SwitchoverReport, ThrottleReport, WaitClass, millis, nanos,
 };
 pub use scaler::{FIRST_STREAMS, LaneSample, MOST_STREAMS, Opening, Scaler, first_streams};

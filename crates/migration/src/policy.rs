@@ -29,6 +29,22 @@ pub struct Policy {
     pub throttling: Throttling,
     /// When it is to be over, since the request: writers are slowed as far as that needs, and no further.
     pub deadline: Option<Duration>,
+    /// When the guest is handed over while pages of it are still here.
+    pub page_in: PageIn,
+}
+
+/// When the guest is handed over while pages of it are still at the source: it then depends on both hosts until all have been fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PageIn {
+    /// Never: where nothing else helps it stays where it is.
+    Never,
+    /// Where nothing else helps: its writers can't be slowed, or that is not enough, a deadline has passed, or too many rounds have.
+    #[default]
+    LastResort,
+    /// Where its writers would have to be slowed.
+    InsteadOfThrottle,
+    /// After the first round.
+    Now,
 }
 
 /// When writers are slowed, and how far, as shares of what the wire carries.
@@ -80,6 +96,7 @@ impl Default for Policy {
             may_throttle: true,
             throttling: DEFAULT_THROTTLING,
             deadline: None,
+            page_in: PageIn::default(),
         }
     }
 }
@@ -133,6 +150,8 @@ pub enum Decision {
     NextRound,
     /// Stop the guest now.
     Switchover,
+    /// Stop the guest now, and let it run at the destination while what remains is fetched.
+    PageIn,
     /// It will not converge.
     GiveUp,
 }
@@ -146,6 +165,7 @@ pub struct Convergence {
     recent: VecDeque<u64>,
     stalled: u32,
     may_throttle: bool,
+    may_page_in: bool,
     throttle: Option<Throttle>,
 }
 
@@ -165,8 +185,16 @@ impl Convergence {
     /// Before the first round.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        let may_throttle = policy.may_throttle;
-        Convergence { policy, rounds: 0, recent: VecDeque::new(), stalled: 0, may_throttle, throttle: None }
+        let (may_throttle, may_page_in) = (policy.may_throttle, policy.page_in != PageIn::Never);
+        Convergence {
+            policy,
+            rounds: 0,
+            recent: VecDeque::new(),
+            stalled: 0,
+            may_throttle,
+            may_page_in,
+            throttle: None,
+        }
     }
 
     /// Whether so much remains that [`Convergence::decide`] can't decide on a switchover now.
@@ -189,13 +217,45 @@ impl Convergence {
         (self.may_throttle, self.throttle) = (false, None);
     }
 
+    /// The guest can't run at the destination before all of its memory is there.
+    pub fn cannot_page_in(&mut self) {
+        self.may_page_in = false;
+    }
+
+    /// What the guest dirties, as a share of what the wire carries.
+    fn dirty_share(measured: &Measured) -> f64 {
+        let carried_pages_per_s = measured.bandwidth_bytes_per_s / f64::from(PAGE_SIZE);
+        measured.dirty_pages_per_s / carried_pages_per_s.max(1.0)
+    }
+
+    /// Whether what remains is to be fetched by the running guest.
+    fn pages_in(&self, measured: &Measured, last: bool) -> bool {
+        let writes_too_much = || {
+            let Throttling { above, .. } = self.throttling(measured);
+            Self::dirty_share(measured) > above && measured.exceeds(self.policy.switchover_limit)
+        };
+        let stalls = self.stalled >= STALLED_ROUNDS;
+        self.may_page_in
+            && match self.policy.page_in {
+                PageIn::Never => false,
+                PageIn::Now => true,
+                PageIn::InsteadOfThrottle => last || stalls || writes_too_much(),
+                PageIn::LastResort => {
+                    let at_its_least = |throttle: Throttle| throttle.share <= LEAST_THROTTLED_SHARE && stalls;
+                    let overdue = self.policy.deadline.is_some_and(|deadline| measured.elapsed > deadline);
+                    let slowed_in_vain = self.throttle.is_some_and(at_its_least);
+                    last || overdue || slowed_in_vain || (!self.may_throttle && stalls)
+                }
+            }
+    }
+
     /// Slows writers where they write too much for rounds to get shorter, and more where slowed ones still do.
     fn adapt_throttle(&mut self, measured: &Measured) {
         if !self.may_throttle || (self.stalled == 0 && !measured.exceeds(self.policy.switchover_limit)) {
             return;
         }
         let carried_pages_per_s = measured.bandwidth_bytes_per_s / f64::from(PAGE_SIZE);
-        let dirty_share = measured.dirty_pages_per_s / carried_pages_per_s.max(1.0);
+        let dirty_share = Self::dirty_share(measured);
         let Throttling { above, to } = self.throttling(measured);
         let (share, rounds, halved) = match self.throttle {
             None if dirty_share > above => (to, 0, false),
@@ -244,6 +304,9 @@ impl Convergence {
         if (last || (self.stalled >= STALLED_ROUNDS && at_minimum)) && predicted <= limit {
             return Decision::Switchover;
         }
+        if self.pages_in(measured, last) {
+            return Decision::PageIn;
+        }
         if last {
             return Decision::GiveUp;
         }
@@ -255,7 +318,7 @@ impl Convergence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::intent::Intent;
+    use crate::intent::{Intent, PageInUse};
     use proptest::prelude::*;
 
     fn measured(remaining_pages: u64, dirty_pages_per_s: f64, mb_per_s: f64, rtt_ms: u64) -> Measured {
@@ -322,7 +385,7 @@ mod tests {
             let measured = Measured { elapsed, ..measured(remaining as u64, rate, mb_per_s, 0) };
             match convergence.decide(&measured) {
                 Decision::Switchover => return (took, true),
-                Decision::GiveUp => return (took, false),
+                Decision::GiveUp | Decision::PageIn => return (took, false),
                 Decision::NextRound => {}
             }
             let round = remaining / wire_pages_per_s;
@@ -352,7 +415,7 @@ mod tests {
     fn each_intent_moves_it_in_its_own_time() {
         // Once on the wire: 2.1 s.
         let run = |intent: Intent| {
-            let policy = intent.policy(DEFAULT_SWITCHOVER_BUDGET);
+            let policy = intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
             run(Convergence::new(policy), 65_536.0, 150_000.0, 125.0)
         };
         let (auto, moved) = run(Intent::Auto);
@@ -374,7 +437,8 @@ mod tests {
 
     #[test]
     fn a_guest_that_meets_its_deadline_is_not_slowed() {
-        let policy = Intent::Deadline(Duration::from_secs(60)).policy(DEFAULT_SWITCHOVER_BUDGET);
+        let policy =
+            Intent::Deadline(Duration::from_secs(60)).policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never);
         let mut convergence = Convergence::new(policy);
         convergence.decide(&measured(200_000, 17_000.0, 125.0, 0));
         assert_eq!(convergence.throttle_pages_per_s(), None);
@@ -392,7 +456,7 @@ mod tests {
 
     #[test]
     fn who_may_not_be_slowed_is_not() {
-        let forbidden = Policy { may_throttle: false, ..Policy::default() };
+        let forbidden = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
         let mut unable = Convergence::new(Policy::default());
         unable.cannot_throttle();
         for convergence in [Convergence::new(forbidden), unable] {
@@ -403,11 +467,53 @@ mod tests {
 
     #[test]
     fn a_guest_that_never_converges_is_left_alone() {
-        let mut convergence = Convergence::new(Policy::default());
+        let mut convergence = Convergence::new(Policy { page_in: PageIn::Never, ..Policy::default() });
         let hopeless = measured(200_000, 400_000.0, 25.0, 0);
         let decisions: Vec<_> = (0..40).map(|_| convergence.decide(&hopeless)).collect();
         assert_eq!(decisions.last(), Some(&Decision::GiveUp));
         assert!(decisions[..39].iter().all(|decision| *decision == Decision::NextRound));
+    }
+
+    /// What is decided of a guest that writes sixteen times what the wire carries, and after how many rounds.
+    fn decided(policy: Policy, can_throttle: bool) -> (u32, Decision) {
+        let mut convergence = Convergence::new(policy);
+        if !can_throttle {
+            convergence.cannot_throttle();
+        }
+        let busy = measured(65_536, 100_000.0, 25.0, 0);
+        let mut decisions = (1..).map(|round| (round, convergence.decide(&busy)));
+        decisions.find(|(_, decision)| *decision != Decision::NextRound).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_converge_is_paged_in_where_it_may_be() {
+        let with = |page_in| Policy { page_in, ..Policy::default() };
+        assert_eq!(decided(with(PageIn::Now), true), (1, Decision::PageIn));
+        assert_eq!(decided(with(PageIn::InsteadOfThrottle), true), (1, Decision::PageIn));
+        // Who can't be slowed does not converge within two rounds more.
+        assert_eq!(decided(with(PageIn::LastResort), false), (3, Decision::PageIn));
+        let (rounds, decision) = decided(with(PageIn::LastResort), true);
+        assert_eq!(decision, Decision::PageIn);
+        assert!(rounds > 4, "slowing is tried first, as far as it goes: {rounds}");
+        assert_eq!(decided(with(PageIn::Never), true), (40, Decision::GiveUp));
+        let overdue = Policy { deadline: Some(Duration::ZERO), ..Policy::default() };
+        let late = Measured { elapsed: Duration::from_secs(1), ..measured(65_536, 100_000.0, 25.0, 0) };
+        assert_eq!(Convergence::new(overdue).decide(&late), Decision::PageIn);
+    }
+
+    #[test]
+    fn little_is_never_paged_in() {
+        let mut convergence = Convergence::new(Policy { page_in: PageIn::Now, ..Policy::default() });
+        assert_eq!(convergence.decide(&measured(100, 5000.0, 1000.0, 0)), Decision::Switchover);
+    }
+
+    #[test]
+    fn where_the_destination_cannot_page_in_rounds_go_on() {
+        let mut convergence = Convergence::new(Policy { page_in: PageIn::Now, ..Policy::default() });
+        let busy = measured(65_536, 100_000.0, 25.0, 0);
+        assert_eq!(convergence.decide(&busy), Decision::PageIn);
+        convergence.cannot_page_in();
+        assert_eq!(convergence.decide(&busy), Decision::NextRound);
     }
 
     proptest! {

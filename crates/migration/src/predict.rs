@@ -226,6 +226,7 @@ pub fn predict(conditions: &Conditions) -> Prediction {
         match play.decide() {
             Decision::Switchover if play.least_limit.is_some() => break Means::Throttle,
             Decision::Switchover => break Means::Plain,
+            Decision::PageIn => break Means::PageIn,
             Decision::GiveUp => break Means::None,
             Decision::NextRound => play.next_round(),
         }
@@ -463,7 +464,8 @@ mod tests {
 
     #[test]
     fn where_it_may_not_be_throttled_it_does_not_move() {
-        let policy = Policy { may_throttle: false, ..Policy::default() };
+        let policy =
+            Policy { may_throttle: false, page_in: crate::policy::PageIn::Never, ..Policy::default() };
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         assert_eq!(predict(&Conditions { policy, ..busy }).means, Means::None);
     }
@@ -544,7 +546,8 @@ mod tests {
         assert!(told(&idle).contains("writes 0 pages/s") && told(&idle).contains("by themselves"));
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         assert!(told(&busy).contains("held to") && told(&busy).contains(" % of that"), "{}", told(&busy));
-        let policy = Policy { may_throttle: false, ..Policy::default() };
+        let policy =
+            Policy { may_throttle: false, page_in: crate::policy::PageIn::Never, ..Policy::default() };
         assert!(told(&Conditions { policy, ..busy }).contains("can't be slowed here"));
         let report = predict(&idle).to_report();
         assert_eq!(serde_json::to_value(report).unwrap()["means"], "plain");

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use godwit_lanes::{BitRate, Lane};
+use godwit_wire::{FIRST_WAIT_CLASS_NS, PagedIn, WAIT_CLASSES};
 use serde::{Deserialize, Serialize};
 
 use crate::bandwidth::BandwidthPoint;
@@ -80,6 +81,68 @@ pub struct ThrottleReport {
     pub pages: u64,
     /// How long the vCPUs waited, all together.
     pub held_ms: f64,
+}
+
+/// How the pages came that the guest lacked when it was handed over.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PageInReport {
+    /// Pages that it lacked.
+    pub pages: u64,
+    /// Pages of them that it came to before they were there.
+    pub demanded_pages: u64,
+    /// How often the link was cut, or an agent away, meanwhile.
+    pub cuts: u64,
+    /// From the word of what it will lack to the destination's that all is there.
+    pub duration_ms: f64,
+    /// How long it waited for such a page.
+    pub fetch_ms: FetchTimes,
+    /// Those times by their length; classes that nobody waited in are left out.
+    #[serde(default)]
+    pub waits: Vec<WaitClass>,
+}
+
+/// How long a guest waited for pages that it lacked: 0 where it came to none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FetchTimes {
+    /// Half of the times were no longer,
+    pub median: f64,
+    /// nine of ten,
+    pub p90: f64,
+    /// ninety-nine of a hundred,
+    pub p99: f64,
+    /// and the longest.
+    pub max: f64,
+}
+
+/// Waits of one length.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitClass {
+    /// Shorter than this and no shorter than half of it; the first begins at 0, the last has no end.
+    pub below_ms: Option<f64>,
+    /// How many.
+    pub waits: u64,
+}
+
+impl PageInReport {
+    /// What the destination measured, and how long it took all in all.
+    pub(crate) fn new(figures: &PagedIn, duration_ms: f64) -> PageInReport {
+        let ms = |ns: u64| millis(Duration::from_nanos(ns));
+        let below = |class: usize| (class + 1 < WAIT_CLASSES).then(|| ms(FIRST_WAIT_CLASS_NS << class));
+        let classes = figures.waits.iter().enumerate().filter(|(_, waits)| **waits > 0);
+        PageInReport {
+            pages: figures.pages,
+            demanded_pages: figures.demanded,
+            cuts: figures.cuts,
+            duration_ms,
+            fetch_ms: FetchTimes {
+                median: ms(figures.median_ns),
+                p90: ms(figures.p90_ns),
+                p99: ms(figures.p99_ns),
+                max: ms(figures.most_ns),
+            },
+            waits: classes.map(|(class, &waits)| WaitClass { below_ms: below(class), waits }).collect(),
+        }
+    }
 }
 
 /// One path between the two hosts.
@@ -196,6 +259,9 @@ pub struct Report {
     /// What slowing the guest's writers did; none where they were not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<ThrottleReport>,
+    /// How the pages came that the guest lacked when it was handed over; none where it lacked none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_in: Option<PageInReport>,
     /// What was to matter most; none by QEMU's engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Intent>,
@@ -225,6 +291,7 @@ impl Report {
     pub fn means_of_rounds(&self) -> Option<Means> {
         let code = self.error.as_ref().map(|error| error.code.as_str());
         match self.outcome {
+            Outcome::Completed if self.page_in.is_some() => Some(Means::PageIn),
             Outcome::Completed
                 if self.rounds.iter().any(|round| round.throttled_to_pages_per_s.is_some()) =>
             {

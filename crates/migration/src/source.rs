@@ -4,7 +4,8 @@
 //! Who may run the guest, state by state:
 //! - up to and including [`State::LastPages`]: the source, whatever fails;
 //! - [`State::Committed`]: the destination. The commit point is the action [`Action::SendCommit`];
-//! - back at the source only by the destination's explicit refusal.
+//! - [`State::PagingIn`]: the destination, which can't go on without the pages that are here;
+//! - back at the source only by the destination's explicit refusal, as long as it has not said that it runs the guest.
 
 use std::time::Duration;
 
@@ -59,6 +60,18 @@ pub enum Event {
     CancelRequested,
     /// The answer to [`Action::Throttle`], where it can't be done.
     CannotThrottle,
+    /// The answer to [`Action::PreparePageIn`].
+    PageInReady {
+        /// False: the destination can't, or no stream of it could be opened.
+        able: bool,
+    },
+    /// The answer to [`Action::TellRemaining`].
+    RemainingTold {
+        /// Pages that the guest will lack.
+        pages: u64,
+    },
+    /// The answer to [`Action::ServePages`]: all pages are at the destination, or it has no such guest.
+    PagedIn(Result<(), Failure>),
     /// The answer to [`Action::ResumeGuest`].
     GuestResumed(Result<(), Failure>),
     /// The answer to [`Action::AskVerdict`].
@@ -100,8 +113,13 @@ pub enum Action {
         /// Pages written anew.
         pages_per_s: f64,
     },
+    /// Have the destination, and streams to it, ready for a guest that lacks pages. Answered by [`Event::PageInReady`].
+    PreparePageIn,
     /// Stop the guest. Answered by [`Event::GuestStopped`].
-    BeginSwitchover,
+    BeginSwitchover {
+        /// It will run at the destination while pages of it are here.
+        page_in: bool,
+    },
     /// Let the hypervisor write the device state, which is kept back. Answered by [`Event::DeviceStateEnded`].
     WriteDeviceState,
     /// Send every page dirtied since the last sweep. Answered by [`Event::LastPagesSent`].
@@ -109,6 +127,8 @@ pub enum Action {
         /// The round's number.
         round: u32,
     },
+    /// Say which pages the guest will lack at the destination, and begin to send those. Answered by [`Event::RemainingTold`].
+    TellRemaining,
     /// Say that all pages have been sent, and how many.
     EndPages,
     /// Send the device state that was written since the guest stopped, and its end. After the last page, so that the
@@ -118,6 +138,9 @@ pub enum Action {
     SendCommit,
     /// Tell the destination to forget it. Best effort.
     AbortPeer(Failure),
+    /// The guest runs at the destination, or it is asked for: keep the pages, and send them as often as it takes. Answered by
+    /// [`Event::PagedIn`].
+    ServePages,
     /// Undo the switchover: the guest runs as before, or stays paused if it was. Answered by [`Event::GuestResumed`].
     ResumeGuest,
     /// The guest's writes need not be seen any more.
@@ -147,6 +170,8 @@ pub enum State {
     Looking,
     /// Counting what remains, everything sent being applied.
     Counting,
+    /// The destination makes ready for a guest that lacks pages, while it applies what was sent.
+    PreparingPageIn,
     /// The guest is being stopped.
     Stopping,
     /// The guest stands still; last pages and device state travel.
@@ -155,6 +180,8 @@ pub enum State {
     Committed,
     /// The lane broke after the commit.
     InDoubt,
+    /// The guest runs at the destination, or may, and pages of it are still here.
+    PagingIn,
     /// The guest is being resumed here.
     RollingBack,
     /// The destination runs the guest; the source lets go.
@@ -181,12 +208,25 @@ pub struct Source {
     ledger: Ledger,
     device_state_ended: bool,
     first_last_pages_sent: bool,
+    /// The guest is handed over while pages of it are here.
+    page_in: Option<PreparedPageIn>,
+    /// The destination has said that it runs the guest.
+    runs_there: bool,
     stopped_at: Option<Duration>,
     resumed_at: Option<Duration>,
     last_pages_at: Option<Duration>,
     committed_at: Option<Duration>,
     running: Option<Running>,
     ending: Option<(Outcome, Option<Failure>)>,
+}
+
+/// What has come of what a page-in needs before the guest is stopped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct PreparedPageIn {
+    /// Both ends are ready.
+    ready: bool,
+    /// What was sent is applied.
+    drained: bool,
 }
 
 impl Source {
@@ -202,6 +242,8 @@ impl Source {
             ledger,
             device_state_ended: false,
             first_last_pages_sent: false,
+            page_in: None,
+            runs_there: false,
             stopped_at: None,
             resumed_at: None,
             last_pages_at: None,
@@ -213,7 +255,8 @@ impl Source {
 
     /// Takes an event that happened at `now` (since the migration's start) and says what to do.
     pub fn on(&mut self, now: Duration, event: Event) -> Vec<Action> {
-        if let Some(actions) = self.on_trouble(now, &event) {
+        let special = self.on_trouble(now, &event).or_else(|| self.on_page_in(now, &event));
+        if let Some(actions) = special {
             return actions;
         }
         match (self.state, event) {
@@ -249,8 +292,9 @@ impl Source {
             }
             (State::Stopping, Event::GuestStopped) => {
                 self.stopped_at = Some(now);
-                let round = self.round;
-                self.to(State::LastPages, vec![Action::WriteDeviceState, Action::SendLastPages { round }])
+                let mut actions = vec![Action::WriteDeviceState];
+                actions.extend(self.page_in.is_none().then_some(Action::SendLastPages { round: self.round }));
+                self.to(State::LastPages, actions)
             }
             (State::LastPages, Event::LastPagesSent(sweep)) => self.last_pages_sent(now, sweep),
             (State::LastPages, Event::DeviceStateEnded) => {
@@ -269,6 +313,7 @@ impl Source {
                 | State::Looking
                 | State::Draining
                 | State::Counting
+                | State::PreparingPageIn
                 | State::Stopping
                 | State::LastPages
                 | State::Committed,
@@ -282,9 +327,43 @@ impl Source {
         }
     }
 
+    /// What is different where the guest is handed over while pages of it are here.
+    fn on_page_in(&mut self, now: Duration, event: &Event) -> Option<Vec<Action>> {
+        Some(match (self.state, event) {
+            (State::PreparingPageIn, Event::RoundApplied { round, padding_bytes })
+                if *round == self.round =>
+            {
+                self.ledger.padded(*padding_bytes);
+                self.page_in_prepared(now, |prepared| prepared.drained = true)
+            }
+            (State::PreparingPageIn, Event::PageInReady { able: true }) => {
+                self.page_in_prepared(now, |prepared| prepared.ready = true)
+            }
+            (State::PreparingPageIn, Event::PageInReady { able: false }) => {
+                self.page_in = None;
+                self.convergence.cannot_page_in();
+                self.next_round(now, self.round + 1)
+            }
+            (State::LastPages, Event::DeviceStateEnded) if self.page_in.is_some() => {
+                vec![Action::TellRemaining]
+            }
+            (State::LastPages, Event::RemainingTold { .. }) => {
+                self.last_pages_at = Some(now);
+                self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, Sweep::default());
+                self.commit(now)
+            }
+            (State::PagingIn, Event::PeerRunning(running)) => {
+                (self.running, self.runs_there) = (Some(*running), true);
+                vec![]
+            }
+            (State::PagingIn, Event::PagedIn(ended)) => self.paged_in(now, ended.clone()),
+            _ => return None,
+        })
+    }
+
     /// What can go wrong in any state.
     fn on_trouble(&mut self, now: Duration, event: &Event) -> Option<Vec<Action>> {
-        use State::{Committed, Ended, InDoubt, Releasing, RollingBack};
+        use State::{Committed, Ended, InDoubt, PagingIn, Releasing, RollingBack};
         let failure = match event {
             Event::LaneLost(failure) | Event::Failed(failure) | Event::PeerRefused(failure) => {
                 failure.clone()
@@ -300,11 +379,14 @@ impl Source {
             _ => return None,
         };
         Some(match (self.state, event) {
-            (Ended | RollingBack | Releasing, _) => vec![],
+            // Its pages come and go by other streams than the lane that may be lost.
+            (Ended | RollingBack | Releasing | PagingIn, _) => vec![],
             (Committed | InDoubt, Event::PeerRefused(_) | Event::Verdict(Verdict::Refused(_))) => {
                 self.roll_back(now, Outcome::Failed, failure)
             }
             (Committed, Event::LaneLost(_)) => self.to(InDoubt, vec![Action::AskVerdict]),
+            // It may run, and lack what is here: it is asked for as long as it takes.
+            (InDoubt, Event::Verdict(Verdict::Unknown)) if self.page_in.is_some() => self.serve_pages(now),
             (InDoubt, Event::Verdict(Verdict::Unknown)) => {
                 self.ending = Some((Outcome::InDoubt, Some(failure)));
                 self.finish(now)
@@ -400,7 +482,12 @@ impl Source {
             Decision::Switchover => {
                 self.round += 1;
                 self.ledger.enter(now, Phase::Switchover);
-                self.to(State::Stopping, vec![Action::BeginSwitchover])
+                self.to(State::Stopping, vec![Action::BeginSwitchover { page_in: false }])
+            }
+            Decision::PageIn => {
+                self.page_in = Some(PreparedPageIn::default());
+                self.ledger.enter(now, Phase::Convergence);
+                self.to(State::PreparingPageIn, vec![Action::PreparePageIn, Action::Drain])
             }
             Decision::GiveUp => {
                 let detail = format!(
@@ -422,8 +509,44 @@ impl Source {
             self.last_pages_at = Some(now);
             return self.sweep_once_more();
         }
+        self.commit(now)
+    }
+
+    fn commit(&mut self, now: Duration) -> Vec<Action> {
         self.committed_at = Some(now);
         self.to(State::Committed, vec![Action::EndPages, Action::SendDeviceState, Action::SendCommit])
+    }
+
+    fn page_in_prepared(&mut self, now: Duration, done: impl FnOnce(&mut PreparedPageIn)) -> Vec<Action> {
+        let mut prepared = self.page_in.unwrap_or_default();
+        done(&mut prepared);
+        self.page_in = Some(prepared);
+        if !(prepared.ready && prepared.drained) {
+            return vec![];
+        }
+        self.round += 1;
+        self.ledger.enter(now, Phase::Switchover);
+        self.to(State::Stopping, vec![Action::BeginSwitchover { page_in: true }])
+    }
+
+    fn serve_pages(&mut self, now: Duration) -> Vec<Action> {
+        self.ledger.last_round_over(now);
+        self.ledger.enter(now, Phase::PageIn);
+        self.to(State::PagingIn, vec![Action::StopTracking, Action::ServePages])
+    }
+
+    fn paged_in(&mut self, now: Duration, ended: Result<(), Failure>) -> Vec<Action> {
+        let failure = match ended {
+            Ok(()) => return self.let_go(now),
+            Err(failure) => failure,
+        };
+        if self.runs_there {
+            // It ran there. What became of it is not to be guessed, and the pages here are older than it.
+            let failure = Failure::new(FailureCode::InDoubt, failure.detail);
+            self.ending = Some((Outcome::InDoubt, Some(failure)));
+            return self.finish(now);
+        }
+        self.roll_back(now, Outcome::Failed, failure)
     }
 
     /// Devices may write memory until their state is complete: once it is, one more sweep makes sure of the last byte.
@@ -436,8 +559,15 @@ impl Source {
     }
 
     fn peer_runs(&mut self, now: Duration, running: Option<Running>) -> Vec<Action> {
-        self.running = running;
+        (self.running, self.runs_there) = (running, true);
+        if self.page_in.is_some() {
+            return self.serve_pages(now);
+        }
         self.ledger.last_round_over(now);
+        self.let_go(now)
+    }
+
+    fn let_go(&mut self, now: Duration) -> Vec<Action> {
         self.ledger.enter(now, Phase::Announce);
         self.ending = Some((Outcome::Completed, None));
         self.to(State::Releasing, vec![Action::StopTracking, Action::ReleaseGuest])

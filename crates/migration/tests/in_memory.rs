@@ -7,13 +7,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use godwit_migration::source::{Action as SourceAction, Event as SourceEvent, Plan, Source, State, Verdict};
-use godwit_migration::{Failure, FailureCode, Outcome, Policy, Sweep, destination};
+use godwit_migration::{Failure, FailureCode, Outcome, PageIn, Policy, Sweep, destination};
 use godwit_wire::{Begin, Running};
 
 use destination::{Action as DestinationAction, Destination, Ending, Event as DestinationEvent};
 
 const PAGES: usize = 400;
 const EPOCH: u64 = 7;
+/// Below what any switchover costs: how much remains decides.
+const BUDGET: Duration = Duration::from_millis(1);
 /// 4 KiB pages at this rate make rounds long enough that the policy needs several.
 const STEP: Duration = Duration::from_millis(3);
 
@@ -24,6 +26,7 @@ enum Word {
     RoundEnd(u32),
     DeviceState,
     DeviceStateEnd(u64),
+    Remaining(BTreeSet<usize>),
     PagesEnd(u64),
     Commit,
     Abort(Failure),
@@ -57,6 +60,8 @@ struct World {
     destination_memory: Vec<u64>,
     dirty: BTreeSet<usize>,
     tracking: bool,
+    /// Pages that the guest lacks at the destination.
+    missing: BTreeSet<usize>,
     source_runs: bool,
     destination_runs: bool,
     load_fails: bool,
@@ -72,8 +77,13 @@ struct World {
 
 impl World {
     fn new(seed: u64, writes_per_step: usize) -> Self {
+        World::with(seed, writes_per_step, PageIn::default())
+    }
+
+    fn with(seed: u64, writes_per_step: usize, page_in: PageIn) -> Self {
+        let policy = Policy { page_in, switchover_budget: BUDGET, ..Policy::default() };
         World {
-            source: Source::new(&Plan { policy: Policy::default(), preflight: Duration::ZERO }),
+            source: Source::new(&Plan { policy, preflight: Duration::ZERO }),
             destination: Destination::new(vec![PAGES as u64], EPOCH),
             now: Duration::ZERO,
             to_destination: VecDeque::new(),
@@ -85,6 +95,7 @@ impl World {
             destination_memory: vec![u64::MAX; PAGES],
             dirty: BTreeSet::new(),
             tracking: false,
+            missing: BTreeSet::new(),
             source_runs: true,
             destination_runs: false,
             load_fails: false,
@@ -167,7 +178,19 @@ impl World {
                 self.source_events.push_back(SourceEvent::CannotThrottle);
             }
             SourceAction::Throttle { .. } => self.writes_per_step = self.writes_per_step.div_ceil(2),
-            SourceAction::BeginSwitchover => {
+            SourceAction::PreparePageIn => {
+                let able = !self.random().is_multiple_of(4);
+                self.source_events.push_back(SourceEvent::PageInReady { able });
+            }
+            SourceAction::TellRemaining => {
+                let missing = std::mem::take(&mut self.dirty);
+                let pages = missing.len() as u64;
+                self.send(Word::Remaining(missing));
+                self.source_events.push_back(SourceEvent::RemainingTold { pages });
+            }
+            // See World::step.
+            SourceAction::ServePages => {}
+            SourceAction::BeginSwitchover { .. } => {
                 self.guest_works();
                 self.source_runs = false;
                 self.source_events.push_back(SourceEvent::GuestStopped);
@@ -222,7 +245,10 @@ impl World {
             }),
             DestinationAction::RunGuest { run } => {
                 assert!(!self.source_runs, "runs at both ends");
-                assert_eq!(self.destination_memory, self.source_memory, "runs with other memory");
+                for page in (0..PAGES).filter(|page| !self.missing.contains(page)) {
+                    let (there, here) = (self.destination_memory[page], self.source_memory[page]);
+                    assert_eq!(there, here, "runs with another page {page}");
+                }
                 self.destination_runs = run;
                 self.destination_events.push_back(DestinationEvent::GuestRuns);
             }
@@ -249,6 +275,10 @@ impl World {
             }
             Word::RoundEnd(round) => {
                 self.send(Word::RoundApplied(round));
+                return None;
+            }
+            Word::Remaining(missing) => {
+                self.missing = missing;
                 return None;
             }
             Word::PagesEnd(sent) => DestinationEvent::PagesComplete { sent, applied: self.pages_applied },
@@ -283,11 +313,30 @@ impl World {
                 other => panic!("{other:?} at the source"),
             };
             self.source_takes(event);
+        } else if self.source.state() == State::PagingIn {
+            self.serve();
         } else {
             return false;
         }
         assert!(!(self.source_runs && self.destination_runs), "two guests run");
         true
+    }
+
+    /// The source's pages come by streams of their own, as often as those break.
+    fn serve(&mut self) {
+        let ended = match &self.finished {
+            Some(Ending::Runs) => {
+                assert!(!self.released, "released while pages are missing");
+                for page in std::mem::take(&mut self.missing) {
+                    self.destination_memory[page] = self.source_memory[page];
+                }
+                assert_eq!(self.destination_memory, self.source_memory, "other memory");
+                Ok(())
+            }
+            Some(Ending::Discarded(failure)) => Err(failure.clone()),
+            None => panic!("nothing can happen at the destination any more"),
+        };
+        self.source_takes(SourceEvent::PagedIn(ended));
     }
 
     fn source_takes(&mut self, event: SourceEvent) {
@@ -400,6 +449,49 @@ fn a_fault_at_any_step_leaves_exactly_one_guest() {
                 world.check(fault, at);
             }
         }
+    }
+}
+
+#[test]
+fn a_guest_that_lacks_pages_moves_with_every_write_it_made() {
+    let mut paged_in = 0;
+    for seed in 0..200 {
+        let mut world = World::with(seed, 40, PageIn::Now);
+        world.run(Fault::None, 0);
+        world.check(Fault::None, 0);
+        // Where the destination can't do it, a guest that writes so much may stay where it is.
+        let unable = world.log.iter().any(|line| line.contains("able: false"));
+        assert!(unable || world.source.ending().unwrap().0 == Outcome::Completed, "{}", world.log.join("\n"));
+        paged_in += usize::from(world.log.iter().any(|line| line.contains("PagingIn")));
+    }
+    assert!(paged_in > 100, "{paged_in}");
+}
+
+#[test]
+fn a_fault_at_any_step_of_a_page_in_leaves_exactly_one_guest() {
+    let faults =
+        [Fault::LaneCut, Fault::SourceFails, Fault::DestinationFails, Fault::LoadFails, Fault::Cancel];
+    for seed in 0..20 {
+        let steps = World::with(seed, 40, PageIn::Now).run(Fault::None, 0);
+        for fault in faults {
+            for at in 0..=steps {
+                let mut world = World::with(seed, 40, PageIn::Now);
+                world.run(fault, at);
+                world.check(fault, at);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_is_gone_from_where_it_ran_is_in_doubt_and_not_resumed() {
+    let mut world = World::with(3, 40, PageIn::Now);
+    while world.source.state() != State::PagingIn && world.step() {}
+    if world.source.state() == State::PagingIn {
+        let gone = Failure::new(FailureCode::InDoubt, "it has no such VM any more");
+        world.source_takes(SourceEvent::PagedIn(Err(gone)));
+        assert_eq!(world.source.ending().unwrap().0, Outcome::InDoubt);
+        assert!(!world.source_runs && !world.released);
     }
 }
 

@@ -82,6 +82,9 @@ pub struct VmSpec {
     /// Further `-device` arguments, as QEMU takes them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_devices: Vec<String>,
+    /// It is never run while pages of its memory are at another host: a migration that can't end otherwise fails.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refuses_page_in: bool,
 }
 
 /// One block of guest memory.
@@ -239,6 +242,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::extra_devices`].
     #[serde(default)]
     pub extra_devices: Vec<String>,
+    /// See [`VmSpec::refuses_page_in`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refuses_page_in: bool,
 }
 
 /// A network interface with its hardware address.
@@ -443,6 +449,7 @@ impl VmSpec {
             disks: Vec::new(),
             nics: Vec::new(),
             extra_devices: Vec::new(),
+            refuses_page_in: false,
         }
     }
 
@@ -552,6 +559,7 @@ impl VmSpec {
             cmdline: self.cmdline,
             disks: self.disks,
             extra_devices: self.extra_devices,
+            refuses_page_in: self.refuses_page_in,
         })
     }
 }
@@ -606,6 +614,7 @@ impl ResolvedSpec {
                 })
                 .collect(),
             extra_devices: self.extra_devices.clone(),
+            refuses_page_in: self.refuses_page_in,
         }
     }
 }

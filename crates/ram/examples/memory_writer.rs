@@ -3,7 +3,8 @@
 //! Arguments: `shared:PATH` or `private:PATH`, each a mapping, numbered from 0. Commands on standard input, a line each:
 //! `write MAPPING PAGE COUNT [STEP]` (every STEPth page of COUNT), `kernel MAPPING PAGE COUNT` (the kernel writes, by read(2)), `read MAPPING PAGE COUNT`,
 //! `discard MAPPING PAGE COUNT` (as a balloon does), `bytes MAPPING PAGE COUNT` (answered with the first byte of each page),
-//! `environment`. Each is answered with a line when it is done.
+//! `crowd MAPPING PAGE COUNT THREADS` (the same by several threads, which begin in different places; answered with `torn PAGE` where
+//! one has seen a page whose bytes were not all alike), `environment`. Each is answered with a line when it is done.
 #![allow(unsafe_code, reason = "maps memory and writes single bytes of it, as a hypervisor would")]
 
 use std::error::Error;
@@ -45,6 +46,40 @@ fn map(argument: &str) -> Result<Mapping, Box<dyn Error>> {
     Ok(Mapping { base: base.cast() })
 }
 
+/// The first byte of each page, as all of the threads have seen it; else what one of them saw instead.
+fn crowd(mapping: &Mapping, first: u64, count: u64, threads: u64) -> String {
+    let base = mapping.base.expose_provenance();
+    let look = |page: u64| {
+        let start = base + usize::try_from(page * PAGE_SIZE).map_err(|error| error.to_string())?;
+        let at = |offset: usize| std::ptr::with_exposed_provenance::<u8>(start + offset);
+        // SAFETY: as in `run`.
+        let bytes = [0, 1777, 4095].map(|offset| unsafe { at(offset).read_volatile() });
+        if bytes.iter().all(|byte| *byte == bytes[0]) { Ok(bytes[0]) } else { Err(format!("torn {page}")) }
+    };
+    let walk = |thread: u64| {
+        let mut seen = vec![0; usize::try_from(count).unwrap_or(0)];
+        for step in 0..count {
+            let offset = (step + thread * count / threads) % count;
+            if let Some(byte) = usize::try_from(offset).ok().and_then(|offset| seen.get_mut(offset)) {
+                *byte = look(first + offset)?;
+            }
+        }
+        Ok(seen.iter().map(u8::to_string).collect::<Vec<_>>().join(" "))
+    };
+    let answers: Vec<Result<String, String>> = std::thread::scope(|scope| {
+        let walks: Vec<_> = (0..threads).map(|thread| scope.spawn(move || walk(thread))).collect();
+        let ended =
+            |walk: std::thread::ScopedJoinHandle<'_, _>| walk.join().unwrap_or(Err("died".to_owned()));
+        walks.into_iter().map(ended).collect()
+    });
+    let differ = answers.windows(2).any(|pair| pair[0] != pair[1]);
+    match answers.into_iter().next() {
+        Some(Ok(seen)) if !differ => seen,
+        Some(Err(torn)) => torn,
+        _ => "they differ".to_owned(),
+    }
+}
+
 fn run(mappings: &[Mapping], zeros: &File, line: &str) -> Result<String, Box<dyn Error>> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [command, numbers @ ..] = words.as_slice() else {
@@ -58,6 +93,10 @@ fn run(mappings: &[Mapping], zeros: &File, line: &str) -> Result<String, Box<dyn
         return Ok(format!("environment {}", names.join(" ")));
     }
     let numbers = numbers.iter().map(|word| word.parse::<u64>()).collect::<Result<Vec<_>, _>>()?;
+    if let ("crowd", [mapping, first, count, threads]) = (*command, &numbers[..]) {
+        let mapping = mappings.get(usize::try_from(*mapping)?).ok_or("no such mapping")?;
+        return Ok(crowd(mapping, *first, *count, *threads));
+    }
     let (mapping, first, count, step) = match numbers[..] {
         [mapping, first, count] => (mapping, first, count, 1),
         [mapping, first, count, step] => (mapping, first, count, step),

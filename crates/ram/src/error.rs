@@ -129,6 +129,20 @@ pub enum TrackError {
         /// The tracker's socket.
         socket: PathBuf,
     },
+    /// The library in QEMU is of a version that keeps no userfaultfd.
+    #[error("the tracker library at {socket} is too old for a guest that runs before its memory is there: an earlier agent \
+        started the VM; migrate it with pre-copy alone, or restart it by this agent", socket = socket.display())]
+    LibraryTooOld {
+        /// The tracker's socket.
+        socket: PathBuf,
+    },
+    /// The library in QEMU has no copy of a userfaultfd.
+    #[error("the tracker library at {socket} keeps no userfaultfd: no memory of this VM was waited for when its agent ended, \
+        or QEMU has been started anew since", socket = socket.display())]
+    NothingKept {
+        /// The tracker's socket.
+        socket: PathBuf,
+    },
     /// The userfaultfd is of another process than the one to be tracked.
     #[error(
         "the tracker library that answered does not run in process {pid}: the VM's tracker socket is another VM's; \
@@ -172,8 +186,8 @@ pub enum TrackError {
     },
     /// The userfaultfd gives away no faults that happen in the kernel.
     #[error(
-        "the guest's writes can't be slowed: QEMU may only handle its own faults; run the agent as root with \
-        /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1, and start the VM again"
+        "the guest can't be made to wait, for its writes to be slowed or its memory to come: QEMU may only handle its own \
+        faults; run the agent as root with /dev/userfaultfd, or set vm.unprivileged_userfaultfd=1, and start the VM again"
     )]
     NoKernelFaults,
     /// The thread that answers throttled writes has ended.
@@ -181,6 +195,15 @@ pub enum TrackError {
         "the writes of process {pid} that were slowed can't be answered any more: the kernel's userfaultfd failed"
     )]
     ThrottleFailed {
+        /// QEMU's process.
+        pid: i32,
+    },
+    /// Each stretch of memory that is waited for is a mapping of its own, and there are as many as the kernel allows.
+    #[error(
+        "process {pid} has as many mappings as the kernel allows: what is missing of its memory is too scattered; raise \
+        vm.max_map_count (sysctl) on this host, or migrate with pre-copy alone"
+    )]
+    TooManyMappings {
         /// QEMU's process.
         pid: i32,
     },

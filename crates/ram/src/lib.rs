@@ -6,6 +6,7 @@
 //! - [`send_parts`] and [`Region::receive`]: from a region's pages to a socket and back without a copy in between.
 //! - [`DirtyTracker`]: which pages a running guest has written; [`tracking`] has the essay on how.
 //! - [`PageIn`]: a guest that runs while pages of its memory are missing; [`page_in`] has the essay.
+//! - [`MissingPages`]: which pages those are, in a file that outlives the agent.
 //! - [`PageRange`] and its lists ([`pages`]).
 //!
 //! This crate and the tracker library are the only places with unsafe code. It knows neither the migration protocol nor
@@ -18,6 +19,7 @@
 
 mod error;
 mod file;
+mod missing;
 pub mod page_in;
 pub mod pages;
 mod ramdir;
@@ -29,6 +31,7 @@ mod zero_copy;
 
 pub use error::{RamError, TrackError};
 pub use file::RamFile;
+pub use missing::MissingPages;
 pub use page_in::{Access, PageIn};
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};
 pub use ramdir::RamDir;

@@ -8,8 +8,12 @@
 
 mod support;
 
-use godwit_ram::DirtyTracker;
-use godwit_ram::tracking::protocol::{MESSAGE_LEN, Origin, parse_answer, request};
+use std::time::{Duration, Instant};
+
+use godwit_ram::tracking::protocol::{
+    MESSAGE_LEN, Origin, Request, answer as answer_of, parse_answer, request,
+};
+use godwit_ram::{DirtyTracker, PageIn, TrackError, tracker_listener};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use support::{Bench, Start, Writer};
@@ -47,7 +51,7 @@ fn answers_in_pieces_without_a_device_and_after_nonsense() {
 
     // A process of nobody, and no device sent along: what the system call gives is what it has.
     let pieces = connect(&writer);
-    let request = request();
+    let request = request(Request::New);
     send(&pieces, &request[..3]);
     send(&pieces, &request[3..]);
     let (origin, errno) = answer(&pieces).expect("an answer");
@@ -58,4 +62,77 @@ fn answers_in_pieces_without_a_device_and_after_nonsense() {
     let _silent = connect(&writer);
     let tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions);
     assert!(tracker.is_ok(), "{:?}", tracker.err());
+}
+
+#[test]
+fn one_userfaultfd_is_kept_and_no_descriptor_is_lost() {
+    let Some(bench) = Bench::tracking() else { return };
+    let regions = [bench.region("a", 10)];
+    let writer = Writer::start(&bench, "tracker", &[regions[0].path()], Start::default());
+    let ask = |wanted| {
+        let connection = connect(&writer);
+        rustix::net::send(&connection, &request(wanted), SendFlags::NOSIGNAL).expect("sends");
+        answer(&connection)
+    };
+    // The library closes a connection after it has answered.
+    let open = |expected: usize| {
+        let end = Instant::now() + Duration::from_secs(5);
+        while writer.descriptors() != expected && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert_eq!(writer.descriptors(), expected);
+    };
+    let before = writer.descriptors();
+    let none_kept = (Origin::None, u16::try_from(rustix::io::Errno::NOENT.raw_os_error()).expect("small"));
+    assert_eq!(ask(Request::Kept), Some(none_kept));
+    assert_eq!(ask(Request::DropKept), Some((Origin::None, 0)), "there is none to drop");
+    for _ in 0..20 {
+        let (new, errno) = ask(Request::New).expect("an answer");
+        assert_eq!((new != Origin::None, errno), (true, 0));
+    }
+    open(before);
+    let kept = ask(Request::NewKept).expect("an answer");
+    for _ in 0..20 {
+        assert_eq!(ask(Request::NewKept), Some(kept), "the newer takes its place");
+        assert_eq!(ask(Request::Kept), Some(kept), "and is given with where it came from");
+    }
+    open(before + 1);
+    drop(PageIn::attach(&writer.socket, writer.pid(), &regions).expect("attaches"));
+    open(before + 1);
+    PageIn::attach_again(&writer.socket, writer.pid(), &regions).expect("attaches").end().expect("ends");
+    open(before);
+    // What fails leaves none behind.
+    let tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
+    assert!(PageIn::attach(&writer.socket, writer.pid(), &regions).is_err());
+    open(before);
+    drop(tracker);
+}
+
+/// A library of the first version compares the version, and no more.
+#[test]
+fn a_library_that_keeps_none_is_told_from_one_that_is_not_understood() {
+    let Some(bench) = Bench::tracking() else { return };
+    let regions = [bench.region("a", 10)];
+    let writer = Writer::start(&bench, "tracker", &[regions[0].path()], Start::default());
+    let socket = bench.socket("old");
+    let listener = tracker_listener(&socket).expect("a listener");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..3 {
+                let connection = rustix::net::accept(&listener).expect("somebody comes");
+                let mut bytes = [0u8; MESSAGE_LEN];
+                rustix::net::recv(&connection, &mut bytes, RecvFlags::empty()).expect("a request");
+                let errno = if bytes[4] == 1 { rustix::io::Errno::PERM } else { rustix::io::Errno::PROTO };
+                let errno = u16::try_from(errno.raw_os_error()).expect("small");
+                let refused = answer_of(Origin::None, errno);
+                rustix::net::send(&connection, &refused, SendFlags::NOSIGNAL).expect("sends");
+            }
+        });
+        let too_old = PageIn::attach(&socket, writer.pid(), &regions).err();
+        assert!(matches!(too_old, Some(TrackError::LibraryTooOld { .. })), "{too_old:?}");
+        let too_old = PageIn::attach_again(&socket, writer.pid(), &regions).err();
+        assert!(matches!(too_old, Some(TrackError::LibraryTooOld { .. })), "{too_old:?}");
+        let other = DirtyTracker::attach(&socket, writer.pid(), &regions).err();
+        assert!(matches!(other, Some(TrackError::NoUserfaultfd { .. })), "{other:?}");
+    });
 }

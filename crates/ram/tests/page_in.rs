@@ -11,10 +11,13 @@ mod support;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
-use godwit_ram::{Access, PAGE_SIZE, PageIn, PageRange, Region};
-use support::{Random, TwoBlocks};
+use godwit_ram::{
+    Access, CHUNK_PAGES, DirtyTracker, MissingPages, PAGE_SIZE, PageIn, PageRange, Region, TrackError,
+};
+use support::{Random, TwoBlocks, mappings_of};
 
 /// Two blocks of which neither is a multiple of 2 MiB.
 const PAGES: [u64; 2] = [3 * 512 + 5, 2 * 512 + 77];
@@ -38,27 +41,68 @@ fn attach(shadow: &TwoBlocks) -> PageIn {
     PageIn::attach(&shadow.writer.socket, shadow.writer.pid(), &shadow.regions).expect("attaches")
 }
 
+/// Attaches and watches everything.
+fn watch_all(shadow: &TwoBlocks) -> PageIn {
+    let page_in = attach(shadow);
+    for (block, region) in shadow.regions.iter().enumerate() {
+        for chunk in region.all_pages().chunks(CHUNK_PAGES) {
+            page_in.watch(block, chunk).expect("it runs");
+        }
+    }
+    page_in
+}
+
+type Pages = BTreeSet<(usize, u64)>;
+
+/// Fetches what is waited for now and neither `present` nor fetched already.
+fn fetch(
+    page_in: &PageIn,
+    regions: &[Arc<Region>],
+    present: &(dyn Fn(usize, u64) -> bool + Sync),
+    fetched: &mut Pages,
+) {
+    let mut accesses: Vec<Access> = Vec::new();
+    page_in.accesses(&mut accesses).expect("it runs");
+    for Access { block, page, .. } in accesses {
+        if !present(block, page) && fetched.insert((block, page)) {
+            put(regions, block, page);
+        }
+        page_in.show(block, PageRange::new(page, 1)).expect("it runs");
+    }
+}
+
+/// The page's bytes come into the file.
+fn put(regions: &[Arc<Region>], block: usize, page: u64) {
+    regions[block].copy_in(page * PAGE_SIZE, &[fresh(block, page); 4096]).expect("in bounds");
+}
+
+fn fresh_bytes(block: usize, pages: PageRange) -> Vec<u8> {
+    (pages.first..pages.end()).map(|page| fresh(block, page)).collect()
+}
+
+/// Reads accesses, and answers none, until so many threads wait.
+fn until_waiting(page_in: &PageIn, threads: usize) -> Vec<Access> {
+    let mut accesses: Vec<Access> = Vec::new();
+    while accesses.iter().map(|access| access.thread).collect::<BTreeSet<_>>().len() < threads {
+        page_in.accesses(&mut accesses).expect("it runs");
+        std::thread::yield_now();
+    }
+    accesses
+}
+
 /// Has `use_memory` run while whatever is waited for is fetched, and gives what was. Pages of `present` are there already.
 fn while_fetching<T: Send>(
     page_in: &PageIn,
     regions: &[Arc<Region>],
     present: &(dyn Fn(usize, u64) -> bool + Sync),
     use_memory: impl FnOnce() -> T + Send,
-) -> (T, BTreeSet<(usize, u64)>) {
+) -> (T, Pages) {
     let (over, fetched) = (AtomicBool::new(false), Mutex::new(BTreeSet::new()));
     let result = std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut accesses: Vec<Access> = Vec::new();
             while !over.load(Ordering::SeqCst) {
-                page_in.accesses(&mut accesses).expect("it runs");
-                for Access { block, page, .. } in accesses.drain(..) {
-                    let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
-                    if !present(block, page) && fetched.insert((block, page)) {
-                        let bytes = [fresh(block, page); 4096];
-                        regions[block].copy_in(page * PAGE_SIZE, &bytes).expect("in bounds");
-                    }
-                    page_in.show(block, PageRange::new(page, 1)).expect("it runs");
-                }
+                let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
+                fetch(page_in, regions, present, &mut fetched);
                 std::thread::yield_now();
             }
         });
@@ -72,7 +116,7 @@ fn while_fetching<T: Send>(
 #[test]
 fn what_is_missing_is_waited_for_and_never_seen_stale() {
     let Some(shadow) = shadow() else { return };
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
     let (writer, fetched) = while_fetching(&page_in, &regions, &|_, _| false, || {
         let mut random = Random(3);
@@ -93,7 +137,7 @@ fn what_is_missing_is_waited_for_and_never_seen_stale() {
 #[test]
 fn writes_of_the_process_and_of_the_kernel_wait_too() {
     let Some(shadow) = shadow() else { return };
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
     let ((), fetched) = while_fetching(&page_in, &regions, &|_, _| false, || {
         writer.run("write", 0, 10, 5);
@@ -112,7 +156,7 @@ fn writes_of_the_process_and_of_the_kernel_wait_too() {
 #[test]
 fn what_is_shown_beforehand_is_not_waited_for() {
     let Some(shadow) = shadow() else { return };
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
     // Of these every other one is a hole, which reads as zero.
     page_in.show(0, PageRange::new(100, 900)).expect("shows");
@@ -138,7 +182,7 @@ fn what_the_process_has_mapped_is_told() {
     let before = shadow.writer.bytes(0, 700, 1);
     assert_eq!(before, [STALE]);
     shadow.writer.run("write", 2, 801, 2);
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let mapped = page_in.mapped(0, shadow.regions[0].all_pages()).expect("tells");
     // The kernel may have mapped what lies around as well.
     for page in [700, 801, 802] {
@@ -157,19 +201,408 @@ fn what_the_process_has_mapped_is_told() {
 #[test]
 fn the_end_lets_everybody_go_on() {
     let Some(shadow) = shadow() else { return };
-    let page_in = attach(&shadow);
+    let page_in = watch_all(&shadow);
     let TwoBlocks { bench, regions, mut writer } = shadow;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(move || (writer.bytes(1, 64, 1), writer));
-        let mut accesses = Vec::new();
-        while accesses.is_empty() {
-            page_in.accesses(&mut accesses).expect("it runs");
-            std::thread::yield_now();
-        }
+        let accesses = until_waiting(&page_in, 1);
         assert_eq!((accesses[0].block, accesses[0].page), (1, 64));
-        drop(page_in);
+        page_in.end().expect("it runs");
         let (seen, _writer) = waiting.join().expect("goes on");
         assert_eq!(seen, [STALE]);
     });
     drop((regions, bench));
+}
+
+/// Long enough for whoever does not wait to be through.
+const A_WHILE: Duration = Duration::from_millis(200);
+
+#[test]
+fn only_what_is_watched_is_waited_for() {
+    let Some(shadow) = shadow() else { return };
+    let page_in = attach(&shadow);
+    let chunk = PageRange::new(CHUNK_PAGES, CHUNK_PAGES);
+    page_in.watch(0, chunk).expect("watches");
+    // Again, and with what lies around.
+    page_in.watch(0, PageRange::new(CHUNK_PAGES - 3, 20)).expect("watches");
+    page_in.watch(0, chunk).expect("watches");
+    assert!(matches!(page_in.watch(0, PageRange::new(PAGES[0], 1)), Err(TrackError::OutOfBounds { .. })));
+    assert!(matches!(page_in.release(2, chunk), Err(TrackError::OutOfBounds { .. })));
+    let watched = PageRange::between(CHUNK_PAGES - 3, chunk.end());
+    let TwoBlocks { bench, regions, mut writer } = shadow;
+    let path = regions[0].path().to_owned();
+    assert_eq!(mappings_of(writer.pid(), &path), 6, "each of the two is cut in three");
+    let (seen, fetched) = while_fetching(&page_in, &regions, &|_, _| false, || {
+        (writer.crowd(0, 0, PAGES[0], 3), writer.crowd(1, 0, PAGES[1], 3))
+    });
+    let as_it_was = |page: u64| if page.is_multiple_of(2) { STALE } else { 0 };
+    let expected: Vec<u8> = (0..PAGES[0])
+        .map(|page| if watched.contains(page) { fresh(0, page) } else { as_it_was(page) })
+        .collect();
+    assert!(seen.0 == expected && seen.1.iter().zip(0..).all(|(byte, page)| *byte == as_it_was(page)));
+    assert_eq!(fetched, (watched.first..watched.end()).map(|page| (0, page)).collect());
+    page_in.release(0, watched).expect("releases");
+    page_in.release(0, watched).expect("again");
+    // Nobody waits, so there is nothing to go on with.
+    page_in.show(0, watched).expect("shows");
+    assert_eq!(mappings_of(writer.pid(), &path), 2, "they are whole again");
+    page_in.end().expect("ends");
+    drop((writer, bench));
+}
+
+#[test]
+fn what_comes_into_the_file_is_not_seen_before_it_is_shown() {
+    let Some(shadow) = shadow() else { return };
+    let page_in = watch_all(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
+    let (answered, answer) = mpsc::channel();
+    std::thread::scope(|scope| {
+        // One of a page that the file holds, one of a hole.
+        for page in [40, 41] {
+            put(&regions, 0, page);
+        }
+        // Kept until the end, as dropping it kills it, and it may answer before all of its mappings have the pages.
+        let reading = scope.spawn(move || {
+            answered.send(writer.crowd(2, 40, 2, 2)).expect("heard");
+            writer
+        });
+        let waiting = until_waiting(&page_in, 2);
+        assert_eq!(waiting.iter().map(|access| access.page).collect::<BTreeSet<_>>(), [40, 41].into());
+        assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody saw a page that was not shown");
+        page_in.show(0, PageRange::new(40, 2)).expect("shows");
+        assert_eq!(answer.recv().expect("answers"), fresh_bytes(0, PageRange::new(40, 2)));
+        reading.join().expect("it has answered");
+    });
+    drop((page_in, bench));
+}
+
+#[test]
+fn an_agent_that_dies_lets_nobody_go_on() {
+    let Some(shadow) = shadow() else { return };
+    let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
+    let page_in = watch_all(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
+    let (answered, answer) = mpsc::channel();
+    let all = PageRange::new(0, PAGES[0]);
+    let mut fetched = Pages::new();
+    let (page_in, mut writer) = std::thread::scope(|scope| {
+        let mut page_in = page_in;
+        let reading = scope.spawn(move || {
+            answered.send(writer.crowd(0, 0, PAGES[0], 4)).expect("heard");
+            writer
+        });
+        for goal in [0, 50, 400] {
+            while fetched.len() < goal {
+                fetch(&page_in, &regions, &|_, _| false, &mut fetched);
+            }
+            // It has been told of some, and dies; others come while there is no agent.
+            let told = until_waiting(&page_in, 2);
+            drop(page_in);
+            assert!(answer.recv_timeout(A_WHILE).is_err(), "somebody went on without an agent");
+            page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
+            let told_again = until_waiting(&page_in, 4);
+            assert!(told.iter().all(|access| told_again.contains(access)), "{told:?}, {told_again:?}");
+            // What a dead agent was told, the next has not seen.
+            drop(page_in);
+            page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
+        }
+        let seen = loop {
+            fetch(&page_in, &regions, &|_, _| false, &mut fetched);
+            if let Ok(seen) = answer.try_recv() {
+                break seen;
+            }
+        };
+        assert!(seen == fresh_bytes(0, all), "somebody saw a stale page");
+        (page_in, reading.join().expect("it has answered"))
+    });
+    assert_eq!(fetched.len() as u64, PAGES[0]);
+    page_in.release(0, all).expect("releases");
+    page_in.end().expect("ends");
+    // Of the other block everything was missing, and is what the file holds from now on.
+    assert_eq!(writer.bytes(1, 0, 2), [STALE, 0]);
+    let again = PageIn::attach_again(&socket, pid, &regions);
+    assert!(matches!(again.err(), Some(TrackError::NothingKept { .. })));
+    drop(bench);
+}
+
+#[test]
+fn who_comes_while_memory_is_released_gets_it() {
+    let Some(shadow) = shadow() else { return };
+    let page_in = attach(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
+    let mut random = Random(11);
+    for round in 0..60 {
+        let chunk = PageRange::new((round % 3) * CHUNK_PAGES, 64);
+        writer.run("discard", 0, chunk.first, chunk.count);
+        page_in.watch(0, chunk).expect("watches");
+        assert_eq!(page_in.mapped(0, chunk).expect("tells"), []);
+        let (started, delay) = (Instant::now(), Duration::from_micros(random.below(3000)));
+        writer = std::thread::scope(|scope| {
+            let reading = scope.spawn(move || (writer.crowd(0, chunk.first, chunk.count, 4), writer));
+            (chunk.first..chunk.end()).for_each(|page| put(&regions, 0, page));
+            while started.elapsed() < delay {
+                std::hint::spin_loop();
+            }
+            if round % 2 == 0 {
+                page_in.show(0, PageRange::new(chunk.first, 32)).expect("shows");
+            }
+            page_in.release(0, chunk).expect("releases");
+            let (seen, writer) = reading.join().expect("goes on");
+            assert!(seen == fresh_bytes(0, chunk), "round {round}: {seen:?}");
+            writer
+        });
+    }
+    page_in.end().expect("ends");
+    drop((writer, bench));
+}
+
+#[test]
+fn what_the_guest_gives_up_is_waited_for_again() {
+    let Some(shadow) = shadow() else { return };
+    let page_in = watch_all(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
+    let all_there = |_: usize, _: u64| true;
+    page_in.show(0, PageRange::new(0, 64)).expect("shows");
+    writer.run("discard", 0, 10, 4);
+    let (seen, _) = while_fetching(&page_in, &regions, &all_there, || writer.crowd(0, 8, 8, 2));
+    assert_eq!(seen, [STALE, 0, 0, 0, 0, 0, STALE, 0]);
+    drop((page_in, writer, bench));
+}
+
+#[test]
+fn a_huge_page_stays_mapped_where_all_of_it_is_watched() {
+    // Of whole huge pages: where the file ends inside one, the kernel uses small ones.
+    let pages = [4 * CHUNK_PAGES; 2];
+    let prepared = TwoBlocks::new(pages, |region| region.allocate(region.all_pages()).expect("fits"));
+    let Some(mut shadow) = prepared else { return };
+    shadow.writer.run("write", 0, 0, 1);
+    shadow.writer.run("write", 0, CHUNK_PAGES, 1);
+    let page_in = attach(&shadow);
+    let chunk = |index: u64| PageRange::new(index * CHUNK_PAGES, CHUNK_PAGES);
+    if page_in.mapped(0, chunk(0)).expect("tells") != [chunk(0)] || huge_kib(shadow.writer.pid()) == 0 {
+        eprintln!("skipped: this kernel maps no huge pages of a tmpfs");
+        return;
+    }
+    page_in.watch(0, chunk(0)).expect("watches");
+    assert_eq!(page_in.mapped(0, chunk(0)).expect("tells"), [chunk(0)], "watching unmaps nothing");
+    // Where the border of what is watched cuts one, the kernel unmaps all of it, and its pages are waited for.
+    let half = PageRange::new(CHUNK_PAGES, CHUNK_PAGES / 2);
+    page_in.watch(0, half).expect("watches");
+    assert_eq!(page_in.mapped(0, chunk(1)).expect("tells"), []);
+    // What is not watched is mapped as a whole at the first access.
+    shadow.writer.run("write", 0, 3 * CHUNK_PAGES, 1);
+    assert_eq!(page_in.mapped(0, chunk(3)).expect("tells"), [chunk(3)]);
+    // What is watched is mapped page by page.
+    page_in.watch(1, chunk(1)).expect("watches");
+    page_in.show(1, PageRange::new(CHUNK_PAGES, 3)).expect("shows");
+    assert_eq!(page_in.mapped(1, chunk(1)).expect("tells"), [PageRange::new(CHUNK_PAGES, 3)]);
+    page_in.show(1, chunk(1)).expect("shows");
+    page_in.show(0, chunk(0)).expect("shows what is mapped");
+    page_in.release(1, chunk(1)).expect("releases");
+    let TwoBlocks { bench, regions, mut writer } = shadow;
+    let all_there = |_: usize, _: u64| true;
+    let ((), _) = while_fetching(&page_in, &regions, &all_there, || {
+        (0..3).for_each(|mapping| writer.run("write", mapping, 0, 4 * CHUNK_PAGES));
+    });
+    page_in.end().expect("ends");
+    drop((writer, bench));
+}
+
+/// How much the process has mapped by huge pages of a tmpfs.
+fn huge_kib(pid: i32) -> u64 {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
+    let line = rollup.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn more_stretches_than_the_kernel_has_mappings_are_refused() {
+    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").expect("procfs");
+    let limit: u64 = limit.trim().parse().expect("a number");
+    if limit > 1 << 17 {
+        eprintln!("skipped: this kernel allows {limit} mappings");
+        return;
+    }
+    // Holes, of which the test touches three pages.
+    let Some(mut shadow) = TwoBlocks::new([PAGES[0], 1200 + 2 * limit], |_| {}) else { return };
+    let page_in = attach(&shadow);
+    page_in.watch(1, PageRange::new(0, 1000)).expect("watches");
+    let (started, mut watched) = (Instant::now(), 0u64);
+    let refused = loop {
+        match page_in.watch(1, PageRange::new(1001 + 2 * watched, 1)) {
+            Ok(()) => watched += 1,
+            Err(refused) => break refused,
+        }
+    };
+    println!("{watched} stretches watched in {:?}", started.elapsed());
+    assert!(matches!(refused, TrackError::TooManyMappings { .. }), "{refused}");
+    assert!(2 * watched > limit / 2);
+    // It can't be cut out, and so is watched on.
+    page_in.release(1, PageRange::new(500, 1)).expect("is as if released");
+    let started = Instant::now();
+    let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
+    drop(page_in);
+    let page_in = PageIn::attach_again(&socket, pid, &shadow.regions).expect("attaches");
+    println!("attached again in {:?}", started.elapsed());
+    let TwoBlocks { regions, writer, .. } = &mut shadow;
+    let (seen, fetched) = while_fetching(&page_in, regions, &|_, _| false, || {
+        [writer.bytes(1, 500, 1), writer.bytes(1, 1000, 2)].concat()
+    });
+    assert_eq!(seen, [fresh(1, 500), 0, fresh(1, 1001)]);
+    assert_eq!(fetched, [(1, 500), (1, 1001)].into());
+    let started = Instant::now();
+    page_in.end().expect("ends");
+    println!("ended in {:?}", started.elapsed());
+    // The kernel leaves a cut where it came to the limit in the middle of the second.
+    assert!(mappings_of(pid, shadow.regions[1].path()) <= 2);
+}
+
+#[test]
+fn tracking_and_page_in_keep_out_of_each_others_way() {
+    let Some(shadow) = shadow() else { return };
+    let (socket, pid, regions) = (&shadow.writer.socket, shadow.writer.pid(), &shadow.regions);
+    let tracker = DirtyTracker::attach(socket, pid, regions).expect("attaches");
+    let refused = PageIn::attach(socket, pid, regions).err();
+    assert!(matches!(refused, Some(TrackError::AlreadyTracked { .. })), "{refused:?}");
+    drop(tracker);
+    let page_in = attach(&shadow);
+    page_in.watch(0, PageRange::new(0, 7)).expect("watches");
+    let refused = DirtyTracker::attach(socket, pid, regions).err();
+    assert!(matches!(refused, Some(TrackError::AlreadyTracked { .. })), "{refused:?}");
+    page_in.end().expect("ends");
+    DirtyTracker::attach(socket, pid, regions).expect("attaches");
+}
+
+#[test]
+fn a_process_that_has_ended_is_told() {
+    let Some(mut shadow) = shadow() else { return };
+    let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
+    let page_in = watch_all(&shadow);
+    shadow.writer.end();
+    let some = PageRange::new(3, 4);
+    let all = [
+        page_in.watch(0, some),
+        page_in.mapped(0, some).map(|_| ()),
+        page_in.accesses(&mut Vec::new()),
+        page_in.show(0, some),
+        page_in.release(0, some),
+        page_in.end(),
+        PageIn::attach(&socket, pid, &shadow.regions).map(|_| ()),
+        PageIn::attach_again(&socket, pid, &shadow.regions).map(|_| ()),
+    ];
+    for (index, result) in all.into_iter().enumerate() {
+        assert!(matches!(result, Err(TrackError::ProcessGone { .. })), "{index}: {result:?}");
+    }
+}
+
+/// An agent as the engine's is: threads that answer and threads that push, a page brought by whoever claims it.
+struct Agent<'a> {
+    page_in: PageIn,
+    regions: &'a [Arc<Region>],
+    missing: MissingPages,
+    /// Missing, and being brought by nobody.
+    unclaimed: MissingPages,
+    dies: AtomicBool,
+}
+
+impl Agent<'_> {
+    fn new<'a>(page_in: PageIn, regions: &'a [Arc<Region>], missing: MissingPages) -> Agent<'a> {
+        let unclaimed = MissingPages::in_memory(missing.block_pages());
+        for (block, region) in regions.iter().enumerate() {
+            missing.runs(block, region.all_pages()).iter().for_each(|run| unclaimed.insert(block, *run));
+        }
+        Agent { page_in, regions, missing, unclaimed, dies: AtomicBool::new(false) }
+    }
+
+    fn bring(&self, block: usize, page: u64) {
+        if !self.unclaimed.remove(block, page) {
+            return;
+        }
+        put(self.regions, block, page);
+        if self.dies.load(Ordering::SeqCst) {
+            return;
+        }
+        assert!(self.missing.remove(block, page));
+        self.page_in.show(block, PageRange::new(page, 1)).expect("it runs");
+        let chunk = PageRange::new(page - page % CHUNK_PAGES, CHUNK_PAGES);
+        let chunk = chunk.intersect(self.regions[block].all_pages());
+        if self.missing.count_in(block, chunk) == 0 {
+            self.page_in.release(block, chunk).expect("it runs");
+        }
+    }
+
+    fn answer(&self) {
+        let mut accesses: Vec<Access> = Vec::new();
+        self.page_in.accesses(&mut accesses).expect("it runs");
+        for Access { block, page, .. } in accesses {
+            if self.missing.contains(block, page) {
+                self.bring(block, page);
+            } else {
+                self.page_in.show(block, PageRange::new(page, 1)).expect("it runs");
+            }
+        }
+    }
+
+    /// Answers and pushes until so few are missing, or none and `over`.
+    fn run_until(&self, few: u64, over: &AtomicBool) {
+        let goes_on = || !self.dies.load(Ordering::SeqCst) && !over.load(Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            for (block, pages) in PAGES.into_iter().enumerate() {
+                scope.spawn(move || {
+                    for page in (0..pages).take_while(|_| goes_on()) {
+                        self.bring(block, page);
+                        std::thread::yield_now();
+                    }
+                });
+                scope.spawn(|| {
+                    while goes_on() {
+                        self.answer();
+                        if few > 0 && self.missing.count() <= few {
+                            self.dies.store(true, Ordering::SeqCst);
+                        }
+                        std::thread::yield_now();
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn several_threads_bring_all_of_it_over_the_death_of_agents() {
+    let Some(shadow) = shadow() else { return };
+    let missing_path = shadow.bench.ram.path().join("missing");
+    let missing = MissingPages::create(&missing_path, &PAGES).expect("creates");
+    (0..2).for_each(|block| missing.insert(block, shadow.regions[block].all_pages()));
+    let (socket, pid) = (shadow.writer.socket.clone(), shadow.writer.pid());
+    let page_in = watch_all(&shadow);
+    let TwoBlocks { bench, regions, mut writer } = shadow;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            // Whatever comes of it, the agents end.
+            let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                [2, 1, 0].map(|mapping: usize| writer.crowd(mapping, 0, PAGES[mapping % 2], 4))
+            }));
+            over.store(true, Ordering::SeqCst);
+            seen
+        });
+        let mut agent = Agent::new(page_in, &regions, missing);
+        for few in [2500, 1800, 900, 100] {
+            agent.run_until(few, &over);
+            drop(agent);
+            let page_in = PageIn::attach_again(&socket, pid, &regions).expect("attaches");
+            agent = Agent::new(page_in, &regions, MissingPages::open(&missing_path).expect("opens"));
+            assert!(over.load(Ordering::SeqCst) || agent.missing.count() > 0);
+        }
+        agent.run_until(0, &over);
+        let seen = reading.join().expect("ends").expect("sees whole pages");
+        for (mapping, seen) in [2, 1, 0].into_iter().zip(seen) {
+            assert!(seen == fresh_bytes(mapping % 2, PageRange::new(0, PAGES[mapping % 2])), "{mapping}");
+        }
+        let mappings = mappings_of(pid, regions[0].path());
+        assert_eq!((agent.missing.count(), mappings), (0, 2), "all is there, and nothing watched any more");
+        agent.page_in.end().expect("ends");
+    });
+    drop((writer, bench));
 }

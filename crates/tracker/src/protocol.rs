@@ -3,9 +3,14 @@
 //! The file is compiled into both (`crates/ram` includes it by path), so that they cannot drift apart; the library must
 //! not be linked into the agent, whose process it would then serve.
 //!
-//! Request: [`MAGIC`], [`VERSION`], three bytes of zero; with it, by `SCM_RIGHTS`, at most one descriptor: an open
-//! /dev/userfaultfd. Answer: [`MAGIC`], the origin of the userfaultfd (see [`Origin`]), and errno as a little-endian
-//! 16-bit number, zero with a descriptor by `SCM_RIGHTS`, else the reason why there is none.
+//! Request: [`MAGIC`], a version, what is wanted (see [`Request`]), two bytes of zero; with it, by `SCM_RIGHTS`, at most one
+//! descriptor: an open /dev/userfaultfd. The version is [`VERSION`] for what a library of that version can do, so that an
+//! agent goes on with a QEMU that an earlier one started, and [`KEEPING_VERSION`] for the rest, which such a library refuses
+//! with `EPROTO`.
+//!
+//! Answer: [`MAGIC`], [`VERSION`], the origin of the userfaultfd (see [`Origin`]), and errno as a little-endian 16-bit
+//! number, zero with a descriptor by `SCM_RIGHTS`, else the reason why there is none: `ENOENT` where none was kept. To
+//! [`Request::DropKept`] the answer has neither.
 
 /// Name of the variable with the number of the inherited, listening socket.
 pub const ENV_LISTENER: &str = "GODWIT_TRACKER_FD";
@@ -18,8 +23,25 @@ pub const ENV_OPEN: &str = "GODWIT_TRACKER_OPEN";
 pub const MESSAGE_LEN: usize = 8;
 /// The first four bytes of both.
 pub const MAGIC: [u8; 4] = *b"GWTK";
-/// The version both sides speak.
+/// The version of answers, and of requests for a new userfaultfd.
 pub const VERSION: u8 = 1;
+/// The version of requests that have to do with a copy that the library keeps.
+pub const KEEPING_VERSION: u8 = 2;
+
+/// What the agent wants. The library keeps one copy at most: while it has it, memory that the userfaultfd governs stays
+/// governed, whatever becomes of the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Request {
+    /// A new userfaultfd.
+    New = 0,
+    /// A new one, of which the library keeps a copy, in place of the one that it had.
+    NewKept = 1,
+    /// The one that the library keeps; it goes on keeping it.
+    Kept = 2,
+    /// None: the library closes what it keeps, if anything.
+    DropKept = 3,
+}
 
 /// Where a userfaultfd came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +59,28 @@ pub enum Origin {
 }
 
 /// The agent's request.
-pub fn request() -> [u8; MESSAGE_LEN] {
+pub fn request(request: Request) -> [u8; MESSAGE_LEN] {
     let [a, b, c, d] = MAGIC;
-    [a, b, c, d, VERSION, 0, 0, 0]
+    let version = match request {
+        Request::New => VERSION,
+        Request::NewKept | Request::Kept | Request::DropKept => KEEPING_VERSION,
+    };
+    [a, b, c, d, version, request as u8, 0, 0]
+}
+
+/// Reads a request; `None` where it is not one of these versions.
+pub fn parse_request(bytes: &[u8; MESSAGE_LEN]) -> Option<Request> {
+    let [a, b, c, d, version, wanted, 0, 0] = *bytes else { return None };
+    if [a, b, c, d] != MAGIC {
+        return None;
+    }
+    match (version, wanted) {
+        (VERSION | KEEPING_VERSION, 0) => Some(Request::New),
+        (KEEPING_VERSION, 1) => Some(Request::NewKept),
+        (KEEPING_VERSION, 2) => Some(Request::Kept),
+        (KEEPING_VERSION, 3) => Some(Request::DropKept),
+        _ => None,
+    }
 }
 
 /// The library's answer.
@@ -84,6 +125,26 @@ mod tests {
             bytes[index] = value;
             assert_eq!(parse_answer(&bytes), None);
         }
-        assert_eq!(request()[..4], MAGIC);
+    }
+
+    #[test]
+    fn a_request_reads_back() {
+        for wanted in [Request::New, Request::NewKept, Request::Kept, Request::DropKept] {
+            assert_eq!(parse_request(&request(wanted)), Some(wanted));
+        }
+        // As the first version had it: a library of that version compares nothing but these five bytes.
+        assert_eq!(request(Request::New), *b"GWTK\x01\0\0\0");
+    }
+
+    #[test]
+    fn what_is_not_a_request_is_refused() {
+        let good = request(Request::NewKept);
+        for (index, value) in
+            [(0, b'x'), (4, VERSION), (4, 0), (4, KEEPING_VERSION + 1), (5, 4), (6, 1), (7, 1)]
+        {
+            let mut bytes = good;
+            bytes[index] = value;
+            assert_eq!(parse_request(&bytes), None);
+        }
     }
 }

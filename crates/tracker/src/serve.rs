@@ -5,7 +5,7 @@ use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-use crate::protocol::{MAGIC, MESSAGE_LEN, Origin, VERSION, answer};
+use crate::protocol::{MESSAGE_LEN, Origin, Request, answer, parse_request};
 
 /// How long a peer that connected may keep the thread waiting.
 const PEER_TIMEOUT_S: libc::time_t = 2;
@@ -25,11 +25,15 @@ pub(crate) struct Server {
     pub(crate) peer_uid: u32,
 }
 
+/// The userfaultfd that was handed out to be kept: it governs what it governs as long as it is open anywhere.
+type Kept = Option<(OwnedFd, Origin)>;
+
 /// Serves until the listener is gone, which in practice is until QEMU ends.
 pub(crate) fn run(server: &Server) {
+    let mut kept = None;
     loop {
         match accept(server.listener) {
-            Ok(connection) => serve(server, &connection),
+            Ok(connection) => serve(server, &mut kept, &connection),
             Err(libc::EINTR | libc::ECONNABORTED | libc::EAGAIN) => {}
             Err(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => pause(),
             Err(_) => return,
@@ -59,7 +63,7 @@ fn pause() {
     unsafe { libc::poll(ptr::null_mut(), 0, EXHAUSTED_MS) };
 }
 
-fn serve(server: &Server, connection: &OwnedFd) {
+fn serve(server: &Server, kept: &mut Kept, connection: &OwnedFd) {
     limit_waiting(connection.as_raw_fd());
     if peer_uid(connection.as_raw_fd()) != Some(server.peer_uid) {
         return;
@@ -67,15 +71,33 @@ fn serve(server: &Server, connection: &OwnedFd) {
     let Some((message, device)) = receive(connection.as_raw_fd()) else {
         return;
     };
-    let [a, b, c, d, version, ..] = message;
-    if [a, b, c, d] != MAGIC || version != VERSION {
-        send(connection.as_raw_fd(), answer(Origin::None, errno_u16(libc::EPROTO)), None);
-        return;
-    }
     let device = device.as_ref().map(AsRawFd::as_raw_fd).or(server.device);
-    match new_userfaultfd(device) {
-        Ok((fd, origin)) => send(connection.as_raw_fd(), answer(origin, 0), Some(&fd)),
-        Err(errno) => send(connection.as_raw_fd(), answer(Origin::None, errno_u16(errno)), None),
+    let refuse = |errno| {
+        send(connection.as_raw_fd(), answer(Origin::None, errno_u16(errno)), None);
+    };
+    let give =
+        |userfaultfd: &OwnedFd, origin| send(connection.as_raw_fd(), answer(origin, 0), Some(userfaultfd));
+    match parse_request(&message) {
+        None => refuse(libc::EPROTO),
+        Some(wanted @ (Request::New | Request::NewKept)) => match new_userfaultfd(device) {
+            Ok((userfaultfd, origin)) => {
+                // Nobody has one that did not get out: what is kept is then still the last that somebody has.
+                if give(&userfaultfd, origin) && wanted == Request::NewKept {
+                    *kept = Some((userfaultfd, origin));
+                }
+            }
+            Err(errno) => refuse(errno),
+        },
+        Some(Request::Kept) => match kept {
+            Some((userfaultfd, origin)) => {
+                give(userfaultfd, *origin);
+            }
+            None => refuse(libc::ENOENT),
+        },
+        Some(Request::DropKept) => {
+            *kept = None;
+            refuse(0);
+        }
     }
 }
 
@@ -187,8 +209,8 @@ unsafe fn take_descriptors(header: *const libc::msghdr, keep: &mut Option<OwnedF
     }
 }
 
-/// Sends the answer; a peer that has gone is none of QEMU's concern.
-fn send(connection: RawFd, mut message: [u8; MESSAGE_LEN], userfaultfd: Option<&OwnedFd>) {
+/// Sends the answer; a peer that has gone is none of QEMU's concern. Whether it was sent.
+fn send(connection: RawFd, mut message: [u8; MESSAGE_LEN], userfaultfd: Option<&OwnedFd>) -> bool {
     let mut part = libc::iovec { iov_base: message.as_mut_ptr().cast(), iov_len: message.len() };
     let mut control: ControlBuffer = [0; 4];
     let fd_length = length_of::<RawFd>();
@@ -203,14 +225,19 @@ fn send(connection: RawFd, mut message: [u8; MESSAGE_LEN], userfaultfd: Option<&
             header.msg_controllen = libc::CMSG_SPACE(fd_length) as _;
             let message = libc::CMSG_FIRSTHDR(&raw const header);
             if message.is_null() {
-                return;
+                return false;
             }
             (*message).cmsg_level = libc::SOL_SOCKET;
             (*message).cmsg_type = libc::SCM_RIGHTS;
             (*message).cmsg_len = libc::CMSG_LEN(fd_length) as _;
             libc::CMSG_DATA(message).cast::<RawFd>().write_unaligned(userfaultfd.as_raw_fd());
         }
-        while libc::sendmsg(connection, &raw const header, libc::MSG_NOSIGNAL) < 0 && errno() == libc::EINTR {
+        loop {
+            match libc::sendmsg(connection, &raw const header, libc::MSG_NOSIGNAL) {
+                0.. => return true,
+                _ if errno() == libc::EINTR => {}
+                _ => return false,
+            }
         }
     }
 }
@@ -226,4 +253,72 @@ fn errno() -> libc::c_int {
 
 fn errno_u16(errno: libc::c_int) -> u16 {
     u16::try_from(errno).unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::protocol::{parse_answer, request};
+
+    fn server() -> Server {
+        // SAFETY: getuid has no failure and touches no memory.
+        Server { listener: -1, device: None, peer_uid: unsafe { libc::getuid() } }
+    }
+
+    fn ask(server: &Server, kept: &mut Kept, wanted: [u8; MESSAGE_LEN]) -> Option<(Origin, libc::c_int)> {
+        let (mut agent, connection) = UnixStream::pair().unwrap();
+        agent.write_all(&wanted).unwrap();
+        serve(server, kept, &connection.into());
+        let mut answer = [0; MESSAGE_LEN];
+        // The descriptor that comes with it is closed, as nobody asks for it.
+        agent.read_exact(&mut answer).ok()?;
+        parse_answer(&answer).map(|(origin, errno)| (origin, errno.into()))
+    }
+
+    #[test]
+    fn one_is_kept_until_it_is_dropped() {
+        let (server, mut kept) = (server(), None);
+        let Some((origin, 0)) = ask(&server, &mut kept, request(Request::New)) else {
+            eprintln!("skipped: no userfaultfd to be had");
+            return;
+        };
+        assert!(kept.is_none());
+        assert_eq!(ask(&server, &mut kept, request(Request::Kept)), Some((Origin::None, libc::ENOENT)));
+        assert_eq!(ask(&server, &mut kept, request(Request::NewKept)), Some((origin, 0)));
+        let first = kept.as_ref().map(|(userfaultfd, _)| userfaultfd.as_raw_fd());
+        assert!(first.is_some());
+        for wanted in [Request::Kept, Request::New] {
+            assert_eq!(ask(&server, &mut kept, request(wanted)), Some((origin, 0)));
+            assert_eq!(kept.as_ref().map(|(userfaultfd, _)| userfaultfd.as_raw_fd()), first);
+        }
+        for _ in 0..2 {
+            assert_eq!(ask(&server, &mut kept, request(Request::DropKept)), Some((Origin::None, 0)));
+            assert!(kept.is_none());
+        }
+    }
+
+    #[test]
+    fn what_does_not_reach_anybody_is_not_kept() {
+        let (mut agent, connection) = UnixStream::pair().unwrap();
+        agent.write_all(&request(Request::NewKept)).unwrap();
+        drop(agent);
+        let mut kept = None;
+        serve(&server(), &mut kept, &connection.into());
+        assert!(kept.is_none());
+    }
+
+    #[test]
+    fn strangers_and_nonsense_change_nothing() {
+        let mut kept = None;
+        assert_eq!(ask(&server(), &mut kept, *b"nonsense"), Some((Origin::None, libc::EPROTO)));
+        let mut later = request(Request::NewKept);
+        later[4] += 1;
+        assert_eq!(ask(&server(), &mut kept, later), Some((Origin::None, libc::EPROTO)));
+        let other = Server { peer_uid: server().peer_uid + 1, ..server() };
+        assert_eq!(ask(&other, &mut kept, request(Request::NewKept)), None);
+        assert!(kept.is_none());
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_PADDING,
-    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WireError,
+    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WAIT_CLASSES, WireError,
 };
 
 /// Bytes of a frame header: kind (1), reserved and zero (3), payload length (4).
@@ -15,6 +15,9 @@ pub(crate) const PAGES_HEADER: u32 = 20;
 pub(crate) const REFERENCES_HEADER: u32 = 32;
 /// Bytes of a delta frame before its bases.
 pub(crate) const DELTA_HEADER: u32 = 20;
+/// Bytes of a paged-in frame: seven numbers and the waits by their length.
+pub(crate) const PAGED_IN_BYTES: u32 = 248;
+const _: () = assert!(PAGED_IN_BYTES as usize == 8 * (7 + WAIT_CLASSES));
 /// Bytes of a digests frame before its prefixes.
 pub(crate) const DIGESTS_HEADER: u32 = 16;
 
@@ -95,6 +98,18 @@ kinds! {
     Digests = 24, DIGESTS_HEADER + 8, DIGESTS_HEADER + 8 * MAX_DIGESTS;
     /// Source → destination: what differs in pages from what was sent of them before.
     Delta = 25, DELTA_HEADER + 8 + 1, DELTA_HEADER + (8 + PAGE_SIZE / 2) * MAX_COMPRESSED_PAGES;
+    /// Source → destination: be ready to run the guest while pages of it are missing.
+    PreparePageIn = 26, 0, 0;
+    /// Destination → source: whether it is.
+    PageInReady = 27, 1, 1;
+    /// Pages that the guest will lack, or lacks. Source → destination before the commit; destination → source when page-in is resumed.
+    Remaining = 28, 3, MAX_RUNS_PAYLOAD;
+    /// The end of what remains, with the number of its pages; on a page-in stream of the source's: nothing more comes on it.
+    RemainingEnd = 29, 8, 8;
+    /// Destination → source: pages that somebody waits for.
+    Fetch = 30, 3, MAX_RUNS_PAYLOAD;
+    /// Destination → source: all pages are there, and how page-in went.
+    PagedIn = 31, PAGED_IN_BYTES, PAGED_IN_BYTES;
 }
 
 /// A frame's first bytes.

@@ -15,7 +15,8 @@ mod version;
 pub use delta::Delta;
 pub use frame::{FrameHeader, HEADER_LEN, Kind};
 pub use message::{
-    Begin, BlockRun, Codec, Encoding, Message, PageRun, PagesEnd, PagesHeader, Reason, Running, Zeros,
+    Begin, BlockRun, Codec, Encoding, Message, PageRun, PagedIn, PagesEnd, PagesHeader, Reason, Running,
+    Zeros,
 };
 pub use reference::{Digests, PageHash, Place, References, prefix};
 pub use runs::MAX_RUNS_PAYLOAD;
@@ -37,6 +38,14 @@ pub const MAX_BLOCKS: u16 = 64;
 pub const MAX_STREAMS: u16 = 256;
 /// The number of the stream that carries everything but pages; the others, from 1 on, carry pages.
 pub const CONTROL_STREAM: u16 = 0;
+/// The number of the page-in stream on which pages are asked for, and come that were. Those that follow it carry all others.
+pub const PAGE_IN_STREAM: u16 = 1024;
+/// The most page-in streams, that one included.
+pub const MAX_PAGE_IN_STREAMS: u16 = 64;
+/// How many classes [`PagedIn::waits`] has.
+pub const WAIT_CLASSES: usize = 24;
+/// The upper bound of the first of them.
+pub const FIRST_WAIT_CLASS_NS: u64 = 16_384;
 /// The most bytes of device state in one frame.
 pub const MAX_DEVICE_STATE_CHUNK: u32 = 256 * 1024;
 /// The most bytes of padding in one frame.

@@ -4,7 +4,7 @@ use crate::cursor::Cursor;
 use crate::frame::{HEADER_LEN, PAGES_HEADER};
 use crate::{
     Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_PAGES_PER_FRAME,
-    MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange, WireError, runs,
+    MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange, WAIT_CLASSES, WireError, runs,
 };
 
 /// The first eight bytes of a lane; the line end shows a lane that went through something that edits text.
@@ -187,6 +187,28 @@ pub struct Running {
     pub running_ns: u64,
 }
 
+/// How page-in went, as the destination measured it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PagedIn {
+    /// Pages that were missing when the guest was handed over.
+    pub pages: u64,
+    /// Pages of them that somebody came to before they were there.
+    pub demanded: u64,
+    /// How often the link was cut, or an agent away, meanwhile.
+    pub cuts: u64,
+    /// How long those waited who came to a missing page, ns: half of them no longer than this,
+    pub median_ns: u64,
+    /// nine of ten,
+    pub p90_ns: u64,
+    /// ninety-nine of a hundred,
+    pub p99_ns: u64,
+    /// and the longest.
+    pub most_ns: u64,
+    /// The waits by their length: the first counts those below [`FIRST_WAIT_CLASS_NS`], each further one those below twice as
+    /// much as the one before it, the last one all others.
+    pub waits: [u64; WAIT_CLASSES],
+}
+
 /// Why one side gives up: a code for programs, a line for people. The code's meanings are the migration's, not the wire's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
@@ -225,6 +247,12 @@ pub enum Message {
     Missing { runs: Vec<BlockRun> },
     Digests(Digests),
     Delta(Delta),
+    PreparePageIn,
+    PageInReady { able: bool },
+    Remaining { runs: Vec<BlockRun> },
+    RemainingEnd { pages: u64 },
+    Fetch { runs: Vec<BlockRun> },
+    PagedIn(Box<PagedIn>),
 }
 
 impl Message {
@@ -256,11 +284,17 @@ impl Message {
             Message::Missing { .. } => Kind::Missing,
             Message::Digests(_) => Kind::Digests,
             Message::Delta(_) => Kind::Delta,
+            Message::PreparePageIn => Kind::PreparePageIn,
+            Message::PageInReady { .. } => Kind::PageInReady,
+            Message::Remaining { .. } => Kind::Remaining,
+            Message::RemainingEnd { .. } => Kind::RemainingEnd,
+            Message::Fetch { .. } => Kind::Fetch,
+            Message::PagedIn(_) => Kind::PagedIn,
         }
     }
 
-    /// Appends the whole frame. For [`Message::Pages`] only what precedes the pages. For [`Message::Zeros`] and
-    /// [`Message::Missing`] as many runs as fit; the number taken is returned, and the caller sends the rest in further frames. All other
+    /// Appends the whole frame. For [`Message::Pages`] only what precedes the pages. For [`Message::Zeros`],
+    /// [`Message::Missing`], [`Message::Remaining`] and [`Message::Fetch`] as many runs as fit; the number taken is returned, and the caller sends the rest in further frames. All other
     /// messages fit by construction of their senders; text is cut at [`MAX_DETAIL`].
     pub fn encode(&self, out: &mut Vec<u8>) -> usize {
         if let Message::Pages(pages) = self {
@@ -292,7 +326,7 @@ impl Message {
                 out.extend_from_slice(&blocks.to_le_bytes());
                 begin.block_pages.iter().for_each(|pages| out.extend_from_slice(&pages.to_le_bytes()));
             }
-            Message::Ready | Message::Pages(_) | Message::UnitEnd => {}
+            Message::Ready | Message::Pages(_) | Message::UnitEnd | Message::PreparePageIn => {}
             Message::Zeros(zeros) => {
                 out.extend_from_slice(&zeros.round.to_le_bytes());
                 return runs::encode(&zeros.runs, out);
@@ -324,9 +358,14 @@ impl Message {
             Message::Refused(reason) | Message::Abort(reason) => encode_reason(reason, out),
             Message::Padding { bytes } => out.resize(out.len() + *bytes as usize, 0),
             Message::References(references) => references.encode(out),
-            Message::Missing { runs } => return runs::encode(runs, out),
+            Message::Missing { runs } | Message::Remaining { runs } | Message::Fetch { runs } => {
+                return runs::encode(runs, out);
+            }
             Message::Digests(digests) => digests.encode(out),
             Message::Delta(delta) => delta.encode(out),
+            Message::PageInReady { able } => out.push(u8::from(*able)),
+            Message::RemainingEnd { pages } => out.extend_from_slice(&pages.to_le_bytes()),
+            Message::PagedIn(figures) => figures.encode(out),
         }
         1
     }
@@ -398,24 +437,60 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::Missing => Message::Missing { runs: runs::decode(cursor)? },
         Kind::Digests => Message::Digests(Digests::decode(cursor)?),
         Kind::Delta => Message::Delta(Delta::decode(cursor, header.length)?),
+        Kind::PreparePageIn => Message::PreparePageIn,
+        Kind::PageInReady => Message::PageInReady { able: decode_bool(cursor, "whether it is able")? },
+        Kind::Remaining => Message::Remaining { runs: runs::decode(cursor)? },
+        Kind::RemainingEnd => Message::RemainingEnd { pages: cursor.u64("the pages that remain")? },
+        Kind::Fetch => Message::Fetch { runs: runs::decode(cursor)? },
+        Kind::PagedIn => Message::PagedIn(Box::new(PagedIn::decode(cursor)?)),
     })
 }
 
 fn decode_begin(cursor: &mut Cursor<'_>) -> Result<Begin, WireError> {
     let epoch = cursor.u64("the epoch")?;
-    let run = match cursor.u8("whether to run")? {
-        0 => false,
-        1 => true,
-        _ => {
-            return Err(WireError::BadValue { what: "whether to run" });
-        }
-    };
+    let run = decode_bool(cursor, "whether to run")?;
     let blocks = cursor.u16("the number of blocks")?;
     if !(1..=MAX_BLOCKS).contains(&blocks) {
         return Err(WireError::BadValue { what: "the number of blocks" });
     }
     let block_pages = (0..blocks).map(|_| cursor.u64("a block's size")).collect::<Result<_, _>>()?;
     Ok(Begin { epoch, run, block_pages })
+}
+
+fn decode_bool(cursor: &mut Cursor<'_>, what: &'static str) -> Result<bool, WireError> {
+    match cursor.u8(what)? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(WireError::BadValue { what }),
+    }
+}
+
+impl PagedIn {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let PagedIn { pages, demanded, cuts, median_ns, p90_ns, p99_ns, most_ns, waits } = self;
+        let numbers = [pages, demanded, cuts, median_ns, p90_ns, p99_ns, most_ns];
+        for number in numbers.into_iter().chain(waits) {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+
+    fn decode(cursor: &mut Cursor<'_>) -> Result<PagedIn, WireError> {
+        let mut number = || cursor.u64("page-in's figures");
+        let mut figures = PagedIn {
+            pages: number()?,
+            demanded: number()?,
+            cuts: number()?,
+            median_ns: number()?,
+            p90_ns: number()?,
+            p99_ns: number()?,
+            most_ns: number()?,
+            waits: [0; WAIT_CLASSES],
+        };
+        for waits in &mut figures.waits {
+            *waits = number()?;
+        }
+        Ok(figures)
+    }
 }
 
 fn decode_pages_end(cursor: &mut Cursor<'_>) -> Result<PagesEnd, WireError> {

@@ -5,7 +5,8 @@
 use godwit_wire::{
     Begin, BlockRun, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS,
     MAX_COMPRESSED_PAGES, MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE,
-    PageRun, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WireError, Zeros,
+    PageRun, PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WAIT_CLASSES,
+    WireError, Zeros,
 };
 use proptest::prelude::*;
 
@@ -59,6 +60,13 @@ fn delta() -> impl Strategy<Value = Delta> {
         .prop_map(|(round, block, first, bases, packed)| Delta { round, block, first, bases, packed })
 }
 
+fn paged_in() -> impl Strategy<Value = PagedIn> {
+    (any::<[u64; 7]>(), any::<[u64; WAIT_CLASSES]>()).prop_map(|(numbers, waits)| {
+        let [pages, demanded, cuts, median_ns, p90_ns, p99_ns, most_ns] = numbers;
+        PagedIn { pages, demanded, cuts, median_ns, p90_ns, p99_ns, most_ns, waits }
+    })
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         (any::<u16>(), any::<u16>(), any::<[u8; 16]>(), any::<u16>()).prop_map(
@@ -106,6 +114,12 @@ fn message() -> impl Strategy<Value = Message> {
         (place(), prop::collection::vec(any::<u64>(), 1..500))
             .prop_map(|(place, prefixes)| Message::Digests(Digests { place, prefixes })),
         delta().prop_map(Message::Delta),
+        Just(Message::PreparePageIn),
+        any::<bool>().prop_map(|able| Message::PageInReady { able }),
+        runs().prop_map(|runs| Message::Remaining { runs }),
+        any::<u64>().prop_map(|pages| Message::RemainingEnd { pages }),
+        runs().prop_map(|runs| Message::Fetch { runs }),
+        paged_in().prop_map(|figures| Message::PagedIn(Box::new(figures))),
     ]
 }
 
@@ -135,6 +149,7 @@ proptest! {
         let open_ended = matches!(
             header.kind,
             Kind::DeviceState | Kind::Refused | Kind::Abort | Kind::Padding | Kind::Zeros | Kind::Missing | Kind::Ready | Kind::UnitEnd
+                | Kind::PreparePageIn | Kind::Remaining | Kind::Fetch
         );
         if !open_ended {
             let payload = &frame[HEADER_LEN..];

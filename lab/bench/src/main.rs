@@ -16,6 +16,7 @@ mod references;
 mod results;
 mod schedule;
 mod subject;
+mod svg;
 mod switchover;
 mod table;
 mod warm;
@@ -58,8 +59,8 @@ enum Scenario {
     /// Move a guest that rewrites its memory faster than the link carries it
     #[command(after_help = "Examples:
   godwit-bench converge
-  godwit-bench converge --engine godwit --link 200mbit --times 5 --runs 1
-  godwit-bench converge --engine godwit,auto-converge --vcpus 2 --compute --times 5 --link 1gbit")]
+  godwit-bench converge --case rewriting --engine godwit --link 200mbit --times 5 --runs 1
+  godwit-bench converge --case computing,links --runs 3")]
     Converge(converge::Settings),
     /// Foretell moves of guests that write little and much, over all kinds of links, and move them
     #[command(after_help = "Examples:

@@ -1,10 +1,12 @@
 //! Who is moved, and by whom: the guest of a benchmark, which engines move in turns.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use clap::ValueEnum;
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched};
-use godwit_migration::{EngineKind, Outcome, Report};
+use godwit_migration::{EngineKind, Outcome, PageInUse, Progress, Report};
 use serde::Serialize;
 
 /// Who moves the guest.
@@ -13,6 +15,8 @@ use serde::Serialize;
 pub(crate) enum Engine {
     /// Godwit's own
     Godwit,
+    /// Godwit's own, the guest handed over when each page has been sent once
+    GodwitPageIn,
     /// QEMU's, one stream
     Qemu,
     /// QEMU's, two channels
@@ -45,6 +49,7 @@ impl Engine {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Engine::Godwit => "godwit",
+            Engine::GodwitPageIn => "godwit-page-in",
             Engine::Qemu => "qemu",
             Engine::Multifd2 => "multifd-2",
             Engine::Multifd4 => "multifd-4",
@@ -54,6 +59,11 @@ impl Engine {
             Engine::AutoConverge => "auto-converge",
             Engine::Postcopy => "postcopy",
         }
+    }
+
+    /// Whether it is Godwit's.
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self, Engine::Godwit | Engine::GodwitPageIn)
     }
 
     /// Whether it is QEMU's own with its pages compressed.
@@ -77,6 +87,7 @@ impl Engine {
         };
         match self {
             Engine::Godwit => request,
+            Engine::GodwitPageIn => MigrationRequest { page_in: PageInUse::Now, ..request },
             Engine::Qemu => by_qemu(None, None),
             Engine::Multifd2 => by_qemu(Some(2), None),
             Engine::Multifd4 => by_qemu(Some(4), None),
@@ -126,7 +137,19 @@ impl<'a> Subject<'a> {
         self.or_anew(engine, &request, watched, |watched| &watched.report)
     }
 
-    /// The same with nobody probing it meanwhile: that costs an emulated guest a core. `at_end` looks at the machine as soon as
+    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    pub(crate) fn move_followed_by(
+        &mut self,
+        engine: Engine,
+        limit: Duration,
+        seen: impl FnMut(&Progress),
+    ) -> Result<Option<Watched>> {
+        let request = engine.request(self.guest.to_other_host());
+        let watched = self.trial.migrate_followed(&mut self.guest, &request, limit, seen);
+        self.or_anew(engine, &request, watched, |watched| &watched.report)
+    }
+
+    /// The first with nobody probing it meanwhile: that costs an emulated guest a core. `at_end` looks at the machine as soon as
     /// the report is there.
     pub(crate) fn move_unwatched_by<T>(
         &mut self,

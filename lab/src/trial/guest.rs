@@ -16,6 +16,8 @@ use crate::namespace::in_namespace;
 use crate::topology::LAN_NETWORK;
 use crate::trial::{BOOT_LIMIT, LIMIT, Trial, until};
 
+/// How long it may take to accept a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long the guest may take over an answer: `verify` reads all of its memory.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
@@ -244,12 +246,17 @@ impl Guest {
 
     /// Asks over the network, from inside the client's namespace as the guest's users do.
     fn ask_at(&self, address: IpAddr, request: &Request) -> Result<Answer> {
-        let socket = SocketAddr::new(address, CONTROL_PORT);
-        let connect = || TcpStream::connect_timeout(&socket, Duration::from_secs(5));
-        let mut stream = in_namespace(&self.client_namespace, connect)?
-            .with_context(|| format!("the guest does not answer at {socket}"))?;
+        let mut stream = self.connect(address, CONNECT_LIMIT)?;
         stream.set_read_timeout(Some(ANSWER_LIMIT))?;
-        ask(&mut stream, request).with_context(|| format!("the guest at {socket} broke off"))
+        ask(&mut stream, request).with_context(|| format!("the guest at {address} broke off"))
+    }
+
+    /// A connection to its control port.
+    pub(super) fn connect(&self, address: IpAddr, limit: Duration) -> Result<TcpStream> {
+        let socket = SocketAddr::new(address, CONTROL_PORT);
+        let connect = || TcpStream::connect_timeout(&socket, limit);
+        in_namespace(&self.client_namespace, connect)?
+            .with_context(|| format!("the guest does not answer at {socket}"))
     }
 
     /// Has the lab's client probe it from now on, and waits until it has answered; gives when.

@@ -1,10 +1,12 @@
-//! The lanes of a trial's lab, from outside: their addresses, and what their NICs have carried.
+//! The lanes of a trial's lab, from outside: their addresses, what their NICs have carried, and cuts.
 
 use std::net::IpAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
+use crate::links::{LinkEngine, choose_engine};
 use crate::namespace::in_namespace;
+use crate::tools::Batch;
 use crate::trial::Trial;
 
 impl Trial {
@@ -31,6 +33,25 @@ impl Trial {
         let sent =
             |nic: &str| sent_bytes(&table, nic).with_context(|| format!("host {host} has no NIC {nic}"));
         self.options.lanes().iter().map(|lane| sent(&lane.nic())).collect()
+    }
+
+    /// Takes a host off the migration networks, or puts it back. Nobody is told, as where a switch in between is cut off: its NICs
+    /// keep their carriers and addresses, and what is sent vanishes.
+    ///
+    /// # Errors
+    /// There is no such host, or the lab's switch is not the kernel's.
+    pub fn cut_lanes(&self, host: &str, is_cut: bool) -> Result<()> {
+        let topology = self.topology();
+        let engine = choose_engine(&topology, &self.options);
+        ensure!(engine != LinkEngine::Emulator, "the emulator's ports can't be taken away");
+        let host = topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
+        let mut batch = Batch::ip_in(&topology.link_namespace);
+        for lane in self.options.lanes() {
+            let port = host.migration_port(lane);
+            let to = if is_cut { "nomaster".to_owned() } else { format!("master {}", lane.bridge()) };
+            batch.line(format!("link set {port} {to}"));
+        }
+        batch.run()
     }
 }
 

@@ -82,9 +82,24 @@ impl Trial {
     /// # Errors
     /// The agent says no, or the guest does not answer before or after.
     pub fn migrate(&self, guest: &mut Guest, request: &MigrationRequest) -> Result<Watched> {
+        self.migrate_followed(guest, request, MOVE_LIMIT, |_| {})
+    }
+
+    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    ///
+    /// # Errors
+    /// As [`Trial::migrate`].
+    pub fn migrate_followed(
+        &self,
+        guest: &mut Guest,
+        request: &MigrationRequest,
+        limit: Duration,
+        seen: impl FnMut(&Progress),
+    ) -> Result<Watched> {
         let since_ns = guest.watch()?;
         let begun_ns = monotonic_ns();
-        let mut report = self.begin_migration(&guest.name, &guest.host, request)?.report()?;
+        let migration = self.begin_migration(&guest.name, &guest.host, request)?;
+        let mut report = migration.report_within(limit, seen)?;
         if report.outcome == Outcome::Completed {
             guest.host.clone_from(&request.to);
         }
@@ -172,15 +187,44 @@ impl Migration<'_> {
     /// Follows it to its end. One that takes longer than [`MOVE_LIMIT`] is cancelled.
     ///
     /// # Errors
-    /// The agent is gone.
-    pub fn report(mut self) -> Result<Report> {
-        let deadline = Instant::now() + MOVE_LIMIT;
-        if self.until(|_| Instant::now() >= deadline)?.is_some() {
-            eprintln!("migration {} is not over within {MOVE_LIMIT:?}: cancelled", self.id);
+    /// The agent is gone, or it does not end though it was cancelled.
+    pub fn report(self) -> Result<Report> {
+        self.report_within(MOVE_LIMIT, |_| {})
+    }
+
+    /// The same with a limit of its own, `seen` being told of its progress as it comes.
+    ///
+    /// # Errors
+    /// As [`Migration::report`].
+    pub fn report_within(mut self, limit: Duration, mut seen: impl FnMut(&Progress)) -> Result<Report> {
+        if !self.ends_by(Instant::now() + limit, &mut seen)? {
+            eprintln!("migration {} is not over within {limit:?}: cancelled", self.id);
             self.cancel()?;
-            self.until(|_| false)?;
+            // One whose guest runs at the destination already can't be cancelled: it ends or it does not.
+            let ends = self.ends_by(Instant::now() + LIMIT, &mut seen)?;
+            ensure!(ends, "migration {} does not end, though it was cancelled {LIMIT:?} ago", self.id);
         }
         self.report.take().context("no report came")
+    }
+
+    /// Follows it until its report is there, or the deadline past, also where nothing is told any more.
+    fn ends_by(&mut self, deadline: Instant, seen: &mut impl FnMut(&Progress)) -> Result<bool> {
+        while self.report.is_none() {
+            let next = async { tokio::time::timeout_at(deadline.into(), self.events.next()).await };
+            let Ok(event) = self.trial.ask(next) else { return Ok(false) };
+            match event? {
+                Some(MigrationEvent::Progress(progress)) => {
+                    seen(&progress);
+                    // Words that come all the time would leave no time to be late in.
+                    if Instant::now() >= deadline {
+                        return Ok(false);
+                    }
+                }
+                Some(MigrationEvent::Report(report)) => self.report = Some(*report),
+                None => bail!("the agent closed the events of migration {} before its report", self.id),
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -15,10 +15,7 @@ const OPEN_FILES_SLACK: usize = 12;
 
 #[test]
 fn many_moves_lose_nothing_and_leave_nothing() -> Result<()> {
-    let moves: u32 = match std::env::var("GODWIT_SOAK_MOVES") {
-        Ok(text) => text.parse().context("GODWIT_SOAK_MOVES is no number")?,
-        Err(_) => DEFAULT_MOVES,
-    };
+    let moves = moves()?;
     let Some(trial) = Trial::begin("soak")? else { return Ok(()) };
     let clean = [trial.traces("a")?, trial.traces("b")?];
     let workload = "dirty:rate=5000,order=random,zero=15,compressible=40,touch=words:24".to_owned();
@@ -60,6 +57,14 @@ fn many_moves_lose_nothing_and_leave_nothing() -> Result<()> {
     trial.expect_traces("a", &clean[0])?;
     trial.expect_traces("b", &clean[1])?;
     trial.finish()
+}
+
+/// How many moves a soak makes.
+pub(crate) fn moves() -> Result<u32> {
+    match std::env::var("GODWIT_SOAK_MOVES") {
+        Ok(text) => text.parse().context("GODWIT_SOAK_MOVES is no number"),
+        Err(_) => Ok(DEFAULT_MOVES),
+    }
 }
 
 /// One move, checked; and no run of probes may be lost that is longer than the blackout explains.

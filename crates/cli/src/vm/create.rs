@@ -62,6 +62,7 @@ fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
         disks: options.disk.iter().map(|text| disk(text)).collect::<Result<_, _>>()?,
         nics: options.nic.iter().map(|text| nic(text)).collect::<Result<_, _>>()?,
         extra_devices: options.device,
+        refuses_page_in: options.no_page_in,
         ..VmSpec::new(options.name.unwrap_or_default())
     })
 }

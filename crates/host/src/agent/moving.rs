@@ -17,7 +17,7 @@ use crate::agent::{Agent, Slot};
 use crate::failure::spec_refused;
 use crate::migration::blank_report;
 use crate::migrations::MigrationControl;
-use crate::store::{Desired, Role};
+use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
 /// The longest downtime limit that QEMU takes (`downtime-limit`).
@@ -35,6 +35,7 @@ impl Agent {
         request: MigrationRequest,
     ) -> Result<MigrationAccepted, ApiError> {
         self.check_request(&request)?;
+        self.check_whole(name)?;
         let id = self.migrations.fresh_id();
         let vm = self.begin_migration(name, &id)?;
         let bytes = vm.spec.memory_bytes();
@@ -70,7 +71,19 @@ impl Agent {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
         slot.condition.admit(name, &Operation::MigrateOut { migration: String::new() })?;
+        self.check_whole(name)?;
         slot.vm.clone().ok_or_else(|| no_process(name))
+    }
+
+    /// A guest that lacks pages can't leave: nobody has all of it.
+    fn check_whole(&self, name: &str) -> Result<(), ApiError> {
+        if self.page_ins.state(name).is_none() {
+            return Ok(());
+        }
+        let message =
+            format!("VM \"{name}\" can't be migrated: pages of it are still at the host it came from");
+        let mend = "wait until they are here: `godwit vm show` says how many are not";
+        Err(ApiError::new(ErrorCode::Busy, message, mend))
     }
 
     /// What is wrong with a request, whatever the VM.
@@ -157,8 +170,11 @@ impl Agent {
 
     /// Notes on disk that the destination may run the guest from here on. To be called before the guest is stopped
     /// for the hand-over, and no sooner than needed: an agent that restarts then and finds the guest paused does not let it go on by itself.
-    pub async fn mark_hand_over(&self, vm: &Vm) -> Result<(), ApiError> {
-        self.save(&vm.spec, Role::InDoubt, Desired::Running, vm.epoch()).await
+    /// `pages_kept_for`: the host that will run it while pages of it are here.
+    pub async fn mark_hand_over(&self, vm: &Vm, pages_kept_for: Option<&str>) -> Result<(), ApiError> {
+        let record = SavedVm::new(vm.spec.clone(), Role::InDoubt, Desired::Running, vm.epoch());
+        let record = SavedVm { pages_kept_for: pages_kept_for.map(str::to_owned), ..record };
+        Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
     }
 
     /// Takes the marks away where the guest stays here. Its vCPUs' own word decides whether it runs or is paused.

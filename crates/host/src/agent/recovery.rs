@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::failure::{host_failed, ram_failed};
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
-use crate::migration::IncomingMigrations;
+use crate::migration::{IncomingMigrations, PageIns, serve_again, take_up};
 use crate::migrations::Migrations;
 use crate::probe::Probes;
 use crate::protection::Protection;
@@ -49,6 +49,7 @@ impl Agent {
             slots: Mutex::default(),
             migrations: Migrations::default(),
             incoming: IncomingMigrations::default(),
+            page_ins: PageIns::default(),
             probes: Probes::default(),
             limits,
             lanes_seen: LanesSeen::default(),
@@ -144,6 +145,13 @@ impl Agent {
                 self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
                 (Condition::Running, None)
             }
+            (Role::InDoubt, false) if record.pages_kept_for.is_some() => (
+                Condition::InDoubt,
+                record
+                    .pages_kept_for
+                    .as_ref()
+                    .map(|host| format!("host {host} runs it, or may, and fetches pages of it from here")),
+            ),
             (Role::InDoubt, false) => (
                 Condition::InDoubt,
                 Some("another host may run it: the link broke at the hand-over".to_owned()),
@@ -165,12 +173,30 @@ impl Agent {
             }
         };
         tracing::info!(vm = name, pid = vm.process.pid, state = %condition.state(), "adopted");
+        let in_doubt = condition == Condition::InDoubt;
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = reason;
         slot.vm = Some(vm.clone());
         self.insert(slot)?;
         self.watch(&vm);
+        if vm.files.missing().exists() {
+            self.page_in_further(&vm).await;
+        }
+        if let Some(host) = record.pages_kept_for.filter(|_| in_doubt) {
+            serve_again(self, &vm, host);
+        }
         Ok(())
+    }
+
+    /// A guest that lacks pages waits for this agent. One that nobody holds back from what is missing must not run on.
+    async fn page_in_further(self: &Arc<Self>, vm: &Arc<Vm>) {
+        let Err(failure) = take_up(self, vm).await else { return };
+        tracing::error!(vm = vm.name, %failure, "pages of it are missing and can't be fetched: it is paused");
+        if let Err(error) = vm.process.qmp.stop().await {
+            tracing::error!(vm = vm.name, %error, "it could not be paused");
+        }
+        let reason = format!("pages of it are missing and can't be fetched: {failure}");
+        self.settle(&vm.name, Condition::InDoubt, Some(vm.clone()), Some(reason));
     }
 
     /// Ends processes and removes files that no record speaks of: an agent crashed between making them and saying so.

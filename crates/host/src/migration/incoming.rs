@@ -9,6 +9,7 @@ use godwit_api::{
     ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingState, IncomingStatus,
 };
 use godwit_migration::destination::Ending;
+use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive};
 use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, ReferenceUse, nanos};
 use godwit_qemu::Accelerator;
@@ -328,7 +329,7 @@ async fn begin(
     };
     let is_all = doors.by == ReferenceUse::All;
     let offer = if is_all { agent.references().offer(&vm.name) } else { Offer::default() };
-    let hypervisor = QemuDestination::new(Arc::clone(agent), Arc::clone(vm), is_all)
+    let hypervisor = QemuDestination::new(Arc::clone(agent), Arc::clone(vm), doors.from.clone(), is_all)
         .await
         .map_err(|failure| failed(&failure))?;
     let addresses: Result<Vec<_>, _> = doors.listeners.iter().map(TcpListener::local_addr).collect();
@@ -336,6 +337,7 @@ async fn begin(
     let accepted = IncomingAccepted { id: entry.id.to_string(), addresses, references: Some(doors.by) };
     let guard =
         Guard { id: entry.id, from: doors.from, identity: agent.identity(), listeners: doors.listeners };
+    let (host, arriving) = (Arc::clone(agent), Arc::clone(vm));
     let arrival = Arrival {
         doorman: Doorman::open(guard)?,
         epoch: vm.epoch(),
@@ -345,9 +347,15 @@ async fn begin(
     };
     std::thread::Builder::new()
         .name(format!("in-{}", vm.name))
-        .spawn(move || match arrival.serve(hypervisor) {
-            Ending::Runs => entry.runs(None),
-            Ending::Discarded(failure) => entry.refused(&failure),
+        .spawn(move || {
+            let (ending, page_in) = arrival.serve(hypervisor);
+            match ending {
+                Ending::Runs => entry.runs(None),
+                Ending::Discarded(failure) => entry.refused(&failure),
+            }
+            if let Some(page_in) = page_in {
+                host.page_ins().keep(&arriving, &page_in);
+            }
         })
         .map_err(|error| host_failed("no thread can be started", &error))?;
     Ok(accepted)
@@ -372,12 +380,13 @@ struct Arrival {
 }
 
 impl Arrival {
-    fn serve(self, mut hypervisor: QemuDestination) -> Ending {
+    /// With what brings the pages that the guest lacks, where it runs without them.
+    fn serve(self, mut hypervisor: QemuDestination) -> (Ending, Option<Arc<PagingIn>>) {
         let control = match self.wait_for_control() {
             Ok(control) => control,
             Err(failure) => {
                 hypervisor.discard(&failure);
-                return Ending::Discarded(failure);
+                return (Ending::Discarded(failure), None);
             }
         };
         let Arrival { doorman, epoch, regions, offer, cancel } = self;

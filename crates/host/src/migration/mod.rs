@@ -6,6 +6,7 @@ mod dry_run;
 mod foresight;
 mod incoming;
 mod outgoing;
+mod page_in;
 mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
@@ -21,7 +22,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use godwit_api::{
     ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingStatus,
-    MigrationRequest,
+    MigrationRequest, PageInAnswer, PageInRequest,
 };
 use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_pki::Peer;
@@ -32,6 +33,8 @@ pub(crate) use dry_run::dry_run;
 pub use incoming::IncomingMigrations;
 pub(crate) use incoming::{fresh_id, listen};
 pub(crate) use outgoing::blank_report;
+pub use page_in::PageIns;
+pub(crate) use page_in::{serve_again, take_up};
 
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;
@@ -70,6 +73,7 @@ pub fn routes() -> Router<Arc<Agent>> {
         .route("/v1/incoming/checks", post(check))
         .route("/v1/incoming/{id}", get(show).delete(cancel))
         .route("/v1/incoming/{id}/run", post(run_incoming))
+        .route("/v1/page-ins/{name}", post(page_in_session))
 }
 
 async fn prepare(
@@ -78,7 +82,7 @@ async fn prepare(
     bytes: Bytes,
 ) -> Result<(StatusCode, Json<IncomingAccepted>), Refusal> {
     let request: IncomingRequest = body(&bytes)?;
-    check_sender(peer, &request)?;
+    check_name(peer, &request.from)?;
     // In a task of its own: a source that hangs up must not leave a shadow that nobody waits with.
     let prepared = tokio::spawn(async move { incoming::prepare(&agent, request).await });
     let accepted = prepared.await.map_err(|error| crate::failure::task_failed(&error))??;
@@ -92,19 +96,30 @@ async fn check(
     bytes: Bytes,
 ) -> Result<Json<IncomingChecked>, Refusal> {
     let request: IncomingRequest = body(&bytes)?;
-    check_sender(peer, &request)?;
+    check_name(peer, &request.from)?;
     Ok(Json(incoming::could_arrive(&agent, &request).await?))
 }
 
-fn check_sender(peer: Option<Extension<Peer>>, request: &IncomingRequest) -> Result<(), ApiError> {
+fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError> {
     match peer {
-        Some(Extension(peer)) if peer.name != request.from => {
-            let message = format!("host {} can't hand over a VM as host {}", peer.name, request.from);
+        Some(Extension(peer)) if peer.name != from => {
+            let message = format!("host {} can't hand over a VM as host {from}", peer.name);
             let mend = "a host's name in its configuration and in its certificate must be the same";
             Err(ApiError::new(ErrorCode::Forbidden, message, mend))
         }
         _ => Ok(()),
     }
+}
+
+async fn page_in_session(
+    State(agent): State<Arc<Agent>>,
+    Path(name): Path<String>,
+    peer: Option<Extension<Peer>>,
+    bytes: Bytes,
+) -> Result<Json<PageInAnswer>, Refusal> {
+    let request: PageInRequest = body(&bytes)?;
+    check_name(peer, &request.from)?;
+    Ok(Json(page_in::session(&agent, &name, request).await?))
 }
 
 async fn show(

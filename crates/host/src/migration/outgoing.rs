@@ -12,14 +12,15 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{CONNECT_LIMIT, Interrupt, Lane, Segments, Stream};
 use godwit_migration::drive::{self, Inbox, LaneFigures, SourceJob, SourceResult, lane_failure};
 use godwit_migration::{
-    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, Policy, Predicted, ReferenceUse,
-    Report, SwitchoverReport, millis,
+    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, PageInUse, Policy, Predicted,
+    ReferenceUse, Report, SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
 use godwit_ram::DirtyTracker;
 use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
+use super::page_in::Serving;
 use super::qemu_source::QemuSource;
 use super::state_stream::{self, qemu_failure};
 use super::verdict::{self, HandOver};
@@ -130,7 +131,8 @@ impl Outgoing {
     pub(super) fn policy(&self) -> Policy {
         let budget =
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
-        self.request.policy.policy(budget)
+        let page_in = if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
+        self.request.policy.policy(budget, page_in)
     }
 
     /// What pages may be told by, as far as this side has a say.
@@ -288,6 +290,7 @@ impl Outgoing {
         let (agent, vm, peer, begun) =
             (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
         let policy = self.policy();
+        let to = self.request.to.clone();
         let streams = self.request.streams;
         let compression = self.request.compression;
         let cache_bytes = self.agent.config().deltas.cache_memory.bytes();
@@ -296,11 +299,32 @@ impl Outgoing {
         let (done, result) = tokio::sync::oneshot::channel();
         let body = move || {
             let (runtime, hands_over) = (job.runtime.clone(), Arc::clone(&job.hands_over));
-            let hypervisor = QemuSource::new(agent, Arc::clone(&vm), runtime, job.runs, keep, hands_over);
+            let hypervisor = QemuSource::new(
+                Arc::clone(&agent),
+                Arc::clone(&vm),
+                to.clone(),
+                runtime,
+                job.runs,
+                keep,
+                hands_over,
+            );
             let epoch = vm.epoch() + 1;
             let ask_verdict = || {
                 let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
                 job.runtime.block_on(hand_over.verdict())
+            };
+            let refused = || {
+                let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
+                job.runtime.block_on(hand_over.refused())
+            };
+            let serving = Serving {
+                agent: &agent,
+                vm: &vm.name,
+                to: &to,
+                peer: &peer,
+                epoch,
+                runtime: &job.runtime,
+                refused: &refused,
             };
             let source = SourceJob {
                 control: job.stream,
@@ -322,6 +346,7 @@ impl Outgoing {
                 begun,
                 progress: &|progress| job.progress.tell(progress),
                 ask_verdict: &ask_verdict,
+                page_in_again: &|is_over| serving.again(is_over),
             };
             let _ = done.send(drive::send(source, &inbox, events));
         };
@@ -358,6 +383,7 @@ impl Outgoing {
             encodings: result.encodings,
             missing_pages: result.missing_pages,
             throttle: result.throttle,
+            page_in: result.page_in,
             rounds: result.rounds,
             phases: result.phases,
             switchover: result.switchover,
@@ -407,6 +433,7 @@ pub(crate) fn blank_report(
         encodings: Vec::new(),
         missing_pages: 0,
         throttle: None,
+        page_in: None,
         policy: (request.engine == EngineKind::Godwit).then_some(request.policy),
         means: None,
         predicted: None,
@@ -442,14 +469,14 @@ struct Job {
 }
 
 /// The ways to the destination.
-struct Paths {
-    lanes: Vec<Lane>,
+pub(super) struct Paths {
+    pub(super) lanes: Vec<Lane>,
     /// The destination's name, which its certificate must bear.
-    host: String,
+    pub(super) host: String,
     /// None: this host is insecure.
-    identity: Option<Identity>,
+    pub(super) identity: Option<Identity>,
     /// The limits that hold for the data streams.
-    pace: MigrationPace,
+    pub(super) pace: MigrationPace,
 }
 
 impl Paths {
@@ -463,7 +490,12 @@ impl Paths {
     }
 
     /// A data stream of a lane.
-    fn data(&self, lane: usize, segments: Segments, interrupt: &Interrupt) -> Result<Stream, Failure> {
+    pub(super) fn data(
+        &self,
+        lane: usize,
+        segments: Segments,
+        interrupt: &Interrupt,
+    ) -> Result<Stream, Failure> {
         let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
         let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, segments, interrupt)?;
         let near = stream.local().map_err(|error| lane_failure(&error))?;

@@ -3,12 +3,15 @@
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_migration::drive::DestinationHypervisor;
+use godwit_migration::drive::page_in::Faults;
 use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::{AnnounceParameters, MigrationStatus, QmpEvent, RESUME};
+use godwit_ram::PageIn;
 use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 
@@ -23,6 +26,8 @@ const LOAD_LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct QemuDestination {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
+    /// The source host.
+    from: String,
     /// Other guests' pages may be made of its memory.
     offers: bool,
     runtime: Handle,
@@ -32,7 +37,12 @@ pub(super) struct QemuDestination {
 
 impl QemuDestination {
     /// Gives the shadow VM its stream.
-    pub(super) async fn new(agent: Arc<Agent>, vm: Arc<Vm>, offers: bool) -> Result<Self, Failure> {
+    pub(super) async fn new(
+        agent: Arc<Agent>,
+        vm: Arc<Vm>,
+        from: String,
+        offers: bool,
+    ) -> Result<Self, Failure> {
         let host = agent.config().name.clone();
         let local = |error: std::io::Error| {
             Failure::new(FailureCode::Internal, format!("the device state's stream can't be made: {error}"))
@@ -49,7 +59,15 @@ impl QemuDestination {
         qmp.migrate_incoming(&uri)
             .await
             .map_err(|error| qemu_failure(&host, "wait for the stream", &error))?;
-        Ok(QemuDestination { agent, vm: Arc::clone(&vm), offers, runtime: Handle::current(), stream, events })
+        Ok(QemuDestination {
+            agent,
+            vm: Arc::clone(&vm),
+            from,
+            offers,
+            runtime: Handle::current(),
+            stream,
+            events,
+        })
     }
 
     fn failure(&self, what: &str) -> Failure {
@@ -91,6 +109,16 @@ impl DestinationHypervisor for QemuDestination {
             Ok(Err(why)) => Err(self.failure(why)),
             Err(_) => Err(self.failure("did not load the device state in time")),
         }
+    }
+
+    fn prepare_page_in(&mut self) -> Result<(Box<dyn Faults>, PathBuf), Failure> {
+        let Vm { tracker_socket, process, regions, files, .. } = &*self.vm;
+        let page_in = PageIn::attach(tracker_socket, process.pid, regions)
+            .map_err(|error| Failure::new(FailureCode::MemoryFailed, error.to_string()))?;
+        files.note_missing_from(&self.from).map_err(|error| {
+            Failure::new(FailureCode::Internal, format!("the source's name can't be noted: {error}"))
+        })?;
+        Ok((Box::new(page_in), files.missing()))
     }
 
     fn run(&mut self, run: bool) -> Result<(), Failure> {

@@ -26,6 +26,8 @@ const CHUNK_BYTES: usize = 128 * 1024;
 pub(super) struct QemuSource {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
+    /// The destination.
+    to: String,
     runtime: Handle,
     /// Whether the guest ran when the migration began.
     runs: bool,
@@ -42,12 +44,13 @@ impl QemuSource {
     pub(super) fn new(
         agent: Arc<Agent>,
         vm: Arc<Vm>,
+        to: String,
         runtime: Handle,
         runs: bool,
         keep: bool,
         hands_over: Arc<AtomicBool>,
     ) -> Self {
-        QemuSource { agent, vm, runtime, runs, keep, hands_over, relay: None, write: None }
+        QemuSource { agent, vm, to, runtime, runs, keep, hands_over, relay: None, write: None }
     }
 
     fn qmp(&self) -> &Qmp {
@@ -119,11 +122,11 @@ impl QemuSource {
 }
 
 impl SourceHypervisor for QemuSource {
-    fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure> {
+    fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure> {
         self.hands_over.store(true, Ordering::SeqCst);
         // From here on a restarted agent that finds the guest standing still asks before it lets it run.
         self.runtime
-            .block_on(self.agent.mark_hand_over(&self.vm))
+            .block_on(self.agent.mark_hand_over(&self.vm, page_in.then_some(&*self.to)))
             .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let (write, allowed) = oneshot::channel();
         self.relay = Some(self.runtime.block_on(self.begin(events, allowed))?);

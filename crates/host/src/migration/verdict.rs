@@ -104,6 +104,17 @@ impl HandOver<'_> {
         self.answer(status).await
     }
 
+    /// What the guest was refused for, where the destination says so now.
+    pub(super) async fn refused(&self) -> Option<Failure> {
+        match self.ask().await {
+            Answer::Refused(why) => {
+                let detail = format!("the destination does not have the guest: {why}");
+                Some(Failure::new(FailureCode::LaneLost, detail))
+            }
+            Answer::Runs(_) | Answer::Open => None,
+        }
+    }
+
     /// Asks what became of a commit, for as long as doubt is bearable.
     pub(super) async fn verdict(&self) -> Verdict {
         let limit = Instant::now() + VERDICT_LIMIT;

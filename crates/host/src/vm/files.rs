@@ -4,6 +4,7 @@
 //! RUN_DIR/vms/NAME/      qmp.sock serial.sock console.log qemu.log qemu.pid    owned by QEMU's user
 //! RUN_DIR/trackers/      NAME.sock                                             root only
 //! RAM_DIR/NAME.I.ram     one file a shared memory block
+//! RAM_DIR/NAME.missing   which of its pages are still at another host, while it runs without them
 //! ```
 
 use std::fs::{self, DirBuilder, Permissions};
@@ -63,13 +64,19 @@ impl Places {
         let mut orphans = Vec::new();
         for entry in fs::read_dir(&self.ram_dir)? {
             let path = entry?.path();
-            let owner = path.file_name().and_then(|name| name.to_str()).and_then(memory_owner);
+            let owner = path.file_name().and_then(|name| name.to_str()).and_then(file_owner);
             if owner.is_some_and(|owner| !known.iter().any(|name| name == owner)) {
                 orphans.push(path);
             }
         }
         Ok(orphans)
     }
+}
+
+/// The VM of a memory file's name, `NAME.I.ram`, or of the note of what is missing; none for other files.
+fn file_owner(file: &str) -> Option<&str> {
+    let note = || file.strip_suffix(".missing").or_else(|| file.strip_suffix(".missing-from"));
+    memory_owner(file).or_else(note)
 }
 
 /// The VM of a memory file's name, `NAME.I.ram`; none for other files.
@@ -112,6 +119,35 @@ impl VmFiles {
     #[must_use]
     pub fn memory(&self, block: usize) -> PathBuf {
         self.places.ram_dir.join(format!("{}.{block}.ram", self.name))
+    }
+
+    /// Where it is noted which pages of its memory are missing, while it runs without them: in the tmpfs, as they are.
+    #[must_use]
+    pub fn missing(&self) -> PathBuf {
+        self.places.ram_dir.join(format!("{}.missing", self.name))
+    }
+
+    /// Where it is noted which host has them.
+    fn missing_from(&self) -> PathBuf {
+        self.places.ram_dir.join(format!("{}.missing-from", self.name))
+    }
+
+    /// Notes which host has the pages that will be missing.
+    pub(crate) fn note_missing_from(&self, host: &str) -> io::Result<()> {
+        fs::write(self.missing_from(), host)?;
+        fs::set_permissions(self.missing_from(), Permissions::from_mode(0o600))
+    }
+
+    /// Whether the pages that are missing are at this host.
+    pub(crate) fn is_missing_from(&self, host: &str) -> bool {
+        fs::read_to_string(self.missing_from()).is_ok_and(|noted| noted == host)
+    }
+
+    /// Nothing is missing.
+    pub fn remove_missing(&self) {
+        for path in [self.missing(), self.missing_from()] {
+            told(&path, remove_if_there(fs::remove_file(&path)));
+        }
     }
 
     /// The files of all shared memory blocks, in the blocks' order.
@@ -229,6 +265,7 @@ impl VmFiles {
 
     fn remove_outside(&self) {
         told(&self.tracker_socket, remove_if_there(fs::remove_file(&self.tracker_socket)));
+        self.remove_missing();
         for path in self.memory_files() {
             told(&path, remove_if_there(fs::remove_file(&path)));
         }
@@ -342,12 +379,13 @@ mod tests {
     #[test]
     fn memory_that_belongs_to_nobody_is_found() {
         let (_dir, places) = places();
-        for file in ["web.0.ram", "web.1.ram", "a.b.0.ram", "notes.txt", "x.ram"] {
+        for file in ["web.0.ram", "web.1.ram", "web.missing", "a.b.0.ram", "c.missing", "notes.txt", "x.ram"]
+        {
             fs::write(places.ram_dir.join(file), "").unwrap();
         }
         let mut orphans = places.orphaned_memory(&["web".to_owned()]).unwrap();
         orphans.sort();
-        assert_eq!(orphans, [places.ram_dir.join("a.b.0.ram")]);
+        assert_eq!(orphans, ["a.b.0.ram", "c.missing"].map(|file| places.ram_dir.join(file)));
     }
 
     #[test]

@@ -2,16 +2,17 @@
 //! stream, which writes pages into memory ([`super::intake`]).
 
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, StreamReceiver, StreamSender};
 use godwit_ram::Region;
-use godwit_wire::{Kind, Message, PagesEnd, Running};
+use godwit_wire::{BlockRun, Kind, MAX_STREAMS, Message, PagesEnd, Running};
 
 use super::contents::{Contents, Offer, Teller};
 use super::handshake::WelcomedStream;
 use super::intake::Intake;
+use super::page_in::{FIRST_SESSION, PagingIn};
 use super::{DestinationHypervisor, lane_failure};
 use crate::destination::{Action, Destination, Ending, Event};
 use crate::failure::{Failure, FailureCode};
@@ -33,15 +34,19 @@ pub struct DestinationJob<'a, H> {
     pub hypervisor: H,
 }
 
-/// Runs a migration at its destination, to its end.
-pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Receiver<()>) -> Ending {
+/// Runs a migration at its destination, to its end. Where the guest runs here and lacks pages, what brings them is given as well.
+pub fn receive<H: DestinationHypervisor>(
+    job: DestinationJob<'_, H>,
+    cancel: &Receiver<()>,
+) -> (Ending, Option<Arc<PagingIn>>) {
     let DestinationJob { control, accept, epoch, regions, offer, hypervisor } = job;
     let WelcomedStream { stream: control, sender, receiver, .. } = control;
     let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
     let contents = Contents::new(&offer, &block_pages);
+    let page_in = Mutex::new(None);
     let (events, inbox) = mpsc::sync_channel(WAITING_MESSAGES);
     let sender = Arc::new(Mutex::new(sender));
-    let intake = Intake::new(regions, contents, Arc::clone(&sender), events.clone());
+    let intake = Intake::new(regions.clone(), contents, Arc::clone(&sender), events.clone());
     let begun = Instant::now();
     let (go_on, teller) = mpsc::channel();
     let mut driver = Driver {
@@ -50,6 +55,9 @@ pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Re
         teller: Some(Teller::new(&offer)),
         go_on: Some(go_on),
         intake: &intake,
+        page_in: &page_in,
+        remaining: Vec::new(),
+        regions,
         hypervisor,
         begun,
         running: Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 },
@@ -67,9 +75,10 @@ pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Re
         });
         scope.spawn(|| {
             while !intake.is_over() {
-                if let Some(stream) = accept()
-                    && let Some(reader) = intake.admit(stream)
-                {
+                let Some(stream) = accept() else { continue };
+                if stream.number > MAX_STREAMS {
+                    admit_page_in(&page_in, stream);
+                } else if let Some(reader) = intake.admit(stream) {
                     scope.spawn(move || reader.run());
                 }
             }
@@ -87,8 +96,24 @@ pub fn receive<H: DestinationHypervisor>(job: DestinationJob<'_, H>, cancel: &Re
         control.close();
         // A reader that waits for room here returns as well.
         drop(inbox);
-        ending
+        let page_in = page_in_of(&page_in).take();
+        (ending, page_in.filter(|page_in| page_in.has_begun()))
     })
+}
+
+/// What brings the pages that the guest lacks; none: it lacks none, as far as is known.
+type PageInPlace = Mutex<Option<Arc<PagingIn>>>;
+
+fn page_in_of(place: &PageInPlace) -> MutexGuard<'_, Option<Arc<PagingIn>>> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A stream of a page-in that this end has not been asked to prepare has no business here.
+fn admit_page_in(place: &PageInPlace, stream: WelcomedStream) {
+    match page_in_of(place).as_ref() {
+        Some(page_in) => page_in.admit(FIRST_SESSION, stream),
+        None => stream.stream.close(),
+    }
 }
 
 /// What the reader tells the driver.
@@ -98,6 +123,8 @@ pub(super) enum Input {
     DeviceState(Vec<u8>),
     PagesEnd(PagesEnd),
     CloseStream { stream: u16 },
+    PreparePageIn,
+    Remaining(Vec<BlockRun>),
 }
 
 /// Messages between reader and driver: a driver that waits for its hypervisor holds the lane back, not memory.
@@ -115,6 +142,10 @@ struct Driver<'a, H> {
     /// Where it goes on with that, as long as this is there.
     go_on: Option<Sender<Teller<'a>>>,
     intake: &'a Intake,
+    page_in: &'a PageInPlace,
+    /// Pages that the guest will lack.
+    remaining: Vec<BlockRun>,
+    regions: Vec<Arc<Region>>,
     hypervisor: H,
     begun: Instant,
     running: Running,
@@ -154,11 +185,23 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
             }
             Input::CloseStream { stream } => self.intake.close(stream),
             Input::PagesEnd(end) => {
-                let event = match self.intake.complete(&end) {
+                let complete = self.intake.complete(&end).and_then(|applied| {
+                    self.lack_the_rest()?;
+                    Ok(applied)
+                });
+                let event = match complete {
                     Ok(applied) => Event::PagesComplete { sent: end.pages, applied },
                     Err(failure) => Event::Failed(failure),
                 };
                 self.take(event);
+            }
+            Input::PreparePageIn => self.prepare_page_in(),
+            Input::Remaining(runs) => {
+                for run in &runs {
+                    // What was told by what is not here need not be sent any more: it will be asked for.
+                    self.intake.lacks_no_more(run);
+                }
+                self.remaining.extend(runs);
             }
             Input::DeviceState(bytes) => {
                 let event = match self.hypervisor.feed(&bytes) {
@@ -166,6 +209,34 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                     Err(failure) => Event::Failed(failure),
                 };
                 self.take(event);
+            }
+        }
+    }
+
+    /// Both ends go on without where this end can't.
+    fn prepare_page_in(&mut self) {
+        let prepared = self
+            .hypervisor
+            .prepare_page_in()
+            .and_then(|(faults, path)| PagingIn::prepare(faults, self.regions.clone(), &path));
+        if let Err(failure) = &prepared {
+            tracing::warn!(%failure, "the guest can't run here before all of its memory has come");
+        }
+        let able = prepared.is_ok();
+        *page_in_of(self.page_in) = prepared.ok();
+        self.say(&Message::PageInReady { able });
+    }
+
+    /// From here on whoever comes to a page that is not here waits for it.
+    fn lack_the_rest(&mut self) -> Result<(), Failure> {
+        let remaining = std::mem::take(&mut self.remaining);
+        let page_in = page_in_of(self.page_in).clone();
+        match page_in {
+            Some(page_in) => page_in.begin(&remaining),
+            None if remaining.is_empty() => Ok(()),
+            None => {
+                let detail = "the source keeps pages back, and nobody here is prepared for it";
+                Err(Failure::new(FailureCode::ProtocolBroken, detail))
             }
         }
     }
@@ -212,6 +283,10 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                 // The memory goes with the shadow: nobody may touch it any more.
                 self.intake.end();
                 self.intake.until_read();
+                if let Some(page_in) = page_in_of(self.page_in).take() {
+                    page_in.abandon();
+                    page_in.close();
+                }
                 self.hypervisor.discard(&failure);
             }
             Action::Promote => self.hypervisor.promote(),
@@ -266,6 +341,8 @@ impl Reader {
             Message::Padding { .. } => {}
             Message::CloseStream { stream } => self.put(at, Input::CloseStream { stream }),
             Message::PagesEnd(end) => self.put(at, Input::PagesEnd(end)),
+            Message::PreparePageIn => self.put(at, Input::PreparePageIn),
+            Message::Remaining { runs } => self.put(at, Input::Remaining(runs)),
             Message::DeviceState(bytes) => self.put(at, Input::DeviceState(bytes)),
             Message::Begin(begin) => self.tell(Event::Begin(begin)),
             Message::DeviceStateEnd { bytes } => self.tell(Event::DeviceStateEnd { bytes }),
@@ -293,6 +370,6 @@ impl Reader {
 }
 
 /// A thread that panicked with the sender leaves a whole frame or a broken lane: both are noticed elsewhere.
-pub(super) fn lock(sender: &Mutex<StreamSender>) -> std::sync::MutexGuard<'_, StreamSender> {
+pub(super) fn lock(sender: &Mutex<StreamSender>) -> MutexGuard<'_, StreamSender> {
     sender.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,6 +8,7 @@ use godwit_lanes::{Interrupt, LaneError, Segments, Stream, StreamSender, UnitPag
 use godwit_ram::{CHUNK_PAGES, PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
 use godwit_wire::{Message, PagesEnd};
 
+use super::page_in::KeptPages;
 use super::referring::{OfStream, Referring};
 use super::{Inbox, Input};
 use crate::board::{Board, Misaccounted, Unit};
@@ -507,7 +508,7 @@ impl Dispatch {
     }
 
     /// Nothing more is taken; the streams' threads end.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.connecting.end();
         let mut state = self.lock();
         state.over = true;
@@ -533,10 +534,12 @@ pub struct LaneFigures {
 pub(crate) struct Ending<'a> {
     pub(crate) dispatch: &'a Dispatch,
     pub(crate) control: Stream,
+    pub(crate) kept: &'a KeptPages,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
+        self.kept.abandon();
         self.dispatch.end();
         self.control.close();
     }

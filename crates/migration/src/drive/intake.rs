@@ -167,6 +167,11 @@ impl Intake {
         }
     }
 
+    /// Pages that are fetched later, if they are missing.
+    pub(super) fn lacks_no_more(&self, run: &BlockRun) {
+        self.contents.written(run.block, PageRange { first: run.first, count: run.count });
+    }
+
     /// Ends all readers.
     pub(super) fn end(&self) {
         let mut state = self.state();

@@ -4,6 +4,7 @@
 mod figures;
 mod lanes;
 mod narrow;
+mod page_in;
 mod streams;
 mod sweeps;
 mod waiting;
@@ -18,6 +19,7 @@ use godwit_ram::Region;
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
 use super::dispatch::{Dispatch, Ending, LaneFigures};
+use super::page_in::{AskAgain, KeptPages};
 use super::referring::{Deltas, References, Referring};
 use super::sweep::memory_failure;
 use super::{
@@ -29,12 +31,14 @@ use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
 use crate::policy::{MOST_SWITCHOVER_BUDGET, Policy};
 use crate::report::{
-    Outcome, PhaseReport, Progress, RoundReport, SwitchoverReport, ThrottleReport, millis, nanos,
+    Outcome, PageInReport, PhaseReport, Progress, RoundReport, SwitchoverReport, ThrottleReport, millis,
+    nanos,
 };
 use crate::source::{Action, Event, Plan, Source, State, Verdict};
 use figures::{SentSoFar, progress_of, switchover_report, throttle_report};
 use lanes::Lanes;
 pub(crate) use narrow::FullSize;
+use page_in::{PageInDesk, Server};
 use streams::{Shared, open_streams, read_control, wire_number};
 use sweeps::overdue_failure;
 pub(crate) use sweeps::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
@@ -92,6 +96,8 @@ pub struct SourceJob<'a, H, T> {
     pub progress: &'a (dyn Fn(Progress) + Sync),
     /// Asks the destination, on another way than the lane, whether it runs the guest. May take a while.
     pub ask_verdict: &'a (dyn Fn() -> Verdict + Sync),
+    /// Asks it for another session of page-in, where one was cut.
+    pub page_in_again: &'a AskAgain<'a>,
 }
 
 /// What connects a stream of a lane, with segments of this size.
@@ -126,6 +132,8 @@ pub struct SourceResult {
     pub missing_pages: u64,
     /// What slowing the guest's writers did; none where they were not.
     pub throttle: Option<ThrottleReport>,
+    /// How the pages came that the guest lacked at first; none where it lacked none.
+    pub page_in: Option<PageInReport>,
 }
 
 /// Runs a migration at its source, to its end. On every outcome but [`Outcome::Completed`] and [`Outcome::InDoubt`] the guest
@@ -140,7 +148,19 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
     let referring = Referring::new(job.references, job.deltas, &block_pages);
     let (opener, numbers) = mpsc::channel();
+    let kept = KeptPages::new(regions.clone());
+    let (orders, ordered) = mpsc::channel();
+    let server = Server {
+        kept: &kept,
+        connect: job.connect,
+        lanes: job.lanes,
+        interrupt: &dispatch.connecting,
+        hello: Hello { migration: job.migration, stream: CONTROL_STREAM, versions: SUPPORTED },
+        again: job.page_in_again,
+        inbox,
+    };
     let driver = Driver {
+        page_in: PageInDesk::new(orders, &kept),
         machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight }),
         sender: job.control.sender(),
         dispatch: &dispatch,
@@ -168,7 +188,8 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     };
     let (dispatch, regions, referring) = (&dispatch, &regions, &referring);
     std::thread::scope(|scope| {
-        let _ending = Ending { dispatch, control: control.clone() };
+        let _ending = Ending { dispatch, control: control.clone(), kept: &kept };
+        scope.spawn(move || server.run(&ordered));
         // It ends before the scope does: with it, whoever waits for streams to open.
         let mut driver = driver;
         let opening = |shared| open_streams(scope, numbers, shared);
@@ -185,6 +206,7 @@ struct Driver<'a, H, T> {
     dispatch: &'a Dispatch,
     referring: &'a Referring,
     lanes: Lanes<'a>,
+    page_in: PageInDesk<'a>,
     /// What the streams are waited for.
     awaited: Option<Awaited>,
     /// What the destination is to be told of what was sent, once the last pages were.
@@ -258,7 +280,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             if self.last_ping.elapsed() >= PING_INTERVAL {
                 self.ping_and_tell();
                 self.check_limits();
-                self.look_at_the_lanes();
+                if self.machine.state() != State::PagingIn {
+                    self.look_at_the_lanes();
+                }
             }
             let (at, input) = match self.waiting.pop_front() {
                 Some(waited) => waited,
@@ -281,6 +305,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.look_at_the_streams(at);
             }
             Input::StreamBroke { number } => self.say(&Message::CloseStream { stream: wire_number(number) }),
+            Input::PageInStreams { open } => self.page_in_streams(at, open),
+            Input::PagedIn(ended) => self.paged_in(at, ended),
         }
     }
 
@@ -321,7 +347,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     /// Bytes handed to all streams.
     fn wire_bytes(&self) -> u64 {
-        self.sender.sent_bytes() + self.dispatch.handed_bytes()
+        self.sender.sent_bytes() + self.dispatch.handed_bytes() + self.page_in.kept.sent_bytes()
     }
 
     fn take(&mut self, at: Instant, event: Event) {
@@ -388,6 +414,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.last_heard = at;
         match message {
             Message::Ready => self.take(at, Event::PeerReady),
+            Message::PageInReady { able } => self.page_in_peer(at, able),
             Message::Running(running) => self.take(at, Event::PeerRunning(running)),
             Message::Refused(reason) => self.take(at, Event::PeerRefused(Failure::from_peer(&reason))),
             Message::Pong { sent_ns, answered_ns } => {
@@ -436,10 +463,19 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             Action::CountRemaining => self.count_remaining(),
             Action::Throttle { pages_per_s } => self.throttle(pages_per_s),
-            Action::BeginSwitchover => {
+            Action::PreparePageIn => self.prepare_page_in(),
+            Action::TellRemaining => self.tell_remaining(),
+            Action::ServePages => {
+                // What it was for is over, and the destination waits for its end.
+                self.job.control.finish_sending();
+                self.dispatch.end();
+                self.page_in.kept.let_all_go();
+                self.switchover_since = None;
+            }
+            Action::BeginSwitchover { page_in } => {
                 self.switchover_since = Some(Instant::now());
                 self.job.tracker.let_stop();
-                if let Err(failure) = self.job.hypervisor.begin_switchover(self.inbox) {
+                if let Err(failure) = self.job.hypervisor.begin_switchover(self.inbox, page_in) {
                     self.later(Event::Failed(failure));
                 }
             }
@@ -467,6 +503,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.job.control.finish_sending();
             }
             Action::ResumeGuest => {
+                self.page_in.kept.abandon();
                 self.let_writers_go();
                 let resumed = self.job.hypervisor.resume();
                 self.later(Event::GuestResumed(resumed));
@@ -505,8 +542,13 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn ping_and_tell(&mut self) {
-        let remaining_pages = self.remaining_pages;
-        self.ping();
+        let pages_in = self.machine.state() == State::PagingIn;
+        let remaining_pages = if pages_in { self.page_in.kept.left_pages() } else { self.remaining_pages };
+        if pages_in {
+            self.last_ping = Instant::now();
+        } else {
+            self.ping();
+        }
         let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
         let sent = SentSoFar { bytes: self.wire_bytes(), expansion: self.dispatch.encodings().expansion() };
         let told = progress_of(&self.machine, total, remaining_pages, sent, self.job.begun);
@@ -539,6 +581,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             encodings: self.dispatch.encodings().report(),
             missing_pages: self.referring.missing_pages(),
             throttle: throttle_report(self.job.tracker.throttle_figures()),
+            page_in: self.page_in.report(),
         }
     }
 }

@@ -136,7 +136,7 @@ impl<T: Tracking> Sweeper<'_, T> {
 }
 
 /// A run cut at the chunks' bounds.
-fn by_chunk(run: PageRange, chunk_pages: u64) -> impl Iterator<Item = PageRange> {
+pub(super) fn by_chunk(run: PageRange, chunk_pages: u64) -> impl Iterator<Item = PageRange> {
     let mut rest = run;
     std::iter::from_fn(move || {
         let (piece, after) = rest.split(chunk_pages - rest.first % chunk_pages);

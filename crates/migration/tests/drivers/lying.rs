@@ -1,6 +1,6 @@
 //! Peers that say what they must not: the other end is never the worse for it.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use godwit_lanes::{Lane, Stream, connect};
 use godwit_migration::destination::Ending;
@@ -29,7 +29,8 @@ pub(crate) fn lying_peer_offered(
     let (peer, far) = stream(&listener, lane);
     let (log, said) = mpsc::channel();
     let regions = regions(&folder, "to");
-    let hypervisor = FakeDestination { state: Vec::new(), load_fails: false, log };
+    let hypervisor =
+        FakeDestination { state: Vec::new(), load_fails: false, page_in: None, runs: Arc::default(), log };
     let (_keep, cancel) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
@@ -38,6 +39,7 @@ pub(crate) fn lying_peer_offered(
                 Ok(control) => {
                     let accept = &|| accept_one(&listener);
                     receive(DestinationJob { control, accept, epoch: 2, regions, offer, hypervisor }, &cancel)
+                        .0
                 }
                 Err(failure) => Ending::Discarded(failure),
             }

@@ -4,6 +4,7 @@
 
 mod deltas;
 mod lying;
+mod page_in;
 mod references;
 mod world;
 

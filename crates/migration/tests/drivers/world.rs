@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,14 +11,18 @@ use std::time::{Duration, Instant, SystemTime};
 use godwit_lanes::pacing::{MigrationPace, Pacing};
 use godwit_lanes::{Interrupt, Lane, LaneError, RateLimit, Segments, Stream, accept, connect, listen};
 use godwit_migration::destination::Ending;
+use godwit_migration::drive::lane_failure;
+use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
 use godwit_migration::drive::{
     Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Offer, References,
     SourceHypervisor, SourceJob, SourceResult, Tracking, WelcomedStream, inbox, receive, send, welcome,
 };
 use godwit_migration::source::Verdict;
-use godwit_migration::{Compression, Failure, FailureCode, Policy, Progress};
+use godwit_migration::{Compression, Failure, FailureCode, PageIn, Policy, Progress};
 use godwit_pki::{Authority, Grant, Identity, Role};
-use godwit_ram::{CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError};
+use godwit_ram::{
+    Access, CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
+};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
@@ -146,7 +151,7 @@ pub(crate) struct FakeSource {
 }
 
 impl SourceHypervisor for FakeSource {
-    fn begin_switchover(&mut self, events: &Inbox) -> Result<(), Failure> {
+    fn begin_switchover(&mut self, events: &Inbox, _page_in: bool) -> Result<(), Failure> {
         while self.after.as_ref().is_some_and(|after| !after.load(Ordering::SeqCst)) {
             std::thread::yield_now();
         }
@@ -182,6 +187,10 @@ impl SourceHypervisor for FakeSource {
 pub(crate) struct FakeDestination {
     pub(crate) state: Vec<u8>,
     pub(crate) load_fails: bool,
+    /// What a guest needs that lacks pages; none: it can't run without them here.
+    pub(crate) page_in: Option<(FakeFaults, PathBuf)>,
+    /// The guest runs.
+    pub(crate) runs: Arc<AtomicBool>,
     pub(crate) log: mpsc::Sender<&'static str>,
 }
 
@@ -199,7 +208,14 @@ impl DestinationHypervisor for FakeDestination {
         Ok(())
     }
 
+    fn prepare_page_in(&mut self) -> Result<(Box<dyn Faults>, PathBuf), Failure> {
+        let none = || Failure::new(FailureCode::MemoryFailed, "the kernel is too old");
+        let (faults, path) = self.page_in.take().ok_or_else(none)?;
+        Ok((Box::new(faults), path))
+    }
+
     fn run(&mut self, run: bool) -> Result<(), Failure> {
+        self.runs.store(true, Ordering::SeqCst);
         self.log.send(if run { "runs" } else { "stays paused" }).unwrap();
         Ok(())
     }
@@ -317,8 +333,88 @@ pub(crate) fn stalling_lane<'scope>(
     lane
 }
 
+/// Accesses of a guest that are made up: it comes to three pages of each watched chunk, and is shown none that is not what it is at the
+/// source.
+pub(crate) struct FakeFaults {
+    from: Vec<Arc<Region>>,
+    to: Vec<Arc<Region>>,
+    /// How often the streams are cut when a page is shown.
+    cuts: AtomicUsize,
+    streams: Arc<Mutex<Vec<Stream>>>,
+    watched: Mutex<Vec<(usize, PageRange)>>,
+    told: AtomicBool,
+    runs: Arc<AtomicBool>,
+}
+
+impl FakeFaults {
+    fn is_watched(&self, block: usize, pages: PageRange) -> bool {
+        let watched = self.watched.lock().unwrap();
+        watched.iter().any(|(of, chunk)| *of == block && chunk.intersect(pages) == pages)
+    }
+}
+
+impl Faults for FakeFaults {
+    fn watch(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
+        self.watched.lock().unwrap().push((block, pages));
+        Ok(())
+    }
+
+    fn mapped(&self, block: usize, pages: PageRange) -> Result<Vec<PageRange>, TrackError> {
+        // Nobody waits for the first two of block 1.
+        Ok(Vec::from_iter(Some(PageRange::new(0, 2)).filter(|_| block == 1 && pages.first == 0)))
+    }
+
+    fn accesses(&self, limit: Duration, out: &mut Vec<Access>) -> Result<(), TrackError> {
+        if self.told.swap(true, Ordering::SeqCst) {
+            std::thread::park_timeout(limit);
+            return Ok(());
+        }
+        for (block, chunk) in self.watched.lock().unwrap().iter() {
+            let pages = [chunk.first, chunk.first + 9, chunk.end() - 1, chunk.first + 9];
+            out.extend(pages.map(|page| Access { block: *block, page, thread: 1 }));
+        }
+        Ok(())
+    }
+
+    fn show(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
+        if !self.is_watched(block, pages) {
+            return Err(TrackError::OutOfBounds { block, range: pages });
+        }
+        let bytes = |regions: &[Arc<Region>]| {
+            let mut bytes = vec![0; usize::try_from(pages.len_bytes()).unwrap()];
+            regions[block].copy_out(pages.offset_bytes(), &mut bytes).unwrap();
+            bytes
+        };
+        assert!(
+            bytes(&self.from) == bytes(&self.to),
+            "{pages:?} of block {block} are shown and are not there"
+        );
+        if !self.runs.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let cut = self.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |cuts| cuts.checked_sub(1));
+        if cut.is_ok() {
+            self.streams.lock().unwrap().iter().for_each(Stream::close);
+        }
+        Ok(())
+    }
+
+    fn release(&self, block: usize, pages: PageRange) -> Result<(), TrackError> {
+        self.watched.lock().unwrap().retain(|watched| *watched != (block, pages));
+        Ok(())
+    }
+
+    fn end(&self) {
+        assert!(self.watched.lock().unwrap().is_empty(), "chunks that are whole are still watched");
+    }
+}
+
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Twist {
+    /// The guest is handed over after the first round, and this often the streams of its pages are cut.
+    pub(crate) page_in: Option<usize>,
+    /// The destination can't do that.
+    pub(crate) no_page_in: bool,
     pub(crate) load_fails: bool,
     pub(crate) cancels_itself: bool,
     pub(crate) paused: bool,
@@ -403,6 +499,18 @@ impl Secure {
     }
 }
 
+impl Twist {
+    fn policy(self) -> Policy {
+        match self.page_in {
+            None => Policy::default(),
+            Some(_) => {
+                let switchover_budget = Duration::from_micros(1);
+                Policy { page_in: PageIn::Now, switchover_budget, ..Policy::default() }
+            }
+        }
+    }
+}
+
 /// What both ends of a migration share in a test.
 pub(crate) struct World {
     from: Vec<Arc<Region>>,
@@ -423,7 +531,12 @@ pub(crate) struct World {
     stalled_has_work: Arc<AtomicBool>,
     /// The connection that is never answered has been begun.
     hung: AtomicBool,
-    _folder: tempfile::TempDir,
+    /// Every stream of the source's but the control stream.
+    streams: Arc<Mutex<Vec<Stream>>>,
+    paging_in: Mutex<Option<Arc<PagingIn>>>,
+    /// The guest runs at the destination.
+    runs: Arc<AtomicBool>,
+    folder: tempfile::TempDir,
 }
 
 impl World {
@@ -449,7 +562,10 @@ impl World {
             stalled: Mutex::new(twist.stalls.then_some(Vec::new())),
             stalled_has_work: Arc::default(),
             hung: AtomicBool::new(false),
-            _folder: folder,
+            streams: Arc::default(),
+            paging_in: Mutex::default(),
+            runs: Arc::default(),
+            folder,
         }
     }
 
@@ -487,10 +603,22 @@ impl World {
             epoch: 2 + u64::from(twist.other_epoch),
             regions: self.to.clone(),
             offer: self.offer.clone(),
-            hypervisor: FakeDestination { state: Vec::new(), load_fails: twist.load_fails, log },
+            hypervisor: FakeDestination {
+                state: Vec::new(),
+                load_fails: twist.load_fails,
+                runs: Arc::clone(&self.runs),
+                page_in: twist.page_in.filter(|_| !twist.no_page_in).map(|cuts| self.page_in(cuts)),
+                log,
+            },
         };
         let (_keep, cancel) = mpsc::channel();
-        receive(job, &cancel)
+        let (ending, page_in) = receive(job, &cancel);
+        if let Some(page_in) = page_in {
+            *self.paging_in.lock().unwrap() = Some(Arc::clone(&page_in));
+            page_in.until_complete().unwrap();
+            page_in.close();
+        }
+        ending
     }
 
     /// Waits a moment for a data stream.
@@ -546,8 +674,57 @@ impl World {
             cut.push(stream.clone());
         }
         drop(cut);
+        self.streams.lock().unwrap().push(stream.clone());
         let near = stream.local().unwrap().ip();
         Ok(stream.paced(pace.stream(near)))
+    }
+
+    fn page_in(&self, cuts: usize) -> (FakeFaults, PathBuf) {
+        let faults = FakeFaults {
+            from: self.from.clone(),
+            to: self.to.clone(),
+            cuts: AtomicUsize::new(cuts),
+            streams: Arc::clone(&self.streams),
+            watched: Mutex::default(),
+            told: AtomicBool::new(false),
+            runs: Arc::clone(&self.runs),
+        };
+        (faults, self.folder.path().join("missing"))
+    }
+
+    /// What the agents say to each other once a session was cut.
+    fn another_session(&self, is_over: &dyn Fn() -> bool) -> Again {
+        let paging_in = loop {
+            if let Some(paging_in) = self.paging_in.lock().unwrap().clone() {
+                break paging_in;
+            }
+            if is_over() {
+                return Again::Refused(Failure::new(FailureCode::Cancelled, "over"));
+            }
+            std::thread::yield_now();
+        };
+        if paging_in.missing_pages() == 0 {
+            return Again::Complete;
+        }
+        let session = paging_in.new_session();
+        let open = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !open.load(Ordering::SeqCst) {
+                    if let Some(stream) = accept_one(&self.listener) {
+                        paging_in.admit(session, stream);
+                    }
+                }
+            });
+            let connect = |_: usize, _: Segments, _: &Interrupt| {
+                let stream = connect(self.lane, LIMIT).map_err(|error| lane_failure(&error))?;
+                self.streams.lock().unwrap().push(stream.clone());
+                Ok(stream)
+            };
+            let opened = open_session(&connect, 1, &Interrupt::default(), HELLO, Segments::Full);
+            open.store(true, Ordering::SeqCst);
+            Again::Session(opened.unwrap())
+        })
     }
 
     /// The source, to its end.
@@ -574,7 +751,7 @@ impl World {
             migration: ID,
             epoch: 2,
             runs: !twist.paused,
-            policy: Policy::default(),
+            policy: twist.policy(),
             compression: twist.compression,
             references: twist.references,
             deltas: twist.deltas,
@@ -585,6 +762,7 @@ impl World {
             begun: Instant::now(),
             progress: &|progress| watch(&watcher, progress),
             ask_verdict: &|| Verdict::Unknown,
+            page_in_again: &|is_over| self.another_session(is_over),
         };
         send(job, &inbox, events)
     }

@@ -13,7 +13,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::protocol::{self, MESSAGE_LEN, Origin};
+use super::protocol::{self, MESSAGE_LEN, Origin, Request};
 use super::{kernel_too_old, open_device};
 use crate::error::TrackError;
 
@@ -41,16 +41,48 @@ pub fn tracker_listener(path: &Path) -> io::Result<OwnedFd> {
 /// Asks the library behind `path` for a userfaultfd of its process. True with it: it can hand over the faults that happen in
 /// the kernel (KVM's, system calls') as well.
 pub(crate) fn request_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), TrackError> {
+    request(path, Request::New)?.ok_or_else(|| lost("was not sent"))
+}
+
+/// The same, and the library keeps a copy of it until it is told to drop it.
+///
+/// # Errors
+/// Also [`TrackError::LibraryTooOld`].
+pub(crate) fn request_kept_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), TrackError> {
+    request(path, Request::NewKept)?.ok_or_else(|| lost("was not sent"))
+}
+
+/// The userfaultfd of which the library keeps a copy; as [`request_userfaultfd`].
+///
+/// # Errors
+/// Also [`TrackError::LibraryTooOld`], and [`TrackError::NothingKept`].
+pub(crate) fn kept_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), TrackError> {
+    request(path, Request::Kept)?.ok_or_else(|| lost("was not sent"))
+}
+
+/// Has the library close its copy, if it keeps one.
+pub(crate) fn drop_kept(path: &Path) -> Result<(), TrackError> {
+    request(path, Request::DropKept).map(|_| ())
+}
+
+fn request(path: &Path, wanted: Request) -> Result<Option<(OwnedFd, bool)>, TrackError> {
     let missing = |errno: Errno| TrackError::LibraryMissing { socket: path.to_owned(), source: errno.into() };
     let connection = connect(path).map_err(missing)?;
     // Where the agent may not open it either, the library has ways of its own.
     let device = open_device();
-    send_request(&connection, device.as_ref().ok().map(AsFd::as_fd)).map_err(missing)?;
+    send_request(&connection, wanted, device.as_ref().ok().map(AsFd::as_fd)).map_err(missing)?;
     let (answer, userfaultfd) = receive_answer(&connection).map_err(missing)?;
     let version = || TrackError::LibraryVersion { socket: path.to_owned() };
     match (protocol::parse_answer(&answer).ok_or_else(version)?, userfaultfd) {
+        ((Origin::None, 0), _) if wanted == Request::DropKept => Ok(None),
         ((Origin::None, errno), _) => Err(match (Errno::from_raw_os_error(errno.into()), device) {
+            (Errno::PROTO, _) if wanted != Request::New => {
+                TrackError::LibraryTooOld { socket: path.to_owned() }
+            }
             (Errno::PROTO, _) => version(),
+            (Errno::NOENT, _) if wanted == Request::Kept => {
+                TrackError::NothingKept { socket: path.to_owned() }
+            }
             (Errno::NOSYS, _) => kernel_too_old("userfaultfd"),
             (refused, Ok(_)) => TrackError::NoUserfaultfd {
                 reason: format!("QEMU's attempt with the agent's /dev/userfaultfd: {refused}"),
@@ -59,12 +91,14 @@ pub(crate) fn request_userfaultfd(path: &Path) -> Result<(OwnedFd, bool), TrackE
                 reason: format!("/dev/userfaultfd: {device}; QEMU's own attempt: {refused}"),
             },
         }),
-        ((origin, _), Some(userfaultfd)) => Ok((userfaultfd, origin != Origin::UserModeOnly)),
+        ((origin, _), Some(userfaultfd)) => Ok(Some((userfaultfd, origin != Origin::UserModeOnly))),
         // Sent, and lost on the way: this process has no descriptor free.
-        (_, None) => Err(TrackError::NoUserfaultfd {
-            reason: "the agent has no file descriptor left to receive it".to_owned(),
-        }),
+        (_, None) => Err(lost("found no file descriptor left in the agent")),
     }
+}
+
+fn lost(how: &str) -> TrackError {
+    TrackError::NoUserfaultfd { reason: format!("the library's answer {how}") }
 }
 
 /// SOCK_SEQPACKET: a message arrives whole and with its descriptor, or not at all.
@@ -81,8 +115,8 @@ fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(connection)
 }
 
-fn send_request(connection: &OwnedFd, device: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-    let request = protocol::request();
+fn send_request(connection: &OwnedFd, wanted: Request, device: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    let request = protocol::request(wanted);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let device = device.as_slice();

@@ -64,7 +64,7 @@ pub(super) fn mappings_of(maps: &str, file_id: (u64, u64), pages: PageRange) -> 
         };
         let shown = mapping.pages().intersect(pages);
         if !shown.is_empty() {
-            found.shared.push(Mapping {
+            found.show(Mapping {
                 address: mapping.address_of(shown.first),
                 first: shown.first,
                 count: shown.count,
@@ -72,6 +72,22 @@ pub(super) fn mappings_of(maps: &str, file_id: (u64, u64), pages: PageRange) -> 
         }
     }
     found
+}
+
+impl FileMappings {
+    /// Adds one, to the last where it goes on with it: the kernel cuts a mapping in pieces where parts of it are governed
+    /// by a userfaultfd, and to the process they are one.
+    fn show(&mut self, mapping: Mapping) {
+        match self.shared.last_mut() {
+            Some(last)
+                if last.pages().end() == mapping.first
+                    && last.address + last.count * PAGE_SIZE == mapping.address =>
+            {
+                last.count += mapping.count;
+            }
+            _ => self.shared.push(mapping),
+        }
+    }
 }
 
 struct Line {
@@ -171,6 +187,24 @@ nonsense
         assert_eq!((private.shared.len(), private.private), (0, 1));
         let absent = mappings_of(MAPS, (device, 9), PageRange::new(0, 1));
         assert_eq!(absent, FileMappings::default());
+    }
+
+    #[test]
+    fn pieces_of_a_mapping_are_one() {
+        let maps = "\
+7f1000000000-7f1000002000 rw-s 00000000 00:2a 1234      /ram
+7f1000002000-7f1000003000 rw-s 00002000 00:2a 1234      /ram
+7f1000003000-7f1000005000 rw-s 00003000 00:2a 1234      /ram
+7f1000005000-7f1000006000 rw-s 00000000 00:2a 1234      /ram
+7f1000007000-7f1000008000 rw-s 00001000 00:2a 1234      /ram
+";
+        let found = mappings_of(maps, (rustix::fs::makedev(0, 0x2a), 1234), PageRange::new(0, 5));
+        let expected = [
+            Mapping { address: 0x7f10_0000_0000, first: 0, count: 5 },
+            Mapping { address: 0x7f10_0000_5000, first: 0, count: 1 },
+            Mapping { address: 0x7f10_0000_7000, first: 1, count: 1 },
+        ];
+        assert_eq!(found.shared, expected);
     }
 
     proptest! {

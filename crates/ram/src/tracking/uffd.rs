@@ -103,9 +103,16 @@ impl Userfaultfd {
 
     /// Has every access to a page that is not mapped wait until it is answered; in place of [`Userfaultfd::enable_tracking`].
     pub(crate) fn enable_page_in(&self) -> Result<(), TrackError> {
+        self.enable_page_in_again().map_err(|_| kernel_too_old("userfaultfd's minor faults of shmem"))
+    }
+
+    /// The same for one that another agent had, and may have died before it came to that.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is enabled, as it should be.
+    pub(crate) fn enable_page_in_again(&self) -> Result<(), Errno> {
         let mut api = uffdio_api { api: UFFD_API.into(), features: PAGE_IN_FEATURES.into(), ioctls: 0 };
         self.update::<UFFDIO_API, _>(&mut api)
-            .map_err(|_| kernel_too_old("userfaultfd's minor faults of shmem"))
     }
 
     /// Makes the range of the other address space one whose write protection this descriptor governs.

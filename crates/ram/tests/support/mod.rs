@@ -220,6 +220,18 @@ impl Writer {
         line.split_whitespace().map(|byte| byte.parse().expect("a byte")).collect()
     }
 
+    /// As [`Writer::bytes`], by several threads, which must see the same and no page half written.
+    pub(crate) fn crowd(&mut self, mapping: usize, first: u64, count: u64, threads: u64) -> Vec<u8> {
+        let line = self.ask(&format!("crowd {mapping} {first} {count} {threads}"));
+        let byte = |word: &str| word.parse().unwrap_or_else(|_| panic!("{line}"));
+        line.split_whitespace().map(byte).collect()
+    }
+
+    /// How many descriptors the process has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs").count()
+    }
+
     /// Writes every `step`th of `count` pages.
     pub(crate) fn scatter(&mut self, mapping: usize, first: u64, count: u64, step: usize) {
         assert_eq!(self.ask(&format!("write {mapping} {first} {count} {step}")), "done");
@@ -256,6 +268,13 @@ impl TwoBlocks {
         let writer = Writer::start(&bench, "tracker", &files, Start::default());
         Some(TwoBlocks { bench, regions, writer })
     }
+}
+
+/// How many mappings of `file` the kernel lists for the process.
+pub(crate) fn mappings_of(pid: i32, file: &Path) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let name = file.to_str().expect("plain names");
+    maps.lines().filter(|line| line.ends_with(name)).count()
 }
 
 /// The same sequence of numbers in each run (splitmix64).

@@ -146,7 +146,7 @@ impl<'a> Sending<'a> {
         }
         self.keep_limit(control).await.map_err(|error| qemu_failure(host, "take a limit", &error))?;
         let agent = &self.outgoing.agent;
-        let marked = agent.mark_hand_over(&self.outgoing.vm).await;
+        let marked = agent.mark_hand_over(&self.outgoing.vm, None).await;
         marked.map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let mut events = self.qmp().events();
         self.round_begun = Instant::now();

@@ -94,7 +94,7 @@ pub(super) fn read_control(
     dispatch: &Dispatch,
     referring: &Referring,
 ) {
-    let (mut ready, mut running) = (false, false);
+    let (mut ready, mut page_in_ready, mut running) = (false, false, false);
     loop {
         let told = match receiver.receive() {
             // By way of the driver these would wait for a sweep to end, which may wait for them.
@@ -116,6 +116,8 @@ pub(super) fn read_control(
             Ok(Incoming::Message(message)) => {
                 let goes_on = match message {
                     Message::Pong { .. } => dispatch.answered(),
+                    // Asked for once by each attempt, of which the policy makes one.
+                    Message::PageInReady { .. } => !std::mem::replace(&mut page_in_ready, true),
                     Message::Ready => !std::mem::replace(&mut ready, true),
                     Message::Running(_) => !std::mem::replace(&mut running, true),
                     _ => {

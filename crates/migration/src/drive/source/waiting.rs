@@ -49,10 +49,11 @@ fn interrupts(input: &Input) -> bool {
             )
         }
         Input::Hypervisor(event) => matches!(event, HypervisorEvent::Failed(_)),
-        Input::Lane(message) => {
-            !matches!(message, Message::Pong { .. } | Message::Ready | Message::Running(_))
-        }
-        Input::Moved | Input::StreamBroke { .. } => false,
+        Input::Lane(message) => !matches!(
+            message,
+            Message::Pong { .. } | Message::Ready | Message::PageInReady { .. } | Message::Running(_)
+        ),
+        Input::Moved | Input::StreamBroke { .. } | Input::PageInStreams { .. } | Input::PagedIn(_) => false,
     }
 }
 

@@ -1,0 +1,263 @@
+//! Page-in at both hosts: what a source's agent asks the destination's when a session was cut or one of them has been started anew
+//! (`POST /v1/page-ins/{name}`), and the guests that run here while pages of them are elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use godwit_api::{
+    ApiError, Client, ClientError, ErrorCode, PageInAnswer, PageInRequest, PageInState, VmInfo, VmState,
+};
+use godwit_lanes::{Interrupt, Segments};
+use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session, serve};
+use godwit_migration::drive::{Hello, SessionStream};
+use godwit_migration::{Failure, FailureCode};
+use godwit_ram::PageIn;
+use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
+use tokio::runtime::Handle;
+
+use super::incoming::{fresh_id, listen};
+use super::outgoing::Paths;
+use super::{Doorman, Guard};
+use crate::agent::Agent;
+use crate::failure::host_failed;
+use crate::vm::Vm;
+
+/// Between two attempts to reach the destination.
+const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
+/// How long it may take to answer: across a link that is cut it never does.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// The guests that run here while pages of them are missing.
+#[derive(Default)]
+pub struct PageIns {
+    all: Mutex<BTreeMap<String, Arc<PagingIn>>>,
+}
+
+impl std::fmt::Debug for PageIns {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.lock().keys()).finish()
+    }
+}
+
+impl PageIns {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<PagingIn>>> {
+        // One insertion or removal each.
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&self, vm: &str) -> Option<Arc<PagingIn>> {
+        self.lock().get(vm).cloned()
+    }
+
+    /// What a VM still lacks; none: nothing.
+    #[must_use]
+    pub fn state(&self, vm: &str) -> Option<PageInState> {
+        let paging_in = self.of(vm)?;
+        Some(PageInState { missing_pages: paging_in.missing_pages(), connected: paging_in.is_connected() })
+    }
+
+    /// Keeps to a guest's page-in until nothing is missing, or the guest is gone. For a thread of its own.
+    pub(super) fn keep(&self, vm: &Vm, paging_in: &Arc<PagingIn>) {
+        self.lock().insert(vm.name.clone(), Arc::clone(paging_in));
+        match paging_in.until_complete() {
+            Ok(figures) => tracing::info!(vm = vm.name, pages = figures.pages, "all of its memory is here"),
+            Err(failure) => {
+                tracing::error!(vm = vm.name, %failure, "page-in has ended before all pages were here");
+            }
+        }
+        // The note first: an agent that starts now finds a guest like any other.
+        vm.files.remove_missing();
+        self.lock().remove(&vm.name);
+        paging_in.close();
+    }
+}
+
+/// A session for a source that asks for one.
+pub(super) async fn session(
+    agent: &Arc<Agent>,
+    name: &str,
+    request: PageInRequest,
+) -> Result<PageInAnswer, ApiError> {
+    let info = agent.vm_info(name)?;
+    if info.epoch != request.epoch {
+        let message = format!("VM \"{name}\" is in epoch {} here, not {}", info.epoch, request.epoch);
+        return Err(ApiError::new(ErrorCode::NotFound, message, "see `godwit vm list` for where it runs"));
+    }
+    let Some(paging_in) = agent.page_ins().of(name) else {
+        return match info.state {
+            VmState::Running | VmState::Paused => {
+                Ok(PageInAnswer { complete: true, id: None, addresses: Vec::new() })
+            }
+            state => {
+                let message = format!("VM \"{name}\" is {state}");
+                Err(ApiError::new(ErrorCode::Busy, message, "ask again"))
+            }
+        };
+    };
+    if !agent.files(name)?.is_missing_from(&request.from) {
+        let message = format!("the pages that VM \"{name}\" lacks are not at host {}", request.from);
+        return Err(ApiError::new(
+            ErrorCode::Forbidden,
+            message,
+            "the host that it came from asks for itself",
+        ));
+    }
+    let listeners = listen(agent)?;
+    let addresses: Result<Vec<_>, _> = listeners.iter().map(std::net::TcpListener::local_addr).collect();
+    let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+    let id = fresh_id()?;
+    let doorman = Doorman::open(Guard { id, from: request.from, identity: agent.identity(), listeners })?;
+    let next = Arc::clone(&paging_in);
+    let session = tokio::task::spawn_blocking(move || next.new_session());
+    let session = session.await.map_err(|error| crate::failure::task_failed(&error))?;
+    std::thread::Builder::new()
+        .name(format!("page-in-{name}"))
+        .spawn(move || {
+            while paging_in.is_session(session) {
+                if let Some(stream) = doorman.let_in() {
+                    paging_in.admit(session, stream);
+                }
+            }
+        })
+        .map_err(|error| host_failed("no thread can be started", &error))?;
+    Ok(PageInAnswer { complete: false, id: Some(id.to_string()), addresses })
+}
+
+/// At the destination, after a restart of its agent: the guest runs, and whoever comes to a missing page waits for this.
+pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &Arc<Vm>) -> Result<(), Failure> {
+    let (agent, vm) = (Arc::clone(agent), Arc::clone(vm));
+    let taken_up = tokio::task::spawn_blocking(move || {
+        let failed = |why: String| Failure::new(FailureCode::MemoryFailed, why);
+        let faults = PageIn::attach_again(&vm.tracker_socket, vm.process.pid, &vm.regions)
+            .map_err(|error| failed(error.to_string()))?;
+        let paging_in = PagingIn::resume(Box::new(faults), vm.regions.clone(), &vm.files.missing())?;
+        tracing::warn!(
+            vm = vm.name,
+            missing = paging_in.missing_pages(),
+            "page-in goes on when its source asks"
+        );
+        keep_on_a_thread(&agent, &vm, paging_in)
+    });
+    taken_up.await.unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
+}
+
+fn keep_on_a_thread(agent: &Arc<Agent>, vm: &Arc<Vm>, paging_in: Arc<PagingIn>) -> Result<(), Failure> {
+    let name = format!("in-{}", vm.name);
+    // Known from here on, and not when the thread has come to run.
+    agent.page_ins().lock().insert(vm.name.clone(), Arc::clone(&paging_in));
+    let (agent, vm) = (Arc::clone(agent), Arc::clone(vm));
+    let spawned =
+        std::thread::Builder::new().name(name).spawn(move || agent.page_ins().keep(&vm, &paging_in));
+    spawned
+        .map(drop)
+        .map_err(|error| Failure::new(FailureCode::Internal, format!("no thread can be started: {error}")))
+}
+
+/// A guest whose pages are kept here for the destination that runs it.
+pub(super) struct Serving<'a> {
+    pub(super) agent: &'a Arc<Agent>,
+    pub(super) vm: &'a str,
+    pub(super) to: &'a str,
+    pub(super) peer: &'a Client,
+    /// The destination's.
+    pub(super) epoch: u64,
+    pub(super) runtime: &'a Handle,
+    /// Says for sure that the destination has refused the guest; none: that it has not, or that nobody knows.
+    pub(super) refused: &'a (dyn Fn() -> Option<Failure> + Sync),
+}
+
+impl Serving<'_> {
+    /// Another session, asked for until there is one or none is needed.
+    pub(super) fn again(&self, is_over: &dyn Fn() -> bool) -> Again {
+        loop {
+            if is_over() {
+                return Again::Refused(Failure::new(FailureCode::Cancelled, "its pages are needed no more"));
+            }
+            let answer = self.runtime.block_on(async {
+                let request = PageInRequest { epoch: self.epoch, from: self.agent.config().name.clone() };
+                let path = format!("/v1/page-ins/{}", self.vm);
+                tokio::time::timeout(ANSWER_LIMIT, self.peer.post::<_, PageInAnswer>(&path, &request)).await
+            });
+            match answer {
+                Ok(Ok(PageInAnswer { complete: true, .. })) => return Again::Complete,
+                Ok(Ok(answer)) => match self.open(&answer) {
+                    Ok(streams) => return Again::Session(streams),
+                    Err(failure) => tracing::warn!(vm = self.vm, %failure, "no session for page-in yet"),
+                },
+                Ok(Err(ClientError::Refused(error))) if error.code == ErrorCode::NotFound => {
+                    if let Some(failure) = (self.refused)() {
+                        return Again::Refused(failure);
+                    }
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(vm = self.vm, %error, "the destination gives no session for page-in yet");
+                }
+                Err(_) => tracing::debug!(vm = self.vm, to = self.to, "the destination does not answer"),
+            }
+            self.runtime.block_on(async { tokio::time::sleep(AGAIN_INTERVAL).await });
+        }
+    }
+
+    fn open(&self, answer: &PageInAnswer) -> Result<Vec<SessionStream>, Failure> {
+        let broken = || Failure::new(FailureCode::ProtocolBroken, "the destination's id is none");
+        let id: MigrationId = answer.id.as_deref().and_then(|id| id.parse().ok()).ok_or_else(broken)?;
+        let ours = self.runtime.block_on(crate::network::near(&self.agent.config().migration_addresses));
+        let lanes = godwit_lanes::pair(&ours, &answer.addresses);
+        let count = lanes.len();
+        let pace = self.agent.limits().migration(None);
+        let paths = Paths { lanes, host: self.to.to_owned(), identity: self.agent.identity(), pace };
+        let hello = Hello { migration: id, stream: CONTROL_STREAM, versions: SUPPORTED };
+        let connect =
+            |lane: usize, segments: Segments, interrupt: &Interrupt| paths.data(lane, segments, interrupt);
+        // Whatever has cut the session before, small segments pass.
+        open_session(&connect, count, &Interrupt::default(), hello, Segments::Small)
+    }
+}
+
+/// At the source, after a restart of its agent: goes on serving a guest that the destination `to` runs, in a task of its own, until it
+/// needs nothing any more; then it is let go.
+pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
+    let (agent, vm) = (Arc::clone(agent), Arc::clone(vm));
+    let runtime = Handle::current();
+    tokio::task::spawn_blocking(move || {
+        let peer = match agent.peer(&to) {
+            Ok(peer) => peer,
+            Err(error) => return tracing::error!(vm = vm.name, %error, "its pages can't be served"),
+        };
+        let epoch = vm.epoch() + 1;
+        let refused = || runtime.block_on(is_unknown(&peer, &vm.name));
+        let serving = Serving {
+            agent: &agent,
+            vm: &vm.name,
+            to: &to,
+            peer: &peer,
+            epoch,
+            runtime: &runtime,
+            refused: &refused,
+        };
+        let kept = KeptPages::new(vm.regions.clone());
+        let is_gone = || vm.process.exit().is_some();
+        match serve(&kept, None, &|is_over| serving.again(&|| is_over() || is_gone())) {
+            Ok(_) => {
+                tracing::info!(vm = vm.name, to, "the destination has all of its memory");
+                if let Err(error) = runtime.block_on(agent.release(&vm, false)) {
+                    tracing::error!(vm = vm.name, %error, "the moved VM's remains could not be removed");
+                }
+            }
+            Err(failure) => {
+                tracing::error!(vm = vm.name, %failure, "its pages are kept, and nobody fetches them");
+            }
+        }
+    });
+}
+
+/// Whether the destination has no such VM, by its own word.
+async fn is_unknown(peer: &Client, vm: &str) -> Option<Failure> {
+    match peer.get::<VmInfo>(&format!("/v1/vms/{vm}")).await {
+        Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
+            Some(Failure::new(FailureCode::InDoubt, "the destination has no such VM any more"))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,684 @@
+//! The destination of a page-in: the guest runs, and whoever comes to a missing page waits for it here.
+//!
+//! One thread reads who waits, one each stream; the thread that calls [`PagingIn::until_complete`] keeps the session. A page goes
+//! from *missing* to *claimed* (its bytes are being written, by one thread alone), is *there* (its bit is cleared) and is *shown*.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
+use godwit_ram::{Access, MissingPages, PageRange, Region};
+use godwit_wire::{BlockRun, MAX_PAGE_IN_STREAMS, Message, PAGE_IN_STREAM, PagedIn};
+
+use super::waits::Waits;
+use super::{CHUNK_PAGES, Faults, PING_INTERVAL, SILENCE_LIMIT};
+use crate::drive::destination::lock;
+use crate::drive::handshake::WelcomedStream;
+use crate::drive::lane_failure;
+use crate::drive::sweep::{by_chunk, memory_failure};
+use crate::failure::{Failure, FailureCode};
+use crate::report::nanos;
+
+/// How long the thread that reads who waits sleeps at most, until it looks whether it is over.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// The session that is opened before the guest is handed over.
+pub(crate) const FIRST_SESSION: u64 = 0;
+/// Runs that fit a frame in any case.
+const RUNS_A_FETCH: usize = 1024;
+/// How long pages may take that must be there before the guest can run.
+const MAPPED_LIMIT: Duration = Duration::from_secs(5);
+
+/// The memory of a guest that arrives while the guest runs.
+pub struct PagingIn {
+    faults: Box<dyn Faults>,
+    regions: Vec<Arc<Region>>,
+    /// What is not there.
+    missing: MissingPages,
+    /// What of it nobody is writing at the moment.
+    unclaimed: MissingPages,
+    /// How many pages of each chunk have not been shown yet, block by block.
+    unshown: Vec<Vec<AtomicU32>>,
+    state: Mutex<State>,
+    changed: Condvar,
+    begun_at: Instant,
+}
+
+struct State {
+    /// What is missing is known: pages may come.
+    begun: bool,
+    over: bool,
+    /// Pages that were missing at first.
+    pages: u64,
+    session: Session,
+    /// Who waits for a missing page, and since when.
+    waiting: BTreeMap<(usize, u64), Instant>,
+    waits: Waits,
+    /// Somebody waits for pages that must be there before the guest runs.
+    early: bool,
+    /// Sessions that broke.
+    cuts: u64,
+    failure: Option<Failure>,
+}
+
+type Asking = Arc<Mutex<StreamSender>>;
+
+/// The streams that pages come by.
+#[derive(Default)]
+struct Session {
+    number: u64,
+    /// Where pages are asked for; none: by no stream at the moment.
+    demand: Option<(Asking, Stream)>,
+    streams: Vec<Stream>,
+    reading: usize,
+    broken: bool,
+}
+
+impl Session {
+    /// From here on the source answers pings.
+    fn limit_silence(&self) {
+        if let Some((_, stream)) = self.demand.as_ref()
+            && let Err(error) = stream.limit_silence(SILENCE_LIMIT)
+        {
+            tracing::warn!(%error, "a source that is gone will be noticed late");
+        }
+    }
+}
+
+impl PagingIn {
+    /// What a guest is to be handed over to, before it is known what will be missing; pages may be asked for once
+    /// [`PagingIn::begin`] has told that. `path`: where that is noted.
+    ///
+    /// # Errors
+    /// The note can't be made.
+    pub fn prepare(
+        faults: Box<dyn Faults>,
+        regions: Vec<Arc<Region>>,
+        path: &Path,
+    ) -> Result<Arc<PagingIn>, Failure> {
+        let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
+        let missing = MissingPages::create(path, &block_pages).map_err(|error| memory_failure(&error))?;
+        Ok(Arc::new(PagingIn::new(faults, regions, missing, false)))
+    }
+
+    /// One that an agent before this one began: what it noted at `path` is missing. The memory is under control still.
+    ///
+    /// # Errors
+    /// The note is not what it was, or no thread can be started.
+    pub fn resume(
+        faults: Box<dyn Faults>,
+        regions: Vec<Arc<Region>>,
+        path: &Path,
+    ) -> Result<Arc<PagingIn>, Failure> {
+        let missing = MissingPages::open(path).map_err(|error| memory_failure(&error))?;
+        let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
+        if missing.block_pages() != block_pages {
+            return Err(memory_failure(&"what is noted as missing is of another guest"));
+        }
+        let paging_in = Arc::new(PagingIn::new(faults, regions, missing, true));
+        paging_in.count_unshown();
+        {
+            let mut state = paging_in.lock();
+            state.pages = paging_in.missing.count();
+            // The one that was lost with the agent.
+            state.cuts = 1;
+            state.session.broken = true;
+        }
+        paging_in.start()?;
+        Ok(paging_in)
+    }
+
+    fn new(
+        faults: Box<dyn Faults>,
+        regions: Vec<Arc<Region>>,
+        missing: MissingPages,
+        begun: bool,
+    ) -> PagingIn {
+        let chunks = |region: &Arc<Region>| {
+            (0..region.pages().div_ceil(CHUNK_PAGES)).map(|_| AtomicU32::new(0)).collect()
+        };
+        let unshown = regions.iter().map(chunks).collect();
+        let unclaimed = MissingPages::in_memory(missing.block_pages());
+        let state = State {
+            begun,
+            over: false,
+            pages: 0,
+            session: Session::default(),
+            waiting: BTreeMap::new(),
+            waits: Waits::default(),
+            early: false,
+            cuts: 0,
+            failure: None,
+        };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        PagingIn { faults, regions, missing, unclaimed, unshown, state, changed, begun_at: Instant::now() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // What is changed under it is whole after each assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the guest has been, or is being, handed over without some of its pages.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.lock().begun
+    }
+
+    /// How many pages are missing.
+    #[must_use]
+    pub fn missing_pages(&self) -> u64 {
+        self.missing.count()
+    }
+
+    /// Whether pages come at the moment: not while the link is cut.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        let state = self.lock();
+        state.session.demand.is_some() && !state.session.broken
+    }
+
+    /// The guest, which stands still, will lack these pages: they are under control from the return on, and those that nobody would
+    /// wait for are there.
+    ///
+    /// # Errors
+    /// The guest must not run here.
+    pub(crate) fn begin(self: &Arc<Self>, runs: &[BlockRun]) -> Result<(), Failure> {
+        for run in runs {
+            let block = usize::from(run.block);
+            let pages = self.regions.get(block).map_or(0, |region| region.pages());
+            if run.first.checked_add(run.count).is_none_or(|end| end > pages) {
+                let detail = format!("the source lacks pages that RAM block {block} does not have");
+                return Err(Failure::new(FailureCode::ProtocolBroken, detail));
+            }
+            self.missing.insert(block, PageRange::new(run.first, run.count));
+        }
+        self.count_unshown();
+        self.claim_nothing();
+        let mut early = Vec::new();
+        for (block, chunk) in self.chunks_with_missing() {
+            self.faults.watch(block, chunk).map_err(|error| memory_failure(&error))?;
+            let mapped = self.faults.mapped(block, chunk).map_err(|error| memory_failure(&error))?;
+            let nobody_waits = mapped.into_iter().flat_map(|run| self.missing.runs(block, run));
+            early.extend(nobody_waits.map(|run| (block, run)));
+        }
+        {
+            let mut state = self.lock();
+            (state.begun, state.pages) = (true, self.missing.count());
+            state.session.limit_silence();
+            self.changed.notify_all();
+        }
+        self.start()?;
+        self.fetch_before_it_runs(&early)
+    }
+
+    fn fetch_before_it_runs(&self, early: &[(usize, PageRange)]) -> Result<(), Failure> {
+        let runs: Vec<BlockRun> = early.iter().map(|(block, run)| block_run(*block, *run)).collect();
+        let limit = Instant::now() + MAPPED_LIMIT;
+        let mut asked = false;
+        let mut state = self.lock();
+        state.early = true;
+        while early.iter().any(|(block, run)| self.missing.count_in(*block, *run) > 0) {
+            // The stream to ask on may be on its way in still.
+            if !asked && state.session.demand.is_some() {
+                drop(state);
+                self.fetch(runs.clone());
+                (asked, state) = (true, self.lock());
+                continue;
+            }
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.over || state.session.broken {
+                let detail = "pages that must be there before the guest runs did not come";
+                return Err(state.failure.clone().unwrap_or(Failure::new(FailureCode::LaneLost, detail)));
+            }
+            (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.early = false;
+        Ok(())
+    }
+
+    fn chunks_with_missing(&self) -> Vec<(usize, PageRange)> {
+        let mut chunks = Vec::new();
+        for (block, unshown) in self.unshown.iter().enumerate() {
+            let all = self.regions[block].all_pages();
+            let each = all.chunks(CHUNK_PAGES).zip(unshown);
+            chunks.extend(
+                each.filter(|(_, unshown)| unshown.load(Ordering::SeqCst) > 0)
+                    .map(|(chunk, _)| (block, chunk)),
+            );
+        }
+        chunks
+    }
+
+    fn count_unshown(&self) {
+        for (block, unshown) in self.unshown.iter().enumerate() {
+            for (chunk, unshown) in self.regions[block].all_pages().chunks(CHUNK_PAGES).zip(unshown) {
+                let count = u32::try_from(self.missing.count_in(block, chunk)).unwrap_or(u32::MAX);
+                unshown.store(count, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// All that is missing may be claimed: nobody writes at the moment.
+    fn claim_nothing(&self) {
+        for (block, region) in self.regions.iter().enumerate() {
+            for run in self.missing.runs(block, region.all_pages()) {
+                self.unclaimed.insert(block, run);
+            }
+        }
+    }
+
+    /// Begins to hear who waits.
+    fn start(self: &Arc<Self>) -> Result<(), Failure> {
+        let paging_in = Arc::clone(self);
+        let body = move || {
+            if let Err(failure) = paging_in.hear() {
+                paging_in.fail(failure);
+            }
+        };
+        let spawned = std::thread::Builder::new().name("page-in".to_owned()).spawn(body);
+        spawned.map(drop).map_err(|error| {
+            Failure::new(FailureCode::Internal, format!("no thread can be started: {error}"))
+        })
+    }
+
+    fn fail(&self, failure: Failure) {
+        let mut state = self.lock();
+        if !state.over {
+            tracing::error!(%failure, "page-in can't go on");
+            state.failure.get_or_insert(failure);
+        }
+        state.over = true;
+        state.session.streams.iter().for_each(Stream::close);
+        self.changed.notify_all();
+    }
+
+    /// Its guest will not run here after all, or is gone.
+    pub fn abandon(&self) {
+        self.fail(Failure::new(FailureCode::Cancelled, "the guest is not here any more"));
+    }
+
+    /// Serves those who wait until nothing is missing.
+    fn hear(&self) -> Result<(), Failure> {
+        let mut accesses: Vec<Access> = Vec::new();
+        let mut pinged = Instant::now();
+        loop {
+            if self.lock().over {
+                return Ok(());
+            }
+            if pinged.elapsed() >= PING_INTERVAL {
+                pinged = Instant::now();
+                self.ping();
+            }
+            self.faults.accesses(LOOK_INTERVAL, &mut accesses).map_err(|error| memory_failure(&error))?;
+            let now = Instant::now();
+            let mut wanted = Vec::new();
+            for Access { block, page, .. } in accesses.drain(..) {
+                if self.missing.contains(block, page) && self.note_wait(block, page, now) {
+                    wanted.push(block_run(block, PageRange::new(page, 1)));
+                } else if !self.missing.contains(block, page) {
+                    self.show_present(block, page)?;
+                }
+            }
+            self.fetch(wanted);
+        }
+    }
+
+    /// False: it is asked for already, or has come meanwhile.
+    fn note_wait(&self, block: usize, page: u64, since: Instant) -> bool {
+        let mut state = self.lock();
+        let is_new = state.waiting.insert((block, page), since).map(|first| {
+            state.waiting.insert((block, page), first);
+        });
+        if !self.missing.contains(block, page) {
+            state.waiting.remove(&(block, page));
+            return false;
+        }
+        is_new.is_none()
+    }
+
+    /// What is there of a chunk that somebody has come to, all at once.
+    fn show_present(&self, block: usize, page: u64) -> Result<(), Failure> {
+        let Some(region) = self.regions.get(block) else { return Ok(()) };
+        let chunk =
+            PageRange::new(page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES).intersect(region.all_pages());
+        // The page first: who waits for it waits no longer.
+        let there = godwit_ram::gaps(chunk, &self.missing.runs(block, chunk));
+        for pages in std::iter::once(PageRange::new(page, 1)).chain(there) {
+            match self.faults.show(block, pages) {
+                Ok(()) => {}
+                // It was the last of the chunk, and nobody controls that any more.
+                Err(_) if self.is_released(block, page) => return Ok(()),
+                Err(error) => return Err(memory_failure(&error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_released(&self, block: usize, page: u64) -> bool {
+        self.unshown_of(block, page).is_none_or(|unshown| unshown.load(Ordering::SeqCst) == 0)
+    }
+
+    fn unshown_of(&self, block: usize, page: u64) -> Option<&AtomicU32> {
+        self.unshown.get(block)?.get(usize::try_from(page / CHUNK_PAGES).ok()?)
+    }
+
+    /// Where the source can be asked; none: it can't at the moment.
+    fn asking(&self) -> Option<Asking> {
+        let state = self.lock();
+        let (sender, _) = state.session.demand.as_ref().filter(|_| !state.session.broken)?;
+        Some(Arc::clone(sender))
+    }
+
+    fn ping(&self) {
+        let sent_ns = nanos(self.begun_at.elapsed());
+        if let Some(sender) = self.asking()
+            && let Err(error) = lock(&sender).send(&Message::Ping { sent_ns })
+        {
+            tracing::debug!(%error, "the source is not reached");
+        }
+    }
+
+    /// Asks for pages; where nobody can be asked, the next session begins with it.
+    fn fetch(&self, mut runs: Vec<BlockRun>) {
+        if runs.is_empty() {
+            return;
+        }
+        let Some(sender) = self.asking() else { return };
+        while !runs.is_empty() {
+            let message = Message::Fetch { runs };
+            let sent = lock(&sender).send(&message);
+            let taken = message.encode(&mut Vec::new());
+            let Message::Fetch { runs: rest } = message else { return };
+            runs = rest;
+            runs.drain(..taken);
+            if let Err(error) = sent {
+                // Its reader will see the same.
+                return tracing::debug!(%error, "a missing page could not be asked for");
+            }
+        }
+    }
+
+    /// The session before is over, if it is not: its streams are closed, and nobody writes any more. Returns the new one's number.
+    pub fn new_session(&self) -> u64 {
+        let mut state = self.lock();
+        state.session.streams.iter().for_each(Stream::close);
+        if state.session.demand.is_some() && !state.session.broken {
+            state.cuts += 1;
+        }
+        state.session.broken = true;
+        self.changed.notify_all();
+        while state.session.reading > 0 && !state.over {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let number = state.session.number + 1;
+        state.session = Session { number, ..Session::default() };
+        self.claim_nothing();
+        number
+    }
+
+    /// Whether this is the session still, and more may come by it.
+    #[must_use]
+    pub fn is_session(&self, number: u64) -> bool {
+        let state = self.lock();
+        !state.over && !state.session.broken && state.session.number == number
+    }
+
+    /// Takes a stream of this session in.
+    pub fn admit(self: &Arc<Self>, session: u64, welcomed: WelcomedStream) {
+        let WelcomedStream { number, stream, sender, receiver } = welcomed;
+        let mut state = self.lock();
+        let is_one = (PAGE_IN_STREAM..PAGE_IN_STREAM + MAX_PAGE_IN_STREAMS).contains(&number);
+        let is_asked = number == PAGE_IN_STREAM;
+        let current = &mut state.session;
+        if !is_one || current.number != session || current.broken || (is_asked && current.demand.is_some()) {
+            return stream.close();
+        }
+        current.streams.push(stream.clone());
+        let sender = Arc::new(Mutex::new(sender));
+        current.demand = is_asked.then(|| (Arc::clone(&sender), stream)).or(current.demand.take());
+        current.reading += 1;
+        drop(state);
+        self.changed.notify_all();
+        if is_asked && let Err(error) = self.open(session, &sender) {
+            tracing::warn!(%error, "a page-in stream broke at once");
+        }
+        let paging_in = Arc::clone(self);
+        let reader = Reader { paging_in, session, receiver, is_asked };
+        let spawned =
+            std::thread::Builder::new().name("page-in-stream".to_owned()).spawn(move || reader.run());
+        if let Err(error) = spawned {
+            tracing::error!(%error, "no thread can be started for a page-in stream");
+            self.stream_ended(session, false);
+        }
+    }
+
+    /// A session begins with what is missing, where the source does not know that by itself, and with what is waited for.
+    fn open(&self, session: u64, sender: &Mutex<StreamSender>) -> Result<(), LaneError> {
+        // Held until all is told: who comes to a page meanwhile asks for it afterwards.
+        let mut sender = lock(sender);
+        if session != FIRST_SESSION {
+            self.tell_what_remains(&mut sender)?;
+        }
+        let state = self.lock();
+        if !state.begun {
+            return Ok(());
+        }
+        state.session.limit_silence();
+        let waiting = state.waiting.keys().map(|(block, page)| block_run(*block, PageRange::new(*page, 1)));
+        let waiting: Vec<BlockRun> = waiting.collect();
+        drop(state);
+        waiting.chunks(RUNS_A_FETCH).try_for_each(|runs| sender.send(&Message::Fetch { runs: runs.to_vec() }))
+    }
+
+    fn tell_what_remains(&self, sender: &mut StreamSender) -> Result<(), LaneError> {
+        for (block, region) in self.regions.iter().enumerate() {
+            let mut runs: Vec<BlockRun> = self
+                .missing
+                .runs(block, region.all_pages())
+                .into_iter()
+                .map(|run| block_run(block, run))
+                .collect();
+            while !runs.is_empty() {
+                let message = Message::Remaining { runs };
+                sender.send(&message)?;
+                let taken = message.encode(&mut Vec::new());
+                let Message::Remaining { runs: rest } = message else { break };
+                runs = rest;
+                runs.drain(..taken);
+            }
+        }
+        sender.send(&Message::RemainingEnd { pages: self.missing.count() })
+    }
+
+    fn stream_ended(&self, session: u64, whole: bool) {
+        let mut state = self.lock();
+        if state.session.number == session {
+            state.session.reading -= 1;
+            if !whole && !state.session.broken {
+                state.session.broken = true;
+                state.session.streams.iter().for_each(Stream::close);
+                if !state.over && self.missing.count() > 0 {
+                    state.cuts += 1;
+                    tracing::warn!(
+                        missing = self.missing.count(),
+                        "page-in is cut: the source is waited for"
+                    );
+                }
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Keeps the session until nothing is missing, and says so to the source. Returns the figures.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn until_complete(&self) -> Result<PagedIn, Failure> {
+        let mut state = self.lock();
+        while !state.over && self.missing.count() > 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if let Some(failure) = state.failure.clone() {
+            return Err(failure);
+        }
+        state.over = true;
+        let figures = state.waits.figures(state.pages, state.cuts);
+        drop(state);
+        self.faults.end();
+        if let Some(sender) = self.asking()
+            && let Err(error) = lock(&sender).send(&Message::PagedIn(Box::new(figures)))
+        {
+            // It asks.
+            tracing::debug!(%error, "the source does not know that page-in is complete");
+        }
+        Ok(figures)
+    }
+
+    /// The source has read the last word, or can't be waited for any longer.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        let limit = Instant::now() + SILENCE_LIMIT;
+        while state.session.reading > 0 && Instant::now() < limit {
+            let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        state.session.streams.iter().for_each(Stream::close);
+    }
+
+    /// Pages whose bytes are in place: nobody waits for them any more.
+    fn arrived(&self, block: usize, pages: PageRange) -> Result<(), Failure> {
+        (pages.first..pages.end()).for_each(|page| {
+            self.missing.remove(block, page);
+        });
+        self.faults.show(block, pages).map_err(|error| memory_failure(&error))?;
+        let now = Instant::now();
+        {
+            let mut state = self.lock();
+            let waited: Vec<_> =
+                state.waiting.range((block, pages.first)..(block, pages.end())).map(|(at, _)| *at).collect();
+            for at in waited {
+                if let Some(since) = state.waiting.remove(&at) {
+                    state.waits.add(now.saturating_duration_since(since));
+                }
+            }
+        }
+        for chunk in by_chunk(pages, CHUNK_PAGES) {
+            self.shown(block, chunk)?;
+        }
+        // Whoever looks at the count does so under the lock.
+        if self.missing.count() == 0 || self.lock().early {
+            drop(self.lock());
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// A chunk that has been shown to its last page needs no control any more.
+    fn shown(&self, block: usize, pages: PageRange) -> Result<(), Failure> {
+        let Some(unshown) = self.unshown_of(block, pages.first) else { return Ok(()) };
+        let count = u32::try_from(pages.count).unwrap_or(u32::MAX);
+        if unshown.fetch_sub(count, Ordering::SeqCst) > count {
+            return Ok(());
+        }
+        let chunk = PageRange::new(pages.first / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES);
+        let chunk = chunk.intersect(self.regions[block].all_pages());
+        self.faults.release(block, chunk).map_err(|error| memory_failure(&error))
+    }
+}
+
+fn block_run(block: usize, pages: PageRange) -> BlockRun {
+    BlockRun { block: u16::try_from(block).unwrap_or(u16::MAX), first: pages.first, count: pages.count }
+}
+
+/// One stream's thread.
+struct Reader {
+    paging_in: Arc<PagingIn>,
+    session: u64,
+    receiver: StreamReceiver,
+    /// It is the one that pages are asked for on.
+    is_asked: bool,
+}
+
+impl Reader {
+    fn run(mut self) {
+        let whole = self.until_ended();
+        if let Err(failure) = &whole {
+            if failure.code == FailureCode::MemoryFailed {
+                self.paging_in.fail(failure.clone());
+            } else {
+                tracing::debug!(%failure, "a page-in stream ended");
+            }
+        }
+        self.paging_in.stream_ended(self.session, whole.is_ok());
+    }
+
+    /// Until it has brought all that it was to bring.
+    fn until_ended(&mut self) -> Result<(), Failure> {
+        loop {
+            let incoming = self.receiver.receive().map_err(|error| lane_failure(&error))?;
+            if !self.until_begun() {
+                return Ok(());
+            }
+            match incoming {
+                Incoming::Pages(header) => {
+                    let run = header.run;
+                    let pages = self.claim(run.block, run.first, u64::from(run.count))?;
+                    let region = &self.paging_in.regions[usize::from(run.block)];
+                    if let Err(error) = self.receiver.pages(region, header) {
+                        self.give_back(run.block, pages);
+                        return Err(lane_failure(&error));
+                    }
+                    self.paging_in.arrived(usize::from(run.block), pages)?;
+                }
+                Incoming::Message(Message::Zeros(zeros)) => {
+                    for run in zeros.runs {
+                        let pages = self.claim(run.block, run.first, run.count)?;
+                        let region = &self.paging_in.regions[usize::from(run.block)];
+                        region.zero(pages).map_err(|error| memory_failure(&error))?;
+                        self.paging_in.arrived(usize::from(run.block), pages)?;
+                    }
+                }
+                Incoming::Message(Message::UnitEnd | Message::Padding { .. } | Message::Pong { .. }) => {}
+                Incoming::Message(Message::RemainingEnd { .. }) if !self.is_asked => return Ok(()),
+                Incoming::Message(other) => {
+                    let detail = format!(
+                        "the source sent a {:?} message on a page-in stream, which it must not",
+                        other.kind()
+                    );
+                    return Err(Failure::new(FailureCode::ProtocolBroken, detail));
+                }
+            }
+        }
+    }
+
+    /// Pages may be quicker than the word of what is missing. False: it never comes.
+    fn until_begun(&self) -> bool {
+        let mut state = self.paging_in.lock();
+        while !state.begun && !state.over && !state.session.broken {
+            state = self.paging_in.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.begun && !state.over
+    }
+
+    /// Pages are written by one thread, once, and only while they are missing: after that they are the guest's.
+    fn claim(&self, block: u16, first: u64, count: u64) -> Result<PageRange, Failure> {
+        let pages = PageRange { first, count };
+        let known = self.paging_in.regions.get(usize::from(block)).map_or(0, |region| region.pages());
+        let claimed = first.checked_add(count).filter(|end| *end <= known).map_or(0, |end| {
+            (first..end).take_while(|page| self.paging_in.unclaimed.remove(usize::from(block), *page)).count()
+                as u64
+        });
+        if claimed < count {
+            self.give_back(block, PageRange { first, count: claimed });
+            let detail = format!("the source sent a page of RAM block {block} that is not missing");
+            return Err(Failure::new(FailureCode::ProtocolBroken, detail));
+        }
+        Ok(pages)
+    }
+
+    fn give_back(&self, block: u16, pages: PageRange) {
+        self.paging_in.unclaimed.insert(usize::from(block), pages);
+    }
+}

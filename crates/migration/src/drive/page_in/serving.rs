@@ -1,0 +1,516 @@
+//! The source of a page-in: the guest stands still here, and its pages are sent, those first that somebody waits for.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{
+    Incoming, Interrupt, LaneError, Packing, Segments, Stream, StreamReceiver, StreamSender, UnitPages,
+};
+use godwit_ram::pages::push_merged;
+use godwit_ram::{MissingPages, PAGE_SIZE, PageRange, Region};
+use godwit_wire::{BlockRun, MAX_PAGE_IN_STREAMS, Message, PAGE_IN_STREAM, PagedIn};
+
+use super::{CHUNK_PAGES, SILENCE_LIMIT};
+use crate::drive::destination::lock;
+use crate::drive::source::Connect;
+use crate::drive::{Hello, lane_failure, say_hello};
+use crate::failure::{Failure, FailureCode};
+
+/// Pages that go in one piece while nobody waits for them: 64 KiB.
+const BACKGROUND_PAGES: usize = 16;
+/// What nobody waits for may fill the wire's queue for so long, beside the round trip: who is waited for comes after that.
+const QUEUE_TIME: Duration = Duration::from_millis(3);
+/// The least that may be on its way of it,
+const LEAST_WINDOW_BYTES: u64 = 128 << 10;
+/// and the most, also while it is not known what the wire carries.
+const MOST_WINDOW_BYTES: u64 = 64 << 20;
+const FIRST_WINDOW_BYTES: u64 = 256 << 10;
+/// Between two looks at what has arrived.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// Over so long it is measured what the wire carries.
+const MEASURING_INTERVAL: Duration = Duration::from_millis(100);
+/// Pages that go along with one that somebody waits for take no longer than this,
+const NEIGHBOURS_TIME: Duration = Duration::from_micros(250);
+/// and are no more than these.
+const MOST_NEIGHBOURS: u64 = 16;
+/// What is sent belongs to no round.
+const NO_ROUND: u32 = 0;
+/// Streams of each lane for what nobody waits for.
+const STREAMS_A_LANE: u16 = 2;
+
+/// The memory of a guest that has left, of which the destination lacks pages.
+pub struct KeptPages {
+    regions: Vec<Arc<Region>>,
+    /// What has not been sent in this session.
+    left: MissingPages,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// It is known what is left.
+    listed: bool,
+    /// What nobody waits for may go: not while the guest stands still for what goes beside it.
+    all_may_go: bool,
+    /// Who waits for what.
+    demands: VecDeque<(usize, u64)>,
+    /// Where the pages are sent from that nobody waits for: behind the last that somebody waited for.
+    cursor: (usize, u64),
+    streams: Vec<Stream>,
+    ended: Option<Ended>,
+    /// Nothing is served any more, in no session.
+    abandoned: bool,
+    sent_bytes: u64,
+    window: Window,
+}
+
+/// How much of what nobody waits for may be on its way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    round_trip: Duration,
+    /// What the wire carries, bytes a second, as far as it is known.
+    carried_bytes_per_s: f64,
+    /// The beginning of the measurement under way, and what had arrived by then.
+    since: Option<(Instant, u64)>,
+}
+
+impl Window {
+    /// So many bytes have arrived by now.
+    fn arrived(&mut self, now: Instant, bytes: u64) {
+        let Some((since, before)) = self.since else {
+            self.since = Some((now, bytes));
+            return;
+        };
+        let took = now.saturating_duration_since(since);
+        if took >= MEASURING_INTERVAL {
+            self.carried_bytes_per_s = bytes.saturating_sub(before) as f64 / took.as_secs_f64();
+            self.since = Some((now, bytes));
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        if self.carried_bytes_per_s <= 0.0 {
+            return FIRST_WINDOW_BYTES;
+        }
+        let time = self.round_trip + QUEUE_TIME;
+        whole(self.carried_bytes_per_s * time.as_secs_f64()).clamp(LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES)
+    }
+}
+
+/// How a session ended.
+#[derive(Clone, Debug)]
+enum Ended {
+    Complete(Box<PagedIn>),
+    Cut(Failure),
+}
+
+/// What comes of asking the destination for another session.
+pub enum Again {
+    /// Its streams.
+    Session(Vec<SessionStream>),
+    /// All pages are there.
+    Complete,
+    /// The destination has no such guest.
+    Refused(Failure),
+}
+
+/// A stream of a session, welcome at the destination.
+pub struct SessionStream {
+    stream: Stream,
+    sender: StreamSender,
+    receiver: StreamReceiver,
+}
+
+impl SessionStream {
+    /// Says that it lives.
+    pub(crate) fn keep_alive(&mut self) -> Result<(), LaneError> {
+        self.sender.pad(1)
+    }
+
+    pub(crate) fn close(&self) {
+        self.stream.close();
+    }
+}
+
+/// Opens the streams of a session on lanes that answer. `hello`: of any stream of the migration; `rest`: how large the segments
+/// may be of what nobody waits for.
+///
+/// # Errors
+/// No lane answers.
+pub fn open_session(
+    connect: &Connect<'_>,
+    lanes: usize,
+    interrupt: &Interrupt,
+    hello: Hello,
+    rest: Segments,
+) -> Result<Vec<SessionStream>, Failure> {
+    let open = |lane: usize, number: u16, segments| {
+        let stream = connect(lane, segments, interrupt)?;
+        let (mut sender, mut receiver) = (stream.sender(), stream.receiver());
+        say_hello(&mut sender, &mut receiver, Hello { stream: number, ..hello })?;
+        Ok(SessionStream { stream, sender, receiver })
+    };
+    let mut failure = Failure::new(FailureCode::LaneLost, "there is no lane");
+    let mut session = Vec::new();
+    for lane in 0..lanes {
+        // What is asked for and answered is small, and must pass everywhere.
+        match open(lane, PAGE_IN_STREAM, Segments::Small) {
+            Ok(stream) => {
+                stream.stream.send_in_bursts();
+                session.push(stream);
+                break;
+            }
+            Err(error) => failure = error,
+        }
+    }
+    if session.is_empty() {
+        return Err(failure);
+    }
+    let mut number = PAGE_IN_STREAM;
+    for lane in (0..lanes).flat_map(|lane| std::iter::repeat_n(lane, usize::from(STREAMS_A_LANE))) {
+        number += 1;
+        if number == PAGE_IN_STREAM + MAX_PAGE_IN_STREAMS {
+            break;
+        }
+        match open(lane, number, rest) {
+            Ok(stream) => session.push(stream),
+            Err(error) => failure = error,
+        }
+    }
+    if session.len() == 1 { Err(failure) } else { Ok(session) }
+}
+
+impl KeptPages {
+    /// The memory of a guest, block by block.
+    #[must_use]
+    pub fn new(regions: Vec<Arc<Region>>) -> KeptPages {
+        let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
+        let left = MissingPages::in_memory(&block_pages);
+        KeptPages { regions, left, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // What is changed under it is whole after each assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pages that have not been sent.
+    #[must_use]
+    pub fn left_pages(&self) -> u64 {
+        self.left.count()
+    }
+
+    /// Bytes handed to the streams of all sessions.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.lock().sent_bytes
+    }
+
+    /// The guest runs at the destination: what nobody waits for may go as well.
+    pub(crate) fn let_all_go(&self) {
+        self.lock().all_may_go = true;
+        self.changed.notify_all();
+    }
+
+    /// What the round trip is, as far as it is known.
+    pub(crate) fn set_round_trip(&self, round_trip: Duration) {
+        self.lock().window.round_trip = round_trip;
+    }
+
+    /// Nothing is served any more: the guest runs here again, or this agent ends.
+    pub fn abandon(&self) {
+        let mut state = self.lock();
+        state.abandoned = true;
+        state.streams.iter().for_each(Stream::close);
+        self.changed.notify_all();
+    }
+
+    /// One session, until it ends. `list`: what remains, where the destination need not say it.
+    fn session(&self, streams: Vec<SessionStream>, list: Option<&[BlockRun]>) -> Ended {
+        self.begin(&streams, list);
+        let mut streams = streams.into_iter();
+        let Some(SessionStream { stream, sender, receiver }) = streams.next() else {
+            return Ended::Cut(Failure::new(FailureCode::LaneLost, "there is no stream"));
+        };
+        if let Err(error) = stream.limit_silence(SILENCE_LIMIT) {
+            return Ended::Cut(lane_failure(&error));
+        }
+        let asked = Mutex::new(sender);
+        std::thread::scope(|scope| {
+            let asked = &asked;
+            scope.spawn(move || self.ends_by(self.hear(receiver, asked)));
+            scope.spawn(move || self.ends_by(self.answer(asked).map(|()| None)));
+            for SessionStream { sender, .. } in streams {
+                scope.spawn(move || self.ends_by(self.send_the_rest(sender).map(|()| None)));
+            }
+        });
+        let mut state = self.lock();
+        state.streams.clear();
+        let gone = || Ended::Cut(Failure::new(FailureCode::LaneLost, "the session ended"));
+        state.ended.take().unwrap_or_else(gone)
+    }
+
+    fn begin(&self, streams: &[SessionStream], list: Option<&[BlockRun]>) {
+        self.forget();
+        for run in list.unwrap_or_default() {
+            self.left.insert(usize::from(run.block), PageRange::new(run.first, run.count));
+        }
+        let mut state = self.lock();
+        let State { abandoned, sent_bytes, cursor, window, .. } = *state;
+        let connected_in = streams.iter().filter_map(|one| one.stream.connected_in()).min();
+        let round_trip =
+            connected_in.into_iter().chain(Some(window.round_trip).filter(|known| !known.is_zero())).min();
+        *state = State {
+            listed: list.is_some(),
+            // One that follows a cut finds a guest that runs.
+            all_may_go: list.is_none(),
+            window: Window { round_trip: round_trip.unwrap_or_default(), ..Window::default() },
+            streams: streams.iter().map(|one| one.stream.clone()).collect(),
+            abandoned,
+            sent_bytes,
+            cursor,
+            ..State::default()
+        };
+        if abandoned {
+            state.streams.iter().for_each(Stream::close);
+        }
+    }
+
+    fn forget(&self) {
+        for (block, region) in self.regions.iter().enumerate() {
+            for run in self.left.runs(block, region.all_pages()) {
+                (run.first..run.end()).for_each(|page| {
+                    self.left.remove(block, page);
+                });
+            }
+        }
+    }
+
+    /// A thread of the session has come to its end: where it has not done what it was for, so does the session.
+    fn ends_by(&self, result: Result<Option<PagedIn>, LaneError>) {
+        let ended = match result {
+            Ok(None) => return,
+            Ok(Some(figures)) => Ended::Complete(Box::new(figures)),
+            Err(error) => Ended::Cut(lane_failure(&error)),
+        };
+        let mut state = self.lock();
+        state.ended.get_or_insert(ended);
+        state.streams.iter().for_each(Stream::close);
+        self.changed.notify_all();
+    }
+
+    /// Reads who waits, until all is said.
+    fn hear(
+        &self,
+        mut receiver: StreamReceiver,
+        asked: &Mutex<StreamSender>,
+    ) -> Result<Option<PagedIn>, LaneError> {
+        loop {
+            let message = match receiver.receive()? {
+                Incoming::Message(message) => message,
+                Incoming::Pages(_) => return Err(LaneError::Unexpected(godwit_wire::Kind::Pages)),
+            };
+            match message {
+                Message::Ping { sent_ns } => {
+                    lock(asked).send(&Message::Pong { sent_ns, answered_ns: sent_ns })?;
+                }
+                Message::Fetch { runs } => self.take_demands(&runs)?,
+                Message::Remaining { runs } if !self.lock().listed => {
+                    for run in runs {
+                        let pages = self.check(&run)?;
+                        self.left.insert(usize::from(run.block), pages);
+                    }
+                }
+                Message::RemainingEnd { .. } if !self.lock().listed => {
+                    self.lock().listed = true;
+                    self.changed.notify_all();
+                }
+                Message::PagedIn(figures) => return Ok(Some(*figures)),
+                other => return Err(LaneError::Unexpected(other.kind())),
+            }
+        }
+    }
+
+    fn check(&self, run: &BlockRun) -> Result<PageRange, LaneError> {
+        let pages = self.regions.get(usize::from(run.block)).map_or(0, |region| region.pages());
+        match run.first.checked_add(run.count) {
+            Some(end) if end <= pages => Ok(PageRange::new(run.first, run.count)),
+            _ => Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: run.count }),
+        }
+    }
+
+    fn take_demands(&self, runs: &[BlockRun]) -> Result<(), LaneError> {
+        for run in runs {
+            let pages = self.check(run)?;
+            let block = usize::from(run.block);
+            // What is on its way already is not waited for twice: a peer that asks without end is told once.
+            let wanted = (pages.first..pages.end()).filter(|page| self.left.contains(block, *page));
+            self.lock().demands.extend(wanted.map(|page| (block, page)));
+        }
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Sends what somebody waits for.
+    fn answer(&self, asked: &Mutex<StreamSender>) -> Result<(), LaneError> {
+        while let Some((block, page)) = self.next_demand() {
+            if self.left.remove(block, page) {
+                self.send(&mut lock(asked), block, &[PageRange::new(page, 1)])?;
+            }
+            let neighbours = self.claim_neighbours(block, page);
+            let next = neighbours.last().map_or(page + 1, |run| run.end());
+            self.lock().cursor = (block, next);
+            if !neighbours.is_empty() {
+                self.send(&mut lock(asked), block, &neighbours)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// None: the session is over.
+    fn next_demand(&self) -> Option<(usize, u64)> {
+        let mut state = self.lock();
+        loop {
+            if state.ended.is_some() || state.abandoned {
+                return None;
+            }
+            if let Some(next) = state.demands.pop_front() {
+                return Some(next);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Pages that follow and are wanted soon, probably: as many as cost next to no time.
+    fn claim_neighbours(&self, block: usize, page: u64) -> Vec<PageRange> {
+        let most = {
+            let state = self.lock();
+            if !state.demands.is_empty() {
+                return Vec::new();
+            }
+            state.window.carried_bytes_per_s * NEIGHBOURS_TIME.as_secs_f64() / PAGE_SIZE as f64
+        };
+        let Some(region) = self.regions.get(block) else { return Vec::new() };
+        let mut claimed = Vec::new();
+        for next in (page + 1..region.pages()).take(whole(most).min(MOST_NEIGHBOURS) as usize) {
+            if self.left.remove(block, next) {
+                push_merged(&mut claimed, 0, PageRange::new(next, 1));
+            }
+        }
+        claimed
+    }
+
+    /// Sends what nobody waits for, until nothing is left.
+    fn send_the_rest(&self, mut sender: StreamSender) -> Result<(), LaneError> {
+        while self.until_there_is_room()
+            && let Some((block, pages)) = self.next_piece()
+        {
+            self.send(&mut sender, block, &pages)?;
+        }
+        sender.send(&Message::RemainingEnd { pages: 0 })
+    }
+
+    /// Waits until little is on its way. False: the session is over.
+    fn until_there_is_room(&self) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.ended.is_some() || state.abandoned {
+                return false;
+            }
+            if !(state.listed && state.all_may_go) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let arrived = state.streams.iter().map(Stream::carried_bytes).sum();
+            state.window.arrived(Instant::now(), arrived);
+            let on_its_way: u64 = state.streams.iter().map(Stream::unacked_bytes).sum();
+            if on_its_way < state.window.bytes() {
+                return true;
+            }
+            let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The next piece that nobody waits for; none: nothing is left, or the session is over.
+    fn next_piece(&self) -> Option<(usize, Vec<PageRange>)> {
+        let mut state = self.lock();
+        if state.ended.is_some() || state.abandoned {
+            return None;
+        }
+        let (mut block, mut page) = state.cursor;
+        while self.left.count() > 0 {
+            let Some(region) = self.regions.get(block).filter(|region| page < region.pages()) else {
+                (block, page) = if block + 1 < self.regions.len() { (block + 1, 0) } else { (0, 0) };
+                continue;
+            };
+            let end = ((page / CHUNK_PAGES + 1) * CHUNK_PAGES).min(region.pages());
+            let runs = self.left.runs(block, PageRange::between(page, end));
+            let mut claimed = Vec::new();
+            let each = runs.iter().flat_map(|run| run.first..run.end()).take(BACKGROUND_PAGES);
+            for next in each.filter(|next| self.left.remove(block, *next)) {
+                push_merged(&mut claimed, 0, PageRange::new(next, 1));
+            }
+            if let Some(last) = claimed.last() {
+                state.cursor = (block, last.end());
+                return Some((block, claimed));
+            }
+            page = end;
+        }
+        None
+    }
+
+    fn send(&self, sender: &mut StreamSender, block: usize, pages: &[PageRange]) -> Result<u64, LaneError> {
+        let none = || LaneError::Memory(format!("there is no RAM block {block}"));
+        let region = self.regions.get(block).ok_or_else(none)?;
+        let (mut full, mut zeros) = (Vec::with_capacity(pages.len()), Vec::new());
+        for page in pages.iter().flat_map(|run| run.first..run.end()) {
+            let to = if region.is_zero(page) { &mut zeros } else { &mut full };
+            push_merged(to, 0, PageRange::new(page, 1));
+        }
+        let block = u16::try_from(block).map_err(|_| none())?;
+        let unit = UnitPages { round: NO_ROUND, block, region, pages: &full, zeros: &zeros };
+        let sent = sender.unit(&unit, Packing::default(), None)?;
+        self.lock().sent_bytes += sent.wire_bytes;
+        Ok(sent.wire_bytes)
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few pages, never negative")]
+fn whole(pages: f64) -> u64 {
+    pages as u64
+}
+
+/// Asks the destination for another session, for as long as it takes, or until what it is given says that it is over.
+pub type AskAgain<'a> = dyn Fn(&dyn Fn() -> bool) -> Again + Sync + 'a;
+
+/// Serves a guest's pages, session after session, until all are at the destination. `first`: streams that are open already, and what
+/// remains. Gives the destination's figures; none: it was
+/// asked, and needs nothing any more.
+///
+/// # Errors
+/// The destination has no such guest, or this was abandoned.
+pub fn serve(
+    kept: &KeptPages,
+    first: Option<(Vec<SessionStream>, Vec<BlockRun>)>,
+    again: &AskAgain<'_>,
+) -> Result<Option<PagedIn>, Failure> {
+    let mut ended = first.map(|(streams, list)| kept.session(streams, Some(&list)));
+    loop {
+        match ended {
+            Some(Ended::Complete(figures)) => return Ok(Some(*figures)),
+            Some(Ended::Cut(failure)) => tracing::warn!(%failure, "page-in is cut"),
+            None => {}
+        }
+        if kept.lock().abandoned {
+            return Err(Failure::new(FailureCode::Cancelled, "the guest's pages are needed no more"));
+        }
+        ended = match again(&|| kept.lock().abandoned) {
+            Again::Session(streams) => Some(kept.session(streams, None)),
+            Again::Complete => return Ok(None),
+            Again::Refused(failure) => return Err(failure),
+        };
+    }
+}

@@ -1,0 +1,219 @@
+//! Page-in at the source, beside the driver: a thread that opens the streams, and then serves the destination until all pages are there.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{Interrupt, Segments};
+use godwit_ram::PageRange;
+use godwit_ram::pages::normalise;
+use godwit_wire::{BlockRun, Message, PagedIn};
+
+use super::{Connect, Driver};
+use crate::drive::page_in::{AskAgain, KeptPages, SessionStream, open_session, serve};
+use crate::drive::sweep::memory_failure;
+use crate::drive::{Hello, Inbox, Input, SourceHypervisor, Tracking};
+use crate::failure::{Failure, FailureCode};
+use crate::report::{PageInReport, millis};
+use crate::source::Event;
+
+/// How often streams that wait for the switchover say that they live.
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+
+/// What the thread is to do.
+pub(super) enum Order {
+    /// Open the streams, with segments of this size for what nobody waits for.
+    Prepare(Segments),
+    /// The guest will lack these pages.
+    Begin(Vec<BlockRun>),
+    /// The streams are not needed after all.
+    Forget,
+}
+
+/// What the driver knows of it.
+pub(super) struct PageInDesk<'a> {
+    pub(super) orders: Sender<Order>,
+    pub(super) kept: &'a KeptPages,
+    /// The destination is ready.
+    pub(super) peer_ready: bool,
+    /// The streams are.
+    pub(super) streams_ready: bool,
+    /// Pages that the guest lacked when it was handed over.
+    pub(super) pages: u64,
+    pub(super) since: Option<Instant>,
+    pub(super) took: Option<Duration>,
+    pub(super) figures: Option<PagedIn>,
+}
+
+impl<'a> PageInDesk<'a> {
+    pub(super) fn new(orders: Sender<Order>, kept: &'a KeptPages) -> PageInDesk<'a> {
+        PageInDesk {
+            orders,
+            kept,
+            peer_ready: false,
+            streams_ready: false,
+            pages: 0,
+            since: None,
+            took: None,
+            figures: None,
+        }
+    }
+
+    pub(super) fn report(&self) -> Option<PageInReport> {
+        let figures = self.figures.unwrap_or(PagedIn { pages: self.pages, ..PagedIn::default() });
+        self.since.map(|since| PageInReport::new(&figures, millis(self.took.unwrap_or(since.elapsed()))))
+    }
+}
+
+/// The thread.
+pub(super) struct Server<'a> {
+    pub(super) kept: &'a KeptPages,
+    pub(super) connect: &'a Connect<'a>,
+    pub(super) lanes: usize,
+    pub(super) interrupt: &'a Interrupt,
+    pub(super) hello: Hello,
+    pub(super) again: &'a AskAgain<'a>,
+    pub(super) inbox: &'a Inbox,
+}
+
+impl Server<'_> {
+    /// Until nobody gives orders any more, or all pages are at the destination.
+    pub(super) fn run(&self, orders: &Receiver<Order>) {
+        let mut streams: Option<Vec<SessionStream>> = None;
+        loop {
+            match orders.recv_timeout(KEEP_ALIVE) {
+                Ok(Order::Prepare(rest)) => {
+                    let opened = open_session(self.connect, self.lanes, self.interrupt, self.hello, rest);
+                    if let Err(failure) = &opened {
+                        tracing::warn!(%failure, "no streams for page-in");
+                    }
+                    self.inbox.put_now(Input::PageInStreams { open: opened.is_ok() });
+                    streams = opened.ok();
+                }
+                Ok(Order::Begin(list)) => {
+                    let first = streams.take().map(|streams| (streams, list));
+                    let mut word = LastWord { inbox: self.inbox, ended: None };
+                    word.ended = Some(serve(self.kept, first, self.again));
+                    return;
+                }
+                Ok(Order::Forget) => streams = None,
+                Err(RecvTimeoutError::Timeout) => {
+                    for stream in streams.iter_mut().flatten() {
+                        if let Err(error) = stream.keep_alive() {
+                            // Once it has begun, a session that has lost one is replaced.
+                            tracing::debug!(%error, "a page-in stream has broken before it was needed");
+                        }
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        streams.iter().flatten().for_each(SessionStream::close);
+    }
+}
+
+/// How it ended; also where the thread panicked, as the driver waits for it.
+struct LastWord<'a> {
+    inbox: &'a Inbox,
+    ended: Option<Result<Option<PagedIn>, Failure>>,
+}
+
+impl Drop for LastWord<'_> {
+    fn drop(&mut self) {
+        let lost = || Err(Failure::new(FailureCode::Internal, "the pages are not served any more"));
+        self.inbox.put_now(Input::PagedIn(self.ended.take().unwrap_or_else(lost)));
+    }
+}
+
+impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
+    fn order(&self, order: Order) {
+        // A thread that has ended has told why.
+        let _ = self.page_in.orders.send(order);
+    }
+
+    pub(super) fn prepare_page_in(&mut self) {
+        (self.page_in.peer_ready, self.page_in.streams_ready) = (false, false);
+        let narrow = self.lanes.figures().iter().any(|lane| lane.vanishing_mtu.is_some());
+        self.page_in.kept.set_round_trip(self.round_trip());
+        self.order(Order::Prepare(if narrow { Segments::Small } else { Segments::Full }));
+        self.say(&Message::PreparePageIn);
+    }
+
+    pub(super) fn page_in_peer(&mut self, at: Instant, able: bool) {
+        self.page_in.peer_ready = true;
+        self.page_in_is(at, able);
+    }
+
+    pub(super) fn page_in_streams(&mut self, at: Instant, open: bool) {
+        self.page_in.streams_ready = true;
+        self.page_in_is(at, open);
+    }
+
+    fn page_in_is(&mut self, at: Instant, able: bool) {
+        if !able {
+            self.order(Order::Forget);
+            self.take(at, Event::PageInReady { able });
+        } else if self.page_in.peer_ready && self.page_in.streams_ready {
+            self.take(at, Event::PageInReady { able });
+        }
+    }
+
+    /// What is dirty at this moment, the guest standing still and its devices too, is all that it will lack.
+    pub(super) fn tell_remaining(&mut self) {
+        match self.remaining() {
+            Ok(runs) => {
+                let pages = runs.iter().map(|run| run.count).sum();
+                self.say_remaining(&runs);
+                self.pages_end = self.dispatch.seal();
+                if self.pages_end.is_none() {
+                    let detail = "pages that were sent before the guest stopped did not arrive";
+                    return self.later(Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)));
+                }
+                self.page_in.pages = pages;
+                self.remaining_pages = pages;
+                self.page_in.since = Some(Instant::now());
+                self.order(Order::Begin(runs));
+                self.later(Event::RemainingTold { pages });
+            }
+            Err(failure) => self.later(Event::Failed(failure)),
+        }
+    }
+
+    fn remaining(&mut self) -> Result<Vec<BlockRun>, Failure> {
+        let mut runs = Vec::new();
+        self.job.tracker.let_grow(false);
+        for (number, region) in self.job.regions.iter().enumerate() {
+            let all = region.all_pages();
+            let block = u16::try_from(number).map_err(|_| memory_failure(&"too many RAM blocks"))?;
+            let (mut found, mut at) = (Vec::new(), 0);
+            while at < all.end() {
+                let rest = PageRange::between(at, all.end());
+                let taken = self.job.tracker.take_dirty(number, rest, u64::MAX, &mut found);
+                at = taken.map_err(|error| memory_failure(&error))?;
+            }
+            self.referring.take(block, all, &mut found);
+            normalise(&mut found);
+            runs.extend(found.iter().map(|run| BlockRun { block, first: run.first, count: run.count }));
+        }
+        Ok(runs)
+    }
+
+    fn say_remaining(&mut self, runs: &[BlockRun]) {
+        let mut rest = runs.to_vec();
+        while !rest.is_empty() {
+            let message = Message::Remaining { runs: rest };
+            self.say(&message);
+            let taken = message.encode(&mut Vec::new());
+            let Message::Remaining { runs } = message else { return };
+            rest = runs;
+            rest.drain(..taken);
+        }
+    }
+
+    pub(super) fn paged_in(&mut self, at: Instant, ended: Result<Option<PagedIn>, Failure>) {
+        self.page_in.took = self.page_in.since.map(|since| since.elapsed());
+        if let Ok(figures) = &ended {
+            self.page_in.figures = *figures;
+        }
+        self.take(at, Event::PagedIn(ended.map(drop)));
+    }
+}

@@ -1,0 +1,259 @@
+//! A move over time: what the engine told of itself, what the guest got done as seen from outside, which phase it was. Pure.
+
+use godwit_lab::trial::{Done, Sample};
+use godwit_migration::{BandwidthPoint, Phase, Progress, Report};
+use serde::Serialize;
+
+/// Over how long the guest's rate is taken at least: less is a matter of when its threads run.
+const LEAST_STEP_MS: f64 = 190.0;
+
+/// All that is known of one move. Times since its request.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Series {
+    /// What the engine told.
+    pub(crate) progress: Vec<Progress>,
+    /// What the guest told.
+    pub(crate) guest: Vec<Seen>,
+    /// Its phases, in order of time.
+    pub(crate) spans: Vec<Span>,
+    /// Pages that it writes a second without a migration; 0 until that is known.
+    pub(crate) undisturbed_writes_per_s: f64,
+}
+
+/// What the guest had done by a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Seen {
+    pub(crate) ms: f64,
+    /// None: it did not answer.
+    pub(crate) done: Option<Done>,
+}
+
+/// A visit of a phase.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Span {
+    pub(crate) phase: Phase,
+    pub(crate) from_ms: f64,
+    pub(crate) to_ms: f64,
+}
+
+/// A value that held for a while.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Step {
+    pub(crate) from_ms: f64,
+    pub(crate) to_ms: f64,
+    pub(crate) value: f64,
+}
+
+impl Series {
+    /// Of a move that was asked for at `begun_ns` by the samples' clock.
+    pub(crate) fn new(progress: Vec<Progress>, samples: &[Sample], begun_ns: u64, report: &Report) -> Series {
+        #[expect(clippy::cast_precision_loss, reason = "less than the 104 days that f64 holds exactly")]
+        let ms = |at_ns: u64| at_ns.wrapping_sub(begun_ns).cast_signed() as f64 / 1e6;
+        let guest = samples.iter().map(|sample| Seen { ms: ms(sample.at_ns), done: sample.done }).collect();
+        let spans = spans(&progress, report);
+        Series { progress, guest, spans, undisturbed_writes_per_s: 0.0 }
+    }
+
+    /// When something was last known of it.
+    pub(crate) fn end_ms(&self) -> f64 {
+        let told = self.progress.last().map_or(0.0, |progress| progress.elapsed_ms);
+        let seen = self.guest.last().map_or(0.0, |seen| seen.ms);
+        self.spans.last().map_or(0.0, |span| span.to_ms).max(told).max(seen)
+    }
+
+    /// When each round began, with its number.
+    pub(crate) fn rounds(&self) -> Vec<(u32, f64)> {
+        let mut rounds: Vec<(u32, f64)> = Vec::new();
+        let memory_travels = |phase| matches!(phase, Phase::PreCopy | Phase::Convergence);
+        for progress in self.progress.iter().filter(|progress| memory_travels(progress.phase)) {
+            if rounds.last().is_none_or(|(round, _)| *round < progress.round) {
+                rounds.push((progress.round, progress.elapsed_ms));
+            }
+        }
+        rounds
+    }
+
+    /// What was sent by when.
+    pub(crate) fn sent(&self) -> Vec<BandwidthPoint> {
+        let sent =
+            |progress: &Progress| BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes };
+        self.progress.iter().map(sent).collect()
+    }
+
+    /// Pages that the guest wrote a second, each step at least so long; none over times in which it did not answer.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+    pub(crate) fn writes_per_s(&self, least_step_ms: f64) -> Vec<Step> {
+        let least_step_ms = least_step_ms.max(LEAST_STEP_MS);
+        let mut steps = Vec::new();
+        let mut last: Option<(f64, Done)> = None;
+        for seen in &self.guest {
+            last = match (last, seen.done) {
+                (_, None) => None,
+                (None, Some(done)) => Some((seen.ms, done)),
+                (Some((from_ms, before)), Some(done)) if seen.ms - from_ms >= least_step_ms => {
+                    let wrote = done.writes.saturating_sub(before.writes) as f64;
+                    let value = wrote / (seen.ms - from_ms) * 1e3;
+                    steps.push(Step { from_ms, to_ms: seen.ms, value });
+                    Some((seen.ms, done))
+                }
+                (last, Some(_)) => last,
+            };
+        }
+        steps
+    }
+}
+
+/// When the vCPUs were stopped; none where they were not. The report's sums of the phases before are more exact than the words of
+/// progress, which come ten times a second.
+pub(crate) fn stopped_ms(report: &Report) -> Option<f64> {
+    let place = report.phases.iter().position(|told| told.phase == Phase::Switchover)?;
+    Some(report.phases[..place].iter().map(|told| told.duration_ms).sum())
+}
+
+/// Pre-copy and convergence take turns, and the report has their sums alone: between preparation and pause spans are as progress tells
+/// them.
+fn spans(progress: &[Progress], report: &Report) -> Vec<Span> {
+    let stopped_ms = stopped_ms(report);
+    let is_before = |phase| phase < Phase::PreCopy;
+    let mut spans = follow(0.0, report, is_before);
+    let prepared_ms = spans.last().map_or(0.0, |span| span.to_ms);
+    let mut turns: Vec<Span> = Vec::new();
+    for told in progress.iter().filter(|told| told.elapsed_ms >= prepared_ms && !is_before(told.phase)) {
+        if stopped_ms
+            .is_some_and(|stopped_ms| told.phase >= Phase::Switchover || told.elapsed_ms >= stopped_ms)
+        {
+            break;
+        }
+        let to_ms = told.elapsed_ms;
+        match turns.last_mut() {
+            Some(last) => last.to_ms = to_ms,
+            // What progress has not told yet began with the end of the preparation.
+            None => turns.push(Span { phase: told.phase, from_ms: prepared_ms, to_ms }),
+        }
+        if turns.last().is_some_and(|last| last.phase != told.phase) {
+            turns.push(Span { phase: told.phase, from_ms: to_ms, to_ms });
+        }
+    }
+    if let (Some(last), Some(stopped_ms)) = (turns.last_mut(), stopped_ms) {
+        last.to_ms = stopped_ms;
+    }
+    spans.extend(turns);
+    if let Some(stopped_ms) = stopped_ms {
+        spans.extend(follow(stopped_ms, report, |phase| phase >= Phase::Switchover));
+    }
+    spans
+}
+
+/// The report's phases of one kind, one after the other.
+fn follow(mut at_ms: f64, report: &Report, wanted: impl Fn(Phase) -> bool) -> Vec<Span> {
+    let mut spans = Vec::new();
+    for told in report.phases.iter().filter(|told| wanted(told.phase)) {
+        spans.push(Span { phase: told.phase, from_ms: at_ms, to_ms: at_ms + told.duration_ms });
+        at_ms += told.duration_ms;
+    }
+    spans
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use godwit_migration::{Outcome, PhaseReport};
+
+    use super::*;
+
+    pub(crate) fn report(phases: &[(Phase, f64)]) -> Report {
+        let text = r#"{"outcome":"completed","engine":"godwit","vm":"v","from":"a","to":"b","migration_time_ms":0.0,
+            "switchover_ms":null,"blackout_ms":null,"wire_bytes":0,"guest_bytes":0,"bandwidth_limit":null,
+            "round_trip_ms":null,"rounds":[],"phases":[],"switchover":null,"error":null}"#;
+        let mut report: Report = serde_json::from_str(text).unwrap();
+        report.outcome = Outcome::Completed;
+        report.migration_time_ms = phases.iter().map(|(_, duration_ms)| duration_ms).sum();
+        report.phases =
+            phases.iter().map(|&(phase, duration_ms)| PhaseReport { phase, duration_ms }).collect();
+        report
+    }
+
+    pub(crate) fn told(phase: Phase, round: u32, elapsed_ms: f64) -> Progress {
+        Progress { phase, round, elapsed_ms, ..Progress::begin(1 << 30) }
+    }
+
+    /// Samples every 200 ms: thousands of writes a second until each time.
+    pub(crate) fn guest(rates: &[f64]) -> Vec<Seen> {
+        let mut writes = 0.0;
+        let mut all = vec![Seen { ms: 0.0, done: Some(Done { writes: 0, rounds: 0 }) }];
+        for (number, rate) in rates.iter().enumerate() {
+            writes += rate * 200.0;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a test's own")]
+            let done = Some(Done { writes: writes as u64, rounds: 0 });
+            #[expect(clippy::cast_precision_loss, reason = "a test's own")]
+            all.push(Seen { ms: (number + 1) as f64 * 200.0, done });
+        }
+        all
+    }
+
+    #[test]
+    fn phases_take_turns_as_told_and_the_pause_is_the_reports() {
+        let progress = [
+            told(Phase::Prepare, 0, 10.0),
+            told(Phase::PreCopy, 0, 110.0),
+            told(Phase::PreCopy, 1, 210.0),
+            told(Phase::Convergence, 1, 310.0),
+            told(Phase::PreCopy, 2, 410.0),
+            told(Phase::Switchover, 2, 510.0),
+            told(Phase::PageIn, 2, 610.0),
+        ];
+        let report = report(&[
+            (Phase::Prepare, 100.0),
+            (Phase::PreCopy, 300.0),
+            (Phase::Convergence, 100.0),
+            (Phase::Switchover, 20.0),
+            (Phase::PageIn, 200.0),
+        ]);
+        let span = |phase, from_ms, to_ms| Span { phase, from_ms, to_ms };
+        assert_eq!(
+            spans(&progress, &report),
+            [
+                span(Phase::Prepare, 0.0, 100.0),
+                span(Phase::PreCopy, 100.0, 310.0),
+                span(Phase::Convergence, 310.0, 410.0),
+                span(Phase::PreCopy, 410.0, 500.0),
+                span(Phase::Switchover, 500.0, 520.0),
+                span(Phase::PageIn, 520.0, 720.0),
+            ]
+        );
+        let series = Series { progress: progress.to_vec(), ..Series::default() };
+        assert_eq!(series.rounds(), [(0, 110.0), (1, 210.0), (2, 410.0)]);
+    }
+
+    #[test]
+    fn a_move_that_did_not_end_has_no_pause() {
+        let progress = [told(Phase::PreCopy, 0, 100.0), told(Phase::PreCopy, 1, 900.0)];
+        let report = report(&[(Phase::Prepare, 100.0), (Phase::PreCopy, 800.0)]);
+        assert_eq!(stopped_ms(&report), None);
+        let prepare = Span { phase: Phase::Prepare, from_ms: 0.0, to_ms: 100.0 };
+        let precopy = Span { phase: Phase::PreCopy, from_ms: 100.0, to_ms: 900.0 };
+        assert_eq!(spans(&progress, &report), [prepare, precopy]);
+        assert_eq!(spans(&[], &report), [prepare]);
+    }
+
+    #[test]
+    fn silence_of_the_guest_is_a_gap() {
+        let mut series = Series { guest: guest(&[5.0, 5.0, 1.0, 2.0]), ..Series::default() };
+        let all: Vec<f64> = series.writes_per_s(0.0).iter().map(|step| step.value).collect();
+        assert_eq!(all, [5000.0, 5000.0, 1000.0, 2000.0]);
+        let slower = series.writes_per_s(400.0);
+        assert_eq!(slower[1], Step { from_ms: 400.0, to_ms: 800.0, value: 1500.0 });
+        series.guest[2].done = None;
+        let broken: Vec<(f64, f64)> =
+            series.writes_per_s(0.0).iter().map(|step| (step.from_ms, step.to_ms)).collect();
+        assert_eq!(broken, [(0.0, 200.0), (600.0, 800.0)]);
+    }
+
+    #[test]
+    fn times_are_those_since_the_request() {
+        let sample = |at_ns| Sample { at_ns, done: None };
+        let series =
+            Series::new(Vec::new(), &[sample(4_000_000), sample(7_500_000)], 5_000_000, &report(&[]));
+        let at: Vec<f64> = series.guest.iter().map(|seen| seen.ms).collect();
+        assert_eq!((at, series.end_ms()), (vec![-1.0, 2.5], 2.5));
+    }
+}

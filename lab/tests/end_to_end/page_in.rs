@@ -1,0 +1,133 @@
+//! A guest that runs at the destination while pages of its memory are still at the source: it gets each of them, whatever is cut or dies
+//! meanwhile.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmState};
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
+use godwit_migration::{Outcome, PageInUse, Phase};
+use godwit_qemu::ByteSize;
+use rustix::process::Signal;
+
+use crate::{check_report, move_and_check, slow_link};
+
+/// 80 MB/s of pages that no encoding makes smaller, all over 48 MiB: three times what 200 Mb/s carry.
+const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
+
+fn too_busy() -> GuestPlan {
+    GuestPlan { workload: TOO_MUCH.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("web") }
+}
+
+fn now(to: &str) -> MigrationRequest {
+    MigrationRequest { page_in: PageInUse::Now, ..MigrationRequest::to(to) }
+}
+
+/// A migration of a guest that has come to run at b and lacks pages.
+fn begun<'a>(trial: &'a Trial, guest: &mut Guest) -> Result<Migration<'a>> {
+    let mut migration = trial.begin_migration("web", "a", &now("b"))?;
+    migration.until(|progress| progress.phase == Phase::PageIn)?.context("too fast")?;
+    "b".clone_into(&mut guest.host);
+    Ok(migration)
+}
+
+/// Waits until the guest has all of its memory at b, and a has let it go.
+fn complete(trial: &Trial, guest: &Guest) -> Result<()> {
+    until("all pages are at b", LIMIT, || {
+        let there = trial.vm("b", "web")?;
+        let gone = matches!(trial.vm("a", "web"), Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound);
+        Ok((there.page_in.is_none() && gone).then_some(()))
+    })?;
+    trial.expect_whole(guest)?;
+    Ok(())
+}
+
+#[test]
+fn a_guest_runs_before_its_memory_is_there() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in", slow_link()?)? else { return Ok(()) };
+    let clean = trial.traces("a")?;
+    let mut guest = trial.guest("a", &too_busy())?;
+    let watched = trial.move_guest(&mut guest, &now("b"))?;
+    let report = &watched.report;
+    check_report(report)?;
+    let page_in = report.page_in.as_ref().with_context(|| format!("it lacked no page: {report:#?}"))?;
+    ensure!(page_in.pages > 1000 && page_in.demanded_pages > 0 && page_in.cuts == 0, "{page_in:?}");
+    ensure!(
+        page_in.waits.iter().map(|class| class.waits).sum::<u64>() == page_in.demanded_pages,
+        "{page_in:?}"
+    );
+    eprintln!("  switchover {:?} ms, {page_in:?}", report.switchover_ms);
+    trial.expect_whole(&guest)?;
+    trial.expect_traces("a", &clean)?;
+    // And back, by the policy's choice.
+    move_and_check(&trial, &mut guest)?;
+    trial.finish()
+}
+
+#[test]
+fn a_cut_link_costs_time_and_no_page() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-cut", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    let migration = begun(&trial, &mut guest)?;
+    set_link(&trial, "down")?;
+    until("the cut is seen", LIMIT, || {
+        Ok(trial.vm("b", "web")?.page_in.is_some_and(|page_in| !page_in.connected).then_some(()))
+    })?;
+    ensure!(trial.vm("b", "web")?.state == VmState::Running);
+    let refused = trial.begin_migration("web", "b", &MigrationRequest::to("a"));
+    ensure!(
+        matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy),
+        "a guest that lacks pages is migrated: {refused:?}"
+    );
+    set_link(&trial, "up")?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    ensure!(report.page_in.is_some_and(|page_in| page_in.cuts > 0));
+    complete(&trial, &guest)?;
+    trial.finish()
+}
+
+#[test]
+fn the_destinations_agent_dies() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-b-dies", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    let migration = begun(&trial, &mut guest)?;
+    trial.end_agent("b", Signal::KILL)?;
+    trial.start_missing()?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    complete(&trial, &guest)?;
+    trial.finish()
+}
+
+#[test]
+fn the_sources_agent_dies() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-a-dies", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    drop(begun(&trial, &mut guest)?);
+    trial.end_agent("a", Signal::KILL)?;
+    trial.start_missing()?;
+    complete(&trial, &guest)?;
+    trial.finish()
+}
+
+#[test]
+fn a_guest_that_refuses_it_moves_by_rounds() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-refused", slow_link()?)? else { return Ok(()) };
+    let plan = too_busy();
+    let mut spec = plan.spec(trial.image());
+    spec.refuses_page_in = true;
+    let mut guest = trial.guest_of("a", &plan, spec)?;
+    let watched = trial.move_guest(&mut guest, &now("b"))?;
+    ensure!(watched.report.page_in.is_none() && watched.report.throttle.is_some(), "{:#?}", watched.report);
+    trial.expect_whole(&guest)?;
+    trial.finish()
+}
+
+/// Takes the destination's NIC of the migration network down or up; it keeps its IPv4 address.
+fn set_link(trial: &Trial, state: &str) -> Result<()> {
+    let ended =
+        Command::new("ip").args(["-n", &trial.namespace("b"), "link", "set", "mig0", state]).status()?;
+    ensure!(ended.success(), "ip link set mig0 {state} failed");
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! Many moves in a row, drawn at random: guests that write more than the link carries and such that do not, with page-in and without,
+//! the link being cut while pages are missing. `GODWIT_SOAK_MOVES` says how many (10; `make soak-mixed` makes 100), `GODWIT_SOAK_SEED`
+//! what is drawn: a run tells its seed, by which it can be repeated.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::MigrationRequest;
+use godwit_lab::LabOptions;
+use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial, other_host};
+use godwit_migration::{Outcome, PageInUse, Phase};
+use godwit_qemu::ByteSize;
+
+use crate::check_report;
+use crate::soak::moves;
+
+/// Neither link nor guest makes a move long: 64 MiB take two seconds.
+const LINK: &str = "300mbit";
+/// 80 MB/s of pages that no encoding makes smaller: twice what the link carries.
+const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
+/// 20 MB/s of all kinds of pages: the link carries them, but some are missing when each has been sent once.
+const ENOUGH: &str = "dirty:rate=5000,ws=48M,order=random,zero=15,compressible=40";
+/// All kinds of pages, parts of pages, and far less than the link carries.
+const BEARABLE: &str = "dirty:rate=300,ws=48M,order=random,zero=15,compressible=40,touch=words:24";
+const SHORTEST_CUT_MS: u64 = 1000;
+const LONGEST_CUT_MS: u64 = 5000;
+
+/// What a move is to be like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Draw {
+    /// The guest writes more than the link carries: its writers are held.
+    throttle: bool,
+    page_in: bool,
+    /// How long the link is cut while pages are missing at the destination.
+    cut: Option<Duration>,
+}
+
+impl Draw {
+    fn workload(self) -> &'static str {
+        match self {
+            Draw { throttle: true, .. } => TOO_MUCH,
+            Draw { page_in: true, .. } => ENOUGH,
+            _ => BEARABLE,
+        }
+    }
+}
+
+/// `SplitMix64` (Steele, Lea, Flood 2014): each seed its own sequence.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn coin(&mut self) -> bool {
+        self.next() >> 63 == 1
+    }
+
+    /// As many numbers are taken whatever comes of them: what one move is like does not change the next.
+    fn draw(&mut self) -> Draw {
+        let (throttle, page_in, is_cut) = (self.coin(), self.coin(), self.coin());
+        let cut_ms = SHORTEST_CUT_MS + self.next() % (LONGEST_CUT_MS - SHORTEST_CUT_MS + 1);
+        Draw { throttle, page_in, cut: (page_in && is_cut).then(|| Duration::from_millis(cut_ms)) }
+    }
+}
+
+#[test]
+fn moves_drawn_at_random_lose_nothing_and_leave_nothing() -> Result<()> {
+    let moves = moves()?;
+    let seed = seed()?;
+    let options = LabOptions { link: Some(LINK.parse()?), ..LabOptions::default() };
+    let Some(trial) = Trial::begin_with("soak-mixed", options)? else { return Ok(()) };
+    let clean = [trial.traces("a")?, trial.traces("b")?];
+    eprintln!("  {moves} moves of seed {seed} (GODWIT_SOAK_SEED={seed} repeats them)");
+    let plan =
+        GuestPlan { workload: BEARABLE.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("soak") };
+    let mut guest = trial.guest("a", &plan)?;
+    let mut random = Random(seed);
+    let mut seen = Seen::default();
+    for number in 1..=moves {
+        let draw = random.draw();
+        one_move(&trial, &mut guest, draw, &mut seen)
+            .with_context(|| format!("move {number} of {moves} of seed {seed}: {draw:?}"))?;
+        let left = other_host(&guest.host);
+        trial.expect_traces(left, &clean[usize::from(left == "b")])?;
+    }
+    eprintln!(
+        "  {} were throttled, {} paged in, {} of them over a cut",
+        seen.throttled, seen.paged_in, seen.cut
+    );
+    trial.delete(&guest.host, "soak")?;
+    trial.expect_traces("a", &clean[0])?;
+    trial.expect_traces("b", &clean[1])?;
+    trial.finish()
+}
+
+/// What came of the draws.
+#[derive(Debug, Default)]
+struct Seen {
+    throttled: usize,
+    paged_in: usize,
+    cut: usize,
+}
+
+fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Result<()> {
+    guest.workload(draw.workload())?;
+    let destination = other_host(&guest.host);
+    let request = request(guest, draw);
+    let mut cut = draw.cut.map(|lasts| Cut { trial, destination, lasts });
+    let mut was_cut = Ok(false);
+    let watched = trial.migrate_followed(guest, &request, MOVE_LIMIT, |progress| {
+        if progress.phase == Phase::PageIn
+            && let Some(cut) = cut.take()
+        {
+            was_cut = cut.happen().map(|()| true);
+        }
+    })?;
+    let report = &watched.report;
+    ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    check_report(report)?;
+    trial.expect_whole(guest)?;
+    let (was_cut, paged_in) = (was_cut?, report.page_in.is_some());
+    // Faults without a limit are no throttling.
+    let throttled = report.rounds.iter().any(|round| round.throttled_to_pages_per_s.is_some());
+    seen.throttled += usize::from(throttled);
+    seen.paged_in += usize::from(paged_in);
+    seen.cut += usize::from(was_cut);
+    eprintln!(
+        "  {} to {}: {:.0} ms, switchover {:.1} ms, {} rounds{}{}{}",
+        report.from,
+        report.to,
+        report.migration_time_ms,
+        report.switchover_ms.unwrap_or_default(),
+        report.rounds.len(),
+        if throttled { ", throttled" } else { "" },
+        if paged_in { ", paged in" } else { "" },
+        if was_cut {
+            format!(", cut for {:.1} s", draw.cut.unwrap_or_default().as_secs_f64())
+        } else {
+            String::new()
+        },
+    );
+    Ok(())
+}
+
+/// The request that a draw asks for.
+fn request(guest: &Guest, draw: Draw) -> MigrationRequest {
+    let page_in = if draw.page_in { PageInUse::Now } else { PageInUse::Never };
+    MigrationRequest { page_in, ..guest.to_other_host() }
+}
+
+/// The destination off the migration networks for a while.
+struct Cut<'a> {
+    trial: &'a Trial,
+    destination: &'static str,
+    lasts: Duration,
+}
+
+impl Cut<'_> {
+    fn happen(self) -> Result<()> {
+        self.trial.cut_lanes(self.destination, true)?;
+        #[expect(clippy::disallowed_methods, reason = "so long the cut lasts")]
+        std::thread::sleep(self.lasts);
+        self.trial.cut_lanes(self.destination, false)
+    }
+}
+
+/// What was asked for, else what the clock says.
+fn seed() -> Result<u64> {
+    match std::env::var("GODWIT_SOAK_SEED") {
+        Ok(text) => text.parse().context("GODWIT_SOAK_SEED is no number"),
+        Err(_) => Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs()),
+    }
+}
+
+#[test]
+fn a_seed_draws_the_same_moves_and_all_kinds_of_them() {
+    let draws = |seed| {
+        let mut random = Random(seed);
+        (0..100).map(|_| random.draw()).collect::<Vec<Draw>>()
+    };
+    assert_eq!(draws(7), draws(7));
+    assert_ne!(draws(7), draws(8));
+    let draws = draws(7);
+    let kinds: [fn(&Draw) -> bool; 4] =
+        [|draw| draw.throttle, |draw| draw.page_in, |draw| !draw.page_in, |draw| draw.cut.is_some()];
+    for is_wanted in kinds {
+        let count = draws.iter().filter(|draw| is_wanted(draw)).count();
+        assert!((15..=85).contains(&count), "{draws:?}");
+    }
+    assert!(draws.iter().all(|draw| draw.page_in || draw.cut.is_none()));
+    let lasts = |draw: &Draw| draw.cut.map(|lasts| lasts.as_millis());
+    assert!(draws.iter().filter_map(lasts).all(|ms| (1000..=5000).contains(&ms)));
+}
