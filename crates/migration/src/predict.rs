@@ -226,7 +226,10 @@ pub fn predict(conditions: &Conditions) -> Prediction {
         match play.decide() {
             Decision::Switchover if play.least_limit.is_some() => break Means::Throttle,
             Decision::Switchover => break Means::Plain,
-            Decision::PageIn => break Means::PageIn,
+            Decision::PageIn => {
+                play.drain_before_page_in();
+                break Means::PageIn;
+            }
             Decision::GiveUp => break Means::None,
             Decision::NextRound => play.next_round(),
         }
@@ -249,6 +252,8 @@ struct Play<'a> {
     /// Pages that are dirty now.
     remaining: f64,
     dirty_pages_per_s: f64,
+    /// All that was sent is applied.
+    is_drained: bool,
     /// The lowest limit so far.
     least_limit: Option<f64>,
 }
@@ -273,6 +278,7 @@ impl<'a> Play<'a> {
             // What was left out is among it.
             remaining: conditions.written_by(round).max(left_out),
             dirty_pages_per_s: 0.0,
+            is_drained: false,
             least_limit: None,
         }
     }
@@ -307,7 +313,8 @@ impl<'a> Play<'a> {
     /// As the engine decides: at once where a switchover is far, else when the destination has applied all that was sent.
     fn decide(&mut self) -> Decision {
         let mut measured = self.measured(Duration::ZERO);
-        if !self.convergence.is_far(&measured) {
+        self.is_drained = !self.convergence.is_far(&measured);
+        if self.is_drained {
             let drain = self.drain();
             self.took = self.took.saturating_add(drain);
             self.count_remaining(drain);
@@ -315,6 +322,15 @@ impl<'a> Play<'a> {
         }
         self.dirty_pages_per_s = measured.dirty_pages_per_s;
         self.convergence.decide(&measured)
+    }
+
+    /// While the destination makes ready all that was sent is applied; where that was waited for already it takes no time.
+    fn drain_before_page_in(&mut self) {
+        if !self.is_drained {
+            let drain = self.drain();
+            self.took = self.took.saturating_add(drain);
+            self.count_remaining(drain);
+        }
     }
 
     fn measured(&self, after: Duration) -> Measured {
@@ -398,6 +414,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::policy::PageIn;
 
     const DATA_PAGES: u64 = 131_072;
 
@@ -464,8 +481,7 @@ mod tests {
 
     #[test]
     fn where_it_may_not_be_throttled_it_does_not_move() {
-        let policy =
-            Policy { may_throttle: false, page_in: crate::policy::PageIn::Never, ..Policy::default() };
+        let policy = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         assert_eq!(predict(&Conditions { policy, ..busy }).means, Means::None);
     }
@@ -531,12 +547,15 @@ mod tests {
     #[test]
     fn with_page_in_nobody_stands_still_for_what_follows() {
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
-        let (mut paged_in, mut stopped) = (Play::begin(&busy), Play::begin(&busy));
-        paged_in.decide();
-        stopped.decide();
-        let (paged_in, stopped) = (paged_in.end(Means::PageIn), stopped.end(Means::Plain));
-        assert!(paged_in.switchover < ms(20) && stopped.switchover > ms(1000));
-        assert_eq!((paged_in.migration, paged_in.rounds), (stopped.migration, 2));
+        let policy = Policy { page_in: PageIn::Now, ..Policy::default() };
+        let at_once = predict(&Conditions { policy, ..busy.clone() });
+        assert_eq!((at_once.means, at_once.rounds), (Means::PageIn, 2));
+        assert!(at_once.switchover < ms(20), "{at_once:?}");
+        // What remains after round 0 is carried once; slowing its writers takes longer.
+        let slowed = predict(&busy);
+        assert!(at_once.migration < slowed.migration && at_once.wire_bytes < slowed.wire_bytes);
+        let idle = conditions(DirtyCurve::default(), 118.0);
+        assert_eq!(predict(&Conditions { policy, ..idle }).means, Means::Plain);
     }
 
     #[test]
@@ -546,8 +565,7 @@ mod tests {
         assert!(told(&idle).contains("writes 0 pages/s") && told(&idle).contains("by themselves"));
         let busy = conditions(all_over(65_536.0, 100_000.0), 23.6);
         assert!(told(&busy).contains("held to") && told(&busy).contains(" % of that"), "{}", told(&busy));
-        let policy =
-            Policy { may_throttle: false, page_in: crate::policy::PageIn::Never, ..Policy::default() };
+        let policy = Policy { may_throttle: false, page_in: PageIn::Never, ..Policy::default() };
         assert!(told(&Conditions { policy, ..busy }).contains("can't be slowed here"));
         let report = predict(&idle).to_report();
         assert_eq!(serde_json::to_value(report).unwrap()["means"], "plain");
