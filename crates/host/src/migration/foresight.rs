@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_lanes::Lane;
-use godwit_migration::predict::{Conditions, DirtyCurve, PageCost, Survey, predict};
-use godwit_migration::{Policy, Predicted, RateLimit, first_streams};
+use godwit_migration::predict::{Conditions, DirtyCurve, LEARNING_UNITS, PageCost, Survey, predict};
+use godwit_migration::{Compression, EncodingName, Policy, Predicted, RateLimit, first_streams};
 use godwit_ram::{DirtyTracker, PageRange, Region};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::MissedTickBehavior;
@@ -222,11 +222,18 @@ impl Outgoing {
         let of_a_lane =
             self.request.streams.map_or_else(|| first_streams(round_trip), |streams| streams as usize);
         let streams = (of_a_lane * lanes.len().max(1)) as u64;
+        // Twice as many are tried, and learn too; who is told what compresses learns nothing.
+        let all_streams = if self.request.streams.is_some() { streams } else { 2 * streams };
+        let data = cost(&all, wire);
+        let learns = self.request.compression == Compression::Auto && data.sent_as != EncodingName::Raw;
+        let pages_of_a_unit = all.data_pages() / all.chunks.max(1);
         // A guest that writes nothing leaves no sample: then its memory is one.
         let written = if hot.written_pages == 0 { &all } else { &hot };
         Conditions {
             data_pages: all.data_pages(),
-            data: cost(&all, wire),
+            data,
+            learning_pages: if learns { LEARNING_UNITS * all_streams * pages_of_a_unit } else { 0 },
+            raw: PageCost::raw(wire),
             hot: cost(written, wire),
             last: cost(written, unlimited),
             hot_chunks: hot.chunks,

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use godwit_lanes::try_codec;
-use godwit_ram::pages::{intersection, page_count};
-use godwit_ram::{CHUNK_PAGES, PAGE_SIZE, PageRange, RamError, Region};
+use godwit_ram::pages::{intersection, page_count, push_merged};
+use godwit_ram::{CHUNK_PAGES, PageRange, RamError, Region};
 use godwit_wire::Codec;
 
 use super::cost::{Content, Trial};
@@ -15,11 +15,9 @@ use super::cost::{Content, Trial};
 /// Pages that are looked at for zeros, spread over all.
 const LOOKED_AT: u64 = 4096;
 /// Places from which pages are taken to the codecs, spread over all,
-const PIECES: u64 = 24;
-/// and pages of each, as many as are compressed in one piece.
-const PIECE_PAGES: usize = 64;
-const PAGE_BYTES: usize = 4096;
-const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
+const PIECES: u64 = 64;
+/// and the most pages of each, as many as are compressed in one piece.
+const PIECE_PAGES: u64 = 64;
 
 /// What a guest's memory holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -58,9 +56,9 @@ impl Survey {
             |&(block, page): &(usize, u64)| regions.get(block).is_some_and(|region| !region.is_zero(page));
         let holding = looked_at.iter().filter(|at| holds(at)).count();
         let mut pieces = Vec::new();
-        for (block, first) in spread(pages, PIECES) {
+        for (block, page) in spread(pages, PIECES) {
             if let (Some(region), Some(listed)) = (regions.get(block), pages.get(block)) {
-                let piece = piece_from(region, listed, first)?;
+                let piece = piece_with(region, listed, page)?;
                 pieces.extend((!piece.is_empty()).then_some(piece));
             }
         }
@@ -78,20 +76,20 @@ impl Survey {
     }
 }
 
-/// The pages among `listed` from `first` on, of one chunk, that hold anything, as they would be compressed together.
-fn piece_from(region: &Region, listed: &[PageRange], first: u64) -> Result<Vec<u8>, RamError> {
-    let within = PageRange::between(first, (first / CHUNK_PAGES + 1) * CHUNK_PAGES);
-    let near = intersection(listed, &[within]);
-    let mut piece = Vec::new();
-    let pages = near.iter().flat_map(|run| run.first..run.end()).filter(|page| !region.is_zero(*page));
-    for page in pages.take(PIECE_PAGES) {
-        let begin = piece.len();
-        piece.resize(begin + PAGE_BYTES, 0);
-        if let Some(room) = piece.get_mut(begin..) {
-            region.copy_out(page * PAGE_SIZE, room)?;
-        }
+/// The piece that `page` would be compressed in: of the run of pages among `listed`, within its chunk, that hold anything. Nothing
+/// where it holds nothing.
+fn piece_with(region: &Region, listed: &[PageRange], page: u64) -> Result<Vec<u8>, RamError> {
+    let chunk = PageRange::new(page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES);
+    let mut holding = Vec::new();
+    let near = intersection(listed, &[chunk]);
+    for page in near.iter().flat_map(|run| run.first..run.end()).filter(|page| !region.is_zero(*page)) {
+        push_merged(&mut holding, 0, PageRange::new(page, 1));
     }
-    Ok(piece)
+    let piece = holding.iter().flat_map(|run| run.chunks(PIECE_PAGES)).find(|piece| piece.contains(page));
+    let piece = piece.unwrap_or(PageRange::new(page, 0));
+    let mut bytes = vec![0; usize::try_from(piece.len_bytes()).unwrap_or_default()];
+    region.copy_out(piece.offset_bytes(), &mut bytes)?;
+    Ok(bytes)
 }
 
 /// The chunks that ascending runs lie in.
@@ -129,7 +127,11 @@ fn spread(blocks: &[Vec<PageRange>], most: u64) -> Vec<(usize, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use godwit_ram::PAGE_SIZE;
+
     use super::*;
+
+    const PAGE_BYTES: usize = 4096;
 
     /// A file of guest memory that is a quarter noise and a quarter text, and holds nothing else but zeros that were written.
     fn memory(folder: &std::path::Path) -> Arc<Region> {
