@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use godwit_lanes::Lane;
 use godwit_migration::drive::Tracking;
-use godwit_migration::predict::{Conditions, DirtyCurve, PageCost, Survey, predict};
-use godwit_migration::{Policy, Predicted, RateLimit};
+use godwit_migration::predict::{Conditions, DirtyCurve, LEARNING_UNITS, PageCost, Survey, predict};
+use godwit_migration::{Compression, EncodingName, Policy, Predicted, RateLimit, first_streams};
 use godwit_ram::{PageRange, Region};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::MissedTickBehavior;
@@ -26,6 +26,8 @@ const TRACKED: Duration = Duration::from_millis(2);
 const ROUND_TRIPS: u32 = 9;
 /// From the guest running there to the report here: QEMU's end, taps, files (`phases[]`: `announce`).
 const LET_GO: Duration = Duration::from_millis(60);
+/// Units of a stream that a sweep has protected and that are not sent: one on its way, two that wait (`drive/dispatch.rs`).
+const UNITS_AHEAD: u64 = 3;
 /// How often a guest's writes are counted while the destination makes the shadow.
 const LOOK_EVERY: Duration = Duration::from_millis(40);
 /// Of larger guests nothing is foretold while they move: to look at their memory would take longer than the shadow does.
@@ -218,13 +220,25 @@ impl Outgoing {
         let cores = std::thread::available_parallelism().map_or(1, Into::into);
         let cost =
             |survey: &Survey, wire| PageCost::of(&survey.content, self.request.compression, wire, cores);
+        let of_a_lane =
+            self.request.streams.map_or_else(|| first_streams(round_trip), |streams| streams as usize);
+        let streams = (of_a_lane * lanes.len().max(1)) as u64;
+        // Twice as many are tried, and learn too; who is told what compresses learns nothing.
+        let all_streams = if self.request.streams.is_some() { streams } else { 2 * streams };
+        let data = cost(&all, wire);
+        let learns = self.request.compression == Compression::Auto && data.sent_as != EncodingName::Raw;
+        let pages_of_a_unit = all.data_pages() / all.chunks.max(1);
         // A guest that writes nothing leaves no sample: then its memory is one.
         let written = if hot.written_pages == 0 { &all } else { &hot };
         Conditions {
             data_pages: all.data_pages(),
-            data: cost(&all, wire),
+            data,
+            learning_pages: if learns { LEARNING_UNITS * all_streams * pages_of_a_unit } else { 0 },
+            raw: PageCost::raw(wire),
             hot: cost(written, wire),
             last: cost(written, unlimited),
+            hot_chunks: hot.chunks,
+            units_ahead: UNITS_AHEAD * streams,
             curve,
             round_trip,
             prepare: preflight + SHADOW + ROUND_TRIPS * round_trip,

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use godwit_lanes::try_codec;
-use godwit_ram::pages::{intersection, page_count};
-use godwit_ram::{CHUNK_PAGES, PAGE_SIZE, PageRange, RamError, Region};
+use godwit_ram::pages::{intersection, page_count, push_merged};
+use godwit_ram::{CHUNK_PAGES, PageRange, RamError, Region};
 use godwit_wire::Codec;
 
 use super::cost::{Content, Trial};
@@ -15,17 +15,17 @@ use super::cost::{Content, Trial};
 /// Pages that are looked at for zeros, spread over all.
 const LOOKED_AT: u64 = 4096;
 /// Places from which pages are taken to the codecs, spread over all,
-const PIECES: u64 = 24;
-/// and pages of each, as many as are compressed in one piece.
-const PIECE_PAGES: usize = 64;
-const PAGE_BYTES: usize = 4096;
-const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
+const PIECES: u64 = 64;
+/// and the most pages of each, as many as are compressed in one piece.
+const PIECE_PAGES: u64 = 64;
 
 /// What a guest's memory holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Survey {
     /// Pages that were ever written.
     pub written_pages: u64,
+    /// Chunks of [`CHUNK_PAGES`] that they lie in.
+    pub chunks: u64,
     /// What is in them.
     pub content: Content,
 }
@@ -56,16 +56,17 @@ impl Survey {
             |&(block, page): &(usize, u64)| regions.get(block).is_some_and(|region| !region.is_zero(page));
         let holding = looked_at.iter().filter(|at| holds(at)).count();
         let mut pieces = Vec::new();
-        for (block, first) in spread(pages, PIECES) {
+        for (block, page) in spread(pages, PIECES) {
             if let (Some(region), Some(listed)) = (regions.get(block), pages.get(block)) {
-                let piece = piece_from(region, listed, first)?;
+                let piece = piece_with(region, listed, page)?;
                 pieces.extend((!piece.is_empty()).then_some(piece));
             }
         }
         let trial = |codec| Trial::of(try_codec(codec, &pieces));
         let data_share = holding as f64 / looked_at.len().max(1) as f64;
         let content = Content { data_share, lz4: trial(Codec::Lz4), zstd: trial(Codec::Zstd) };
-        Ok(Survey { written_pages, content })
+        let chunks = pages.iter().map(|runs| chunks_of(runs)).sum();
+        Ok(Survey { written_pages, chunks, content })
     }
 
     /// Pages that hold something else than zeros.
@@ -75,20 +76,33 @@ impl Survey {
     }
 }
 
-/// The pages among `listed` from `first` on, of one chunk, that hold anything, as they would be compressed together.
-fn piece_from(region: &Region, listed: &[PageRange], first: u64) -> Result<Vec<u8>, RamError> {
-    let within = PageRange::between(first, (first / CHUNK_PAGES + 1) * CHUNK_PAGES);
-    let near = intersection(listed, &[within]);
-    let mut piece = Vec::new();
-    let pages = near.iter().flat_map(|run| run.first..run.end()).filter(|page| !region.is_zero(*page));
-    for page in pages.take(PIECE_PAGES) {
-        let begin = piece.len();
-        piece.resize(begin + PAGE_BYTES, 0);
-        if let Some(room) = piece.get_mut(begin..) {
-            region.copy_out(page * PAGE_SIZE, room)?;
-        }
+/// The piece that `page` would be compressed in: of the run of pages among `listed`, within its chunk, that hold anything. Nothing
+/// where it holds nothing.
+fn piece_with(region: &Region, listed: &[PageRange], page: u64) -> Result<Vec<u8>, RamError> {
+    let chunk = PageRange::new(page / CHUNK_PAGES * CHUNK_PAGES, CHUNK_PAGES);
+    let mut holding = Vec::new();
+    let near = intersection(listed, &[chunk]);
+    for page in near.iter().flat_map(|run| run.first..run.end()).filter(|page| !region.is_zero(*page)) {
+        push_merged(&mut holding, 0, PageRange::new(page, 1));
     }
-    Ok(piece)
+    let piece = holding.iter().flat_map(|run| run.chunks(PIECE_PAGES)).find(|piece| piece.contains(page));
+    let piece = piece.unwrap_or(PageRange::new(page, 0));
+    let mut bytes = vec![0; usize::try_from(piece.len_bytes()).unwrap_or_default()];
+    region.copy_out(piece.offset_bytes(), &mut bytes)?;
+    Ok(bytes)
+}
+
+/// The chunks that ascending runs lie in.
+fn chunks_of(runs: &[PageRange]) -> u64 {
+    let mut counted_until = 0;
+    let mut count = 0;
+    for run in runs.iter().filter(|run| !run.is_empty()) {
+        let first = (run.first / CHUNK_PAGES).max(counted_until);
+        let end = (run.end() - 1) / CHUNK_PAGES + 1;
+        count += end.saturating_sub(first);
+        counted_until = end.max(counted_until);
+    }
+    count
 }
 
 /// At most so many of all the pages of several blocks, evenly spread: the block's number and the page.
@@ -113,7 +127,11 @@ fn spread(blocks: &[Vec<PageRange>], most: u64) -> Vec<(usize, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use godwit_ram::PAGE_SIZE;
+
     use super::*;
+
+    const PAGE_BYTES: usize = 4096;
 
     /// A file of guest memory that is a quarter noise and a quarter text, and holds nothing else but zeros that were written.
     fn memory(folder: &std::path::Path) -> Arc<Region> {
@@ -136,12 +154,12 @@ mod tests {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let regions = [memory(folder.path())];
         let survey = Survey::of_memory(&regions).unwrap();
-        assert_eq!((survey.written_pages, survey.data_pages()), (3072, 2048));
+        assert_eq!((survey.written_pages, survey.data_pages(), survey.chunks), (3072, 2048, 6));
         let zstd = survey.content.zstd.unwrap();
         assert!((0.4..0.6).contains(&zstd.ratio), "{zstd:?}");
         // The noise alone.
         let some = Survey::of(&regions, &[vec![PageRange::new(0, 3), PageRange::new(500, 200)]]).unwrap();
-        assert_eq!((some.written_pages, some.data_pages()), (203, 203));
+        assert_eq!((some.written_pages, some.data_pages(), some.chunks), (203, 203, 2));
         assert!(some.content.lz4.unwrap().ratio > 0.99, "{some:?}");
     }
 
