@@ -21,7 +21,7 @@ use godwit_ram::{DirtyCount, DirtyTracker, PageRange, ThrottleFigures, TrackErro
 use godwit_wire::{Message, PagedIn};
 
 use crate::failure::{Failure, FailureCode};
-use crate::source::Event;
+use crate::source::{Event, NotServed};
 
 pub use contents::Offer;
 pub use destination::{DestinationJob, receive};
@@ -230,7 +230,7 @@ pub(crate) enum Input {
         open: bool,
     },
     /// All pages are at the destination, or it has no such guest.
-    PagedIn(Result<Option<PagedIn>, Failure>),
+    PagedIn(Result<Option<PagedIn>, NotServed>),
 }
 
 /// Where events for a source's driver are put, from any thread. It is bounded by who puts: one `Moved` at a time, one end a

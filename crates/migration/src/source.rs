@@ -70,14 +70,25 @@ pub enum Event {
         /// Pages that the guest will lack.
         pages: u64,
     },
-    /// The answer to [`Action::ServePages`]: all pages are at the destination, or it has no such guest.
-    PagedIn(Result<(), Failure>),
+    /// The answer to [`Action::ServePages`], or before that: all pages are at the destination, or no more are served.
+    PagedIn(Result<(), NotServed>),
     /// The answer to [`Action::ResumeGuest`].
     GuestResumed(Result<(), Failure>),
     /// The answer to [`Action::AskVerdict`].
     Verdict(Verdict),
     /// The answer to [`Action::ReleaseGuest`].
     Released,
+}
+
+/// Why pages are not served any more though the destination has not said that it has them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotServed {
+    /// The destination does not and will not run the guest, and never had streams for its pages.
+    #[error("{0}")]
+    Refused(Failure),
+    /// Nobody knows what became of it.
+    #[error("{0}")]
+    Lost(Failure),
 }
 
 /// What the destination says of a hand-over when it is asked again, after the lane broke.
@@ -210,6 +221,8 @@ pub struct Source {
     first_last_pages_sent: bool,
     /// The guest is handed over while pages of it are here.
     page_in: Option<PreparedPageIn>,
+    /// How serving its pages ended, where that was before it was known who runs it.
+    served: Option<Result<(), NotServed>>,
     /// The destination has said that it runs the guest.
     runs_there: bool,
     stopped_at: Option<Duration>,
@@ -243,6 +256,7 @@ impl Source {
             device_state_ended: false,
             first_last_pages_sent: false,
             page_in: None,
+            served: None,
             runs_there: false,
             stopped_at: None,
             resumed_at: None,
@@ -354,6 +368,10 @@ impl Source {
             }
             (State::PagingIn, Event::PeerRunning(running)) => {
                 (self.running, self.runs_there) = (Some(*running), true);
+                vec![]
+            }
+            (State::LastPages | State::Committed | State::InDoubt, Event::PagedIn(ended)) => {
+                self.served = Some(ended.clone());
                 vec![]
             }
             (State::PagingIn, Event::PagedIn(ended)) => self.paged_in(now, ended.clone()),
@@ -532,21 +550,26 @@ impl Source {
     fn serve_pages(&mut self, now: Duration) -> Vec<Action> {
         self.ledger.last_round_over(now);
         self.ledger.enter(now, Phase::PageIn);
-        self.to(State::PagingIn, vec![Action::StopTracking, Action::ServePages])
+        let mut actions = self.to(State::PagingIn, vec![Action::StopTracking, Action::ServePages]);
+        if let Some(ended) = self.served.take() {
+            actions.extend(self.paged_in(now, ended));
+        }
+        actions
     }
 
-    fn paged_in(&mut self, now: Duration, ended: Result<(), Failure>) -> Vec<Action> {
-        let failure = match ended {
-            Ok(()) => return self.let_go(now),
-            Err(failure) => failure,
-        };
-        if self.runs_there {
-            // It ran there. What became of it is not to be guessed, and the pages here are older than it.
-            let failure = Failure::new(FailureCode::InDoubt, failure.detail);
-            self.ending = Some((Outcome::InDoubt, Some(failure)));
-            return self.finish(now);
+    fn paged_in(&mut self, now: Duration, ended: Result<(), NotServed>) -> Vec<Action> {
+        match ended {
+            Ok(()) => self.let_go(now),
+            Err(NotServed::Refused(failure)) if !self.runs_there => {
+                self.roll_back(now, Outcome::Failed, failure)
+            }
+            // It ran there, or may have. What became of it is not to be guessed, and the pages here are older than it.
+            Err(NotServed::Refused(failure) | NotServed::Lost(failure)) => {
+                let failure = Failure::new(FailureCode::InDoubt, failure.detail);
+                self.ending = Some((Outcome::InDoubt, Some(failure)));
+                self.finish(now)
+            }
         }
-        self.roll_back(now, Outcome::Failed, failure)
     }
 
     /// Devices may write memory until their state is complete: once it is, one more sweep makes sure of the last byte.

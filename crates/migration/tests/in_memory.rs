@@ -6,7 +6,9 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use godwit_migration::source::{Action as SourceAction, Event as SourceEvent, Plan, Source, State, Verdict};
+use godwit_migration::source::{
+    Action as SourceAction, Event as SourceEvent, NotServed, Plan, Source, State, Verdict,
+};
 use godwit_migration::{Failure, FailureCode, Outcome, PageIn, Policy, Sweep, destination};
 use godwit_wire::{Begin, Running};
 
@@ -333,7 +335,7 @@ impl World {
                 assert_eq!(self.destination_memory, self.source_memory, "other memory");
                 Ok(())
             }
-            Some(Ending::Discarded(failure)) => Err(failure.clone()),
+            Some(Ending::Discarded(failure)) => Err(NotServed::Refused(failure.clone())),
             None => panic!("nothing can happen at the destination any more"),
         };
         self.source_takes(SourceEvent::PagedIn(ended));
@@ -489,10 +491,44 @@ fn a_guest_that_is_gone_from_where_it_ran_is_in_doubt_and_not_resumed() {
     while world.source.state() != State::PagingIn && world.step() {}
     if world.source.state() == State::PagingIn {
         let gone = Failure::new(FailureCode::InDoubt, "it has no such VM any more");
-        world.source_takes(SourceEvent::PagedIn(Err(gone)));
+        world.source_takes(SourceEvent::PagedIn(Err(NotServed::Refused(gone))));
         assert_eq!(world.source.ending().unwrap().0, Outcome::InDoubt);
         assert!(!world.source_runs && !world.released);
     }
+}
+
+#[test]
+fn what_nobody_knows_is_no_refusal() {
+    let mut source = Source::new(&Plan {
+        policy: Policy { page_in: PageIn::Now, switchover_budget: BUDGET, ..Policy::default() },
+        preflight: Duration::ZERO,
+    });
+    let second = Duration::from_secs(1);
+    let counted =
+        |pages| SourceEvent::RemainingCounted { pages, round_trip: Duration::ZERO, limit_bytes_per_s: None };
+    let sweep = Sweep { pages: 90_000, bytes: 90_000 * 4128, ..Sweep::default() };
+    let script = [
+        SourceEvent::Connected,
+        SourceEvent::PeerReady,
+        counted(9),
+        SourceEvent::RoundSent(sweep),
+        counted(90_000),
+        SourceEvent::PageInReady { able: true },
+        SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
+        SourceEvent::GuestStopped,
+        SourceEvent::DeviceStateEnded,
+        SourceEvent::RemainingTold { pages: 90_000 },
+    ];
+    let actions: Vec<_> = script.into_iter().flat_map(|event| source.on(second, event)).collect();
+    assert_eq!(actions.last(), Some(&SourceAction::SendCommit), "{actions:?}");
+    let lost = Failure::new(FailureCode::Internal, "the thread is gone");
+    // Before it is known who runs it: kept in mind until it is.
+    assert_eq!(source.on(second, SourceEvent::PagedIn(Err(NotServed::Lost(lost)))), []);
+    source.on(second, SourceEvent::LaneLost(Failure::new(FailureCode::LaneLost, "cut")));
+    let actions = source.on(second, SourceEvent::Verdict(Verdict::Unknown));
+    assert_eq!(actions.last(), Some(&SourceAction::Finish), "{actions:?}");
+    assert!(!actions.contains(&SourceAction::ResumeGuest), "{actions:?}");
+    assert_eq!(source.ending().unwrap().0, Outcome::InDoubt);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use godwit_lanes::{Interrupt, Segments};
 use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session, serve};
 use godwit_migration::drive::{Hello, SessionStream};
 use godwit_migration::{Failure, FailureCode};
-use godwit_ram::PageIn;
+use godwit_ram::{MissingPages, PageIn};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 use tokio::runtime::Handle;
 
@@ -64,6 +64,11 @@ impl PageIns {
             Ok(figures) => tracing::info!(vm = vm.name, pages = figures.pages, "all of its memory is here"),
             Err(failure) => {
                 tracing::error!(vm = vm.name, %failure, "page-in has ended before all pages were here");
+                if vm.process.exit().is_none() {
+                    // Whoever comes to a missing page waits still. The note stays: it says that this memory is not whole, and
+                    // an agent that is started anew goes on.
+                    return;
+                }
             }
         }
         // The note first: an agent that starts now finds a guest like any other.
@@ -127,6 +132,13 @@ pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &Arc<Vm>) -> Result<(), Fail
     let (agent, vm) = (Arc::clone(agent), Arc::clone(vm));
     let taken_up = tokio::task::spawn_blocking(move || {
         let failed = |why: String| Failure::new(FailureCode::MemoryFailed, why);
+        let noted = MissingPages::open(&vm.files.missing()).map_err(|error| failed(error.to_string()))?;
+        if noted.count() == 0 {
+            // All of it came just before the other agent ended.
+            vm.files.remove_missing();
+            return Ok(());
+        }
+        drop(noted);
         let faults = PageIn::attach_again(&vm.tracker_socket, vm.process.pid, &vm.regions)
             .map_err(|error| failed(error.to_string()))?;
         let paging_in = PagingIn::resume(Box::new(faults), vm.regions.clone(), &vm.files.missing())?;

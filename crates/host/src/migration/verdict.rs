@@ -104,14 +104,25 @@ impl HandOver<'_> {
         self.answer(status).await
     }
 
-    /// What the guest was refused for, where the destination says so now.
+    /// Why the destination needs no pages of the guest, where it says so now: it was refused, or ran there and is gone.
     pub(super) async fn refused(&self) -> Option<Failure> {
         match self.ask().await {
             Answer::Refused(why) => {
                 let detail = format!("the destination does not have the guest: {why}");
                 Some(Failure::new(FailureCode::LaneLost, detail))
             }
-            Answer::Runs(_) | Answer::Open => None,
+            Answer::Runs(_) => {
+                let vm = self.peer.get::<VmInfo>(&format!("/v1/vms/{}", self.vm)).await;
+                let is_gone =
+                    matches!(vm, Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound);
+                is_gone.then(|| {
+                    Failure::new(
+                        FailureCode::InDoubt,
+                        "the destination ran the guest, and has no such VM any more",
+                    )
+                })
+            }
+            Answer::Open => None,
         }
     }
 

@@ -58,6 +58,7 @@ pub fn receive<H: DestinationHypervisor>(
         intake: &intake,
         page_in: &page_in,
         remaining: Vec::new(),
+        remaining_pages: 0,
         regions,
         hypervisor,
         begun,
@@ -155,6 +156,7 @@ struct Driver<'a, H> {
     page_in: &'a Mutex<PageInPlace>,
     /// Pages that the guest will lack.
     remaining: Vec<BlockRun>,
+    remaining_pages: u64,
     regions: Vec<Arc<Region>>,
     hypervisor: H,
     begun: Instant,
@@ -207,6 +209,9 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
             }
             Input::PreparePageIn => self.prepare_page_in(),
             Input::Remaining(runs) => {
+                if let Err(failure) = self.check_remaining(&runs) {
+                    return self.take(Event::Failed(failure));
+                }
                 for run in &runs {
                     // What was told by what is not here need not be sent any more: it will be asked for.
                     self.intake.lacks_no_more(run);
@@ -223,8 +228,30 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         }
     }
 
+    /// Asked for, within the guest's memory, and no more than that: a list without end is none.
+    fn check_remaining(&mut self, runs: &[BlockRun]) -> Result<(), Failure> {
+        let broken = |detail: &str| Err(Failure::new(FailureCode::ProtocolBroken, detail));
+        if place_of(self.page_in).page_in.is_none() {
+            return broken("the source keeps pages back, and nobody here is prepared for it");
+        }
+        let pages_of =
+            |run: &BlockRun| self.regions.get(usize::from(run.block)).map_or(0, |region| region.pages());
+        if runs.iter().any(|run| run.first.checked_add(run.count).is_none_or(|end| end > pages_of(run))) {
+            return broken("the source keeps pages back that the guest does not have");
+        }
+        self.remaining_pages += runs.iter().map(|run| run.count).sum::<u64>();
+        if self.remaining_pages > self.regions.iter().map(|region| region.pages()).sum() {
+            return broken("the source keeps back more pages than the guest has");
+        }
+        Ok(())
+    }
+
     /// Both ends go on without where this end can't.
     fn prepare_page_in(&mut self) {
+        if place_of(self.page_in).page_in.is_some() {
+            let failure = Failure::new(FailureCode::ProtocolBroken, "the source asks for page-in twice");
+            return self.take(Event::Failed(failure));
+        }
         let prepared = self
             .hypervisor
             .prepare_page_in()

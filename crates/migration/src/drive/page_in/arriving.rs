@@ -60,6 +60,8 @@ struct State {
     waits: Waits,
     /// Somebody waits for pages that must be there before the guest runs.
     early: bool,
+    /// The newest session that was asked for.
+    asked_sessions: u64,
     /// Sessions that broke.
     cuts: u64,
     failure: Option<Failure>,
@@ -76,9 +78,17 @@ struct Session {
     streams: Vec<Stream>,
     reading: usize,
     broken: bool,
+    /// What is missing is being told: what is asked for meanwhile is told after it.
+    opening: bool,
 }
 
 impl Session {
+    /// Where the source can be asked; none: it can't at the moment.
+    fn asking(&self) -> Option<&Asking> {
+        let (sender, _) = self.demand.as_ref()?;
+        Some(sender).filter(|_| !self.broken && !self.opening)
+    }
+
     /// From here on the source answers pings.
     fn limit_silence(&self) {
         if let Some((_, stream)) = self.demand.as_ref()
@@ -151,6 +161,7 @@ impl PagingIn {
             waiting: BTreeMap::new(),
             waits: Waits::default(),
             early: false,
+            asked_sessions: FIRST_SESSION,
             cuts: 0,
             failure: None,
         };
@@ -233,7 +244,7 @@ impl PagingIn {
         state.early = true;
         while early.iter().any(|(block, run)| self.missing.count_in(*block, *run) > 0) {
             // The stream to ask on may be on its way in still.
-            if !asked && state.session.demand.is_some() {
+            if !asked && state.session.asking().is_some() {
                 drop(state);
                 self.fetch(runs.clone());
                 (asked, state) = (true, self.lock());
@@ -380,8 +391,7 @@ impl PagingIn {
     /// Where the source can be asked; none: it can't at the moment.
     fn asking(&self) -> Option<Asking> {
         let state = self.lock();
-        let (sender, _) = state.session.demand.as_ref().filter(|_| !state.session.broken)?;
-        Some(Arc::clone(sender))
+        state.session.asking().map(Arc::clone)
     }
 
     fn ping(&self) {
@@ -413,19 +423,24 @@ impl PagingIn {
         }
     }
 
-    /// The session before is over, if it is not: its streams are closed, and nobody writes any more. Returns the new one's number.
+    /// The session before is over, if it is not: its streams are closed, and nobody writes any more. Returns the new one's number;
+    /// it is never the session where another was asked for meanwhile.
     pub fn new_session(&self) -> u64 {
         let mut state = self.lock();
+        state.asked_sessions += 1;
+        let number = state.asked_sessions;
         state.session.streams.iter().for_each(Stream::close);
         if state.session.demand.is_some() && !state.session.broken {
             state.cuts += 1;
         }
         state.session.broken = true;
         self.changed.notify_all();
-        while state.session.reading > 0 && !state.over {
+        while state.session.reading > 0 && !state.over && state.asked_sessions == number {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let number = state.session.number + 1;
+        if state.over || state.asked_sessions != number {
+            return number;
+        }
         state.session = Session { number, ..Session::default() };
         self.claim_nothing();
         number
@@ -451,12 +466,10 @@ impl PagingIn {
         current.streams.push(stream.clone());
         let sender = Arc::new(Mutex::new(sender));
         current.demand = is_asked.then(|| (Arc::clone(&sender), stream)).or(current.demand.take());
+        current.opening |= is_asked;
         current.reading += 1;
         drop(state);
         self.changed.notify_all();
-        if is_asked && let Err(error) = self.open(session, &sender) {
-            tracing::warn!(%error, "a page-in stream broke at once");
-        }
         let paging_in = Arc::clone(self);
         let reader = Reader { paging_in, session, receiver, is_asked };
         let spawned =
@@ -464,6 +477,9 @@ impl PagingIn {
         if let Err(error) = spawned {
             tracing::error!(%error, "no thread can be started for a page-in stream");
             self.stream_ended(session, false);
+        }
+        if is_asked && let Err(error) = self.open(session, &sender) {
+            tracing::warn!(%error, "a page-in stream broke at once");
         }
     }
 
@@ -474,7 +490,11 @@ impl PagingIn {
         if session != FIRST_SESSION {
             self.tell_what_remains(&mut sender)?;
         }
-        let state = self.lock();
+        let mut state = self.lock();
+        if state.session.number == session {
+            state.session.opening = false;
+        }
+        self.changed.notify_all();
         if !state.begun {
             return Ok(());
         }

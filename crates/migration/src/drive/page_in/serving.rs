@@ -16,6 +16,7 @@ use crate::drive::destination::lock;
 use crate::drive::source::Connect;
 use crate::drive::{Hello, lane_failure, say_hello};
 use crate::failure::{Failure, FailureCode};
+use crate::source::NotServed;
 
 /// Pages that go in one piece while nobody waits for them: 64 KiB.
 const BACKGROUND_PAGES: usize = 16;
@@ -26,6 +27,8 @@ const LEAST_WINDOW_BYTES: u64 = 128 << 10;
 /// and the most, also while it is not known what the wire carries.
 const MOST_WINDOW_BYTES: u64 = 64 << 20;
 const FIRST_WINDOW_BYTES: u64 = 256 << 10;
+/// A stream that carries nothing for so long says that it lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Between two looks at what has arrived.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// Over so long it is measured what the wire carries.
@@ -44,6 +47,8 @@ pub struct KeptPages {
     regions: Vec<Arc<Region>>,
     /// What has not been sent in this session.
     left: MissingPages,
+    /// What was asked for in this session: a peer that asks for the same without end is heard once.
+    asked: MissingPages,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -97,6 +102,14 @@ impl Window {
         let time = self.round_trip + QUEUE_TIME;
         whole(self.carried_bytes_per_s * time.as_secs_f64()).clamp(LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES)
     }
+}
+
+/// Whether there is room for more of what nobody waits for.
+enum Room {
+    There,
+    /// Not for a while: the stream has to say that it lives.
+    NotYet,
+    Over,
 }
 
 /// How a session ended.
@@ -188,7 +201,8 @@ impl KeptPages {
     pub fn new(regions: Vec<Arc<Region>>) -> KeptPages {
         let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
         let left = MissingPages::in_memory(&block_pages);
-        KeptPages { regions, left, state: Mutex::default(), changed: Condvar::new() }
+        let asked = MissingPages::in_memory(&block_pages);
+        KeptPages { regions, left, asked, state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -280,10 +294,12 @@ impl KeptPages {
 
     fn forget(&self) {
         for (block, region) in self.regions.iter().enumerate() {
-            for run in self.left.runs(block, region.all_pages()) {
-                (run.first..run.end()).for_each(|page| {
-                    self.left.remove(block, page);
-                });
+            for set in [&self.left, &self.asked] {
+                for run in set.runs(block, region.all_pages()) {
+                    (run.first..run.end()).for_each(|page| {
+                        set.remove(block, page);
+                    });
+                }
             }
         }
     }
@@ -345,9 +361,14 @@ impl KeptPages {
         for run in runs {
             let pages = self.check(run)?;
             let block = usize::from(run.block);
-            // What is on its way already is not waited for twice: a peer that asks without end is told once.
-            let wanted = (pages.first..pages.end()).filter(|page| self.left.contains(block, *page));
-            self.lock().demands.extend(wanted.map(|page| (block, page)));
+            let mut wanted: Vec<(usize, u64)> = Vec::new();
+            for page in (pages.first..pages.end()).filter(|page| self.left.contains(block, *page)) {
+                if !self.asked.contains(block, page) {
+                    self.asked.insert(block, PageRange::new(page, 1));
+                    wanted.push((block, page));
+                }
+            }
+            self.lock().demands.extend(wanted);
         }
         self.changed.notify_all();
         Ok(())
@@ -404,30 +425,41 @@ impl KeptPages {
 
     /// Sends what nobody waits for, until nothing is left.
     fn send_the_rest(&self, mut sender: StreamSender) -> Result<(), LaneError> {
-        while self.until_there_is_room()
-            && let Some((block, pages)) = self.next_piece()
-        {
-            self.send(&mut sender, block, &pages)?;
+        loop {
+            match self.until_there_is_room() {
+                Room::Over => break,
+                Room::NotYet => sender.pad(1)?,
+                Room::There => match self.next_piece() {
+                    Some((block, pages)) => self.send(&mut sender, block, &pages).map(drop)?,
+                    None => break,
+                },
+            }
         }
         sender.send(&Message::RemainingEnd { pages: 0 })
     }
 
-    /// Waits until little is on its way. False: the session is over.
-    fn until_there_is_room(&self) -> bool {
+    /// Waits until little is on its way, for no longer than a stream may be silent.
+    fn until_there_is_room(&self) -> Room {
+        let limit = Instant::now() + KEEP_ALIVE;
         let mut state = self.lock();
         loop {
             if state.ended.is_some() || state.abandoned {
-                return false;
+                return Room::Over;
+            }
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Room::NotYet;
             }
             if !(state.listed && state.all_may_go) {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                let waited = self.changed.wait_timeout(state, left);
+                (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             let arrived = state.streams.iter().map(Stream::carried_bytes).sum();
             state.window.arrived(Instant::now(), arrived);
             let on_its_way: u64 = state.streams.iter().map(Stream::unacked_bytes).sum();
             if on_its_way < state.window.bytes() {
-                return true;
+                return Room::There;
             }
             let waited = self.changed.wait_timeout(state, LOOK_INTERVAL);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -491,12 +523,14 @@ pub type AskAgain<'a> = dyn Fn(&dyn Fn() -> bool) -> Again + Sync + 'a;
 /// asked, and needs nothing any more.
 ///
 /// # Errors
-/// The destination has no such guest, or this was abandoned.
+/// The destination has no such guest, or this was abandoned. A destination that has had a session has not refused it.
 pub fn serve(
     kept: &KeptPages,
     first: Option<(Vec<SessionStream>, Vec<BlockRun>)>,
     again: &AskAgain<'_>,
-) -> Result<Option<PagedIn>, Failure> {
+) -> Result<Option<PagedIn>, NotServed> {
+    // It gives streams only to a guest that it runs.
+    let mut granted = false;
     let mut ended = first.map(|(streams, list)| kept.session(streams, Some(&list)));
     loop {
         match ended {
@@ -505,12 +539,17 @@ pub fn serve(
             None => {}
         }
         if kept.lock().abandoned {
-            return Err(Failure::new(FailureCode::Cancelled, "the guest's pages are needed no more"));
+            let failure = Failure::new(FailureCode::Cancelled, "the guest's pages are needed no more");
+            return Err(NotServed::Lost(failure));
         }
         ended = match again(&|| kept.lock().abandoned) {
-            Again::Session(streams) => Some(kept.session(streams, None)),
+            Again::Session(streams) => {
+                granted = true;
+                Some(kept.session(streams, None))
+            }
             Again::Complete => return Ok(None),
-            Again::Refused(failure) => return Err(failure),
+            Again::Refused(failure) if granted => return Err(NotServed::Lost(failure)),
+            Again::Refused(failure) => return Err(NotServed::Refused(failure)),
         };
     }
 }

@@ -14,7 +14,7 @@ use crate::drive::sweep::memory_failure;
 use crate::drive::{Hello, Inbox, Input, SourceHypervisor, Tracking};
 use crate::failure::{Failure, FailureCode};
 use crate::report::{PageInReport, millis};
-use crate::source::Event;
+use crate::source::{Event, NotServed};
 
 /// How often streams that wait for the switchover say that they live.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -114,12 +114,13 @@ impl Server<'_> {
 /// How it ended; also where the thread panicked, as the driver waits for it.
 struct LastWord<'a> {
     inbox: &'a Inbox,
-    ended: Option<Result<Option<PagedIn>, Failure>>,
+    ended: Option<Result<Option<PagedIn>, NotServed>>,
 }
 
 impl Drop for LastWord<'_> {
     fn drop(&mut self) {
-        let lost = || Err(Failure::new(FailureCode::Internal, "the pages are not served any more"));
+        let panicked = Failure::new(FailureCode::Internal, "the pages are not served any more");
+        let lost = || Err(NotServed::Lost(panicked));
         self.inbox.put_now(Input::PagedIn(self.ended.take().unwrap_or_else(lost)));
     }
 }
@@ -209,7 +210,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         }
     }
 
-    pub(super) fn paged_in(&mut self, at: Instant, ended: Result<Option<PagedIn>, Failure>) {
+    pub(super) fn paged_in(&mut self, at: Instant, ended: Result<Option<PagedIn>, NotServed>) {
         self.page_in.took = self.page_in.since.map(|since| since.elapsed());
         if let Ok(figures) = &ended {
             self.page_in.figures = *figures;
