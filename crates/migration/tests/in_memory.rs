@@ -519,7 +519,8 @@ fn what_nobody_knows_is_no_refusal() {
         SourceEvent::DeviceStateEnded,
         SourceEvent::RemainingTold { pages: 90_000 },
     ];
-    let actions: Vec<_> = script.into_iter().flat_map(|event| source.on(second, event)).collect();
+    let seconds = (1..).map(Duration::from_secs);
+    let actions: Vec<_> = seconds.zip(script).flat_map(|(now, event)| source.on(now, event)).collect();
     assert_eq!(actions.last(), Some(&SourceAction::SendCommit), "{actions:?}");
     let lost = Failure::new(FailureCode::Internal, "the thread is gone");
     // Before it is known who runs it: kept in mind until it is.
