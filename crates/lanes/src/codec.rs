@@ -59,18 +59,24 @@ impl std::fmt::Debug for Compressor {
     }
 }
 
-/// What a codec makes of pieces of at most 64 pages each, before any is sent: bytes as they are and as they would be sent (those that
-/// it does not make smaller as they are), and the time that it took.
+/// What a codec makes of pieces of at most 64 pages each, before any is sent: what becomes of a byte of each of them (1 where it does
+/// not make the piece smaller, which goes as it is then), and what all of them took.
 #[must_use]
-pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> Effort {
+pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> (Vec<f64>, Effort) {
     let mut compressor = Compressor::default();
     // Its tables are made at the first piece of a stream, once.
     let _ = pieces.first().map(|piece| compressor.pack(codec, piece).is_some());
     let begun = Instant::now();
-    let sent = |piece: &Vec<u8>| compressor.pack(codec, piece).map_or(piece.len(), <[u8]>::len) as u64;
-    let packed_bytes = pieces.iter().map(sent).sum();
-    let raw_bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-    Effort { raw_bytes, packed_bytes, time: begun.elapsed() }
+    let mut effort = Effort::default();
+    let mut ratios = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let packed_bytes = compressor.pack(codec, piece).map_or(piece.len(), <[u8]>::len);
+        effort.raw_bytes += piece.len() as u64;
+        effort.packed_bytes += packed_bytes as u64;
+        #[expect(clippy::cast_precision_loss, reason = "pieces have 256 KiB at most")]
+        ratios.push(packed_bytes as f64 / piece.len().max(1) as f64);
+    }
+    (ratios, Effort { time: begun.elapsed(), ..effort })
 }
 
 /// Unpacks pieces that a peer has compressed.
@@ -189,13 +195,14 @@ mod tests {
 
     #[test]
     fn a_trial_tells_what_would_be_sent() {
-        let shrinks = try_codec(Codec::Zstd, &[pages(&[1, 2], 64), pages(&[3], 8)]);
+        let (ratios, shrinks) = try_codec(Codec::Zstd, &[pages(&[1, 2], 64), pages(&[3], 8)]);
         assert_eq!(shrinks.raw_bytes, 72 * PAGE as u64);
         assert!(shrinks.packed_bytes < shrinks.raw_bytes / 2, "{shrinks:?}");
+        assert!(ratios.len() == 2 && ratios.iter().all(|ratio| *ratio < 0.5), "{ratios:?}");
         // Longer than a piece: left as it is.
-        let left = try_codec(Codec::Lz4, &[vec![0; MAX_PIECE_BYTES + PAGE]]);
-        assert_eq!(left.packed_bytes, left.raw_bytes);
-        assert_eq!(try_codec(Codec::Lz4, &[]).raw_bytes, 0);
+        let (ratios, left) = try_codec(Codec::Lz4, &[vec![0; MAX_PIECE_BYTES + PAGE]]);
+        assert_eq!((ratios, left.packed_bytes), (vec![1.0], left.raw_bytes));
+        assert_eq!(try_codec(Codec::Lz4, &[]).1.raw_bytes, 0);
     }
 
     #[test]

@@ -25,7 +25,7 @@ const TRACKED: Duration = Duration::from_millis(2);
 /// Round trips before round 0: the destination's API by TCP and TLS, the control stream, its TLS, its hello, `Begin`.
 const ROUND_TRIPS: u32 = 9;
 /// From the guest running there to the report here: QEMU's end, taps, files (`phases[]`: `announce`).
-const LET_GO: Duration = Duration::from_millis(60);
+const LET_GO: Duration = Duration::from_millis(40);
 /// Units of a stream that a sweep has protected and that are not sent: one on its way, two that wait (`drive/dispatch.rs`).
 const UNITS_AHEAD: u64 = 3;
 /// How often a guest's writes are counted while the destination makes the shadow.

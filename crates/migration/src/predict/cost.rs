@@ -45,12 +45,13 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// None where nothing was tried.
+    /// What it made of pieces that were drawn by their pages, each by one: a long piece is drawn more often than a short one, and
+    /// counts no more each time. None where nothing was tried.
     #[must_use]
-    pub fn of(effort: Effort) -> Option<Trial> {
-        let (raw, packed) = (effort.raw_bytes as f64, effort.packed_bytes as f64);
-        let seconds = effort.time.as_secs_f64();
-        (raw > 0.0 && seconds > 0.0).then(|| Trial { bytes_per_s: raw / seconds, ratio: packed / raw })
+    pub fn of(ratios: &[f64], effort: Effort) -> Option<Trial> {
+        let (raw, seconds) = (effort.raw_bytes as f64, effort.time.as_secs_f64());
+        let ratio = ratios.iter().sum::<f64>() / ratios.len() as f64;
+        (raw > 0.0 && seconds > 0.0 && ratio.is_finite()).then(|| Trial { bytes_per_s: raw / seconds, ratio })
     }
 }
 
@@ -131,9 +132,9 @@ mod tests {
 
     #[test]
     fn a_trial_of_nothing_tells_nothing() {
-        assert_eq!(Trial::of(Effort::default()), None);
+        assert_eq!(Trial::of(&[], Effort::default()), None);
         let time = Duration::from_millis(10);
-        let trial = Trial::of(Effort { raw_bytes: 4096, packed_bytes: 1024, time }).unwrap();
+        let trial = Trial::of(&[0.1, 0.4], Effort { raw_bytes: 4096, packed_bytes: 1024, time }).unwrap();
         assert!((trial.ratio - 0.25).abs() < 1e-9 && (trial.bytes_per_s - 409_600.0).abs() < 1e-3);
     }
 }

@@ -7,17 +7,21 @@ use std::sync::Arc;
 
 use godwit_lanes::try_codec;
 use godwit_ram::pages::{intersection, page_count, push_merged};
-use godwit_ram::{CHUNK_PAGES, PageRange, RamError, Region};
+use godwit_ram::{CHUNK_PAGES, PAGE_SIZE, PageRange, RamError, Region};
 use godwit_wire::Codec;
 
 use super::cost::{Content, Trial};
 
 /// Pages that are looked at for zeros, spread over all.
 const LOOKED_AT: u64 = 4096;
-/// Places from which pages are taken to the codecs, spread over all,
-const PIECES: u64 = 64;
-/// and the most pages of each, as many as are compressed in one piece.
+/// Places of which pieces are taken to the codecs, spread over all,
+const PIECES: u64 = 256;
+/// as long as they have no more pages than this all together,
+const TRIED_PAGES: u64 = 2048;
+/// and the most of each, as many as are compressed in one piece.
 const PIECE_PAGES: u64 = 64;
+/// Places are taken in an order that is spread too, by steps of so many: a prime.
+const STEP: usize = 97;
 
 /// What a guest's memory holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -56,13 +60,23 @@ impl Survey {
             |&(block, page): &(usize, u64)| regions.get(block).is_some_and(|region| !region.is_zero(page));
         let holding = looked_at.iter().filter(|at| holds(at)).count();
         let mut pieces = Vec::new();
-        for (block, page) in spread(pages, PIECES) {
+        let places = spread(pages, PIECES);
+        let in_steps = (0..places.len()).map(|number| places[number * STEP % places.len()]);
+        let mut tried_bytes = 0;
+        for (block, page) in in_steps {
+            if tried_bytes >= TRIED_PAGES * PAGE_SIZE {
+                break;
+            }
             if let (Some(region), Some(listed)) = (regions.get(block), pages.get(block)) {
                 let piece = piece_with(region, listed, page)?;
+                tried_bytes += piece.len() as u64;
                 pieces.extend((!piece.is_empty()).then_some(piece));
             }
         }
-        let trial = |codec| Trial::of(try_codec(codec, &pieces));
+        let trial = |codec| {
+            let (ratios, effort) = try_codec(codec, &pieces);
+            Trial::of(&ratios, effort)
+        };
         let data_share = holding as f64 / looked_at.len().max(1) as f64;
         let content = Content { data_share, lz4: trial(Codec::Lz4), zstd: trial(Codec::Zstd) };
         let chunks = pages.iter().map(|runs| chunks_of(runs)).sum();
@@ -127,8 +141,6 @@ fn spread(blocks: &[Vec<PageRange>], most: u64) -> Vec<(usize, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_ram::PAGE_SIZE;
-
     use super::*;
 
     const PAGE_BYTES: usize = 4096;
