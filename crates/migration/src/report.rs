@@ -270,13 +270,13 @@ pub struct Report {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_in: Option<PageInReport>,
     /// What was to matter most; none by QEMU's engine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub policy: Option<Intent>,
     /// By what it came to its switchover, or that it did not converge; none where it ended by something else, and by QEMU's engine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub means: Option<Means>,
     /// What was foreseen before round 0; none where too little was known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub predicted: Option<Predicted>,
     /// Every phase entered.
     pub phases: Vec<PhaseReport>,
