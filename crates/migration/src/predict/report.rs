@@ -11,7 +11,7 @@ use crate::intent::Intent;
 use crate::report::{FailureReport, millis};
 
 /// What clients of the guest see beside the vCPUs' pause: the last answer was some time before it, and the network has to learn the
-/// guest's new place. The median of what the lab's client saw (docs/operations.md).
+/// guest's new place. An assumption, the least that can be: under TCG the lab's client saw tens of ms (docs/operations.md).
 const BEYOND_THE_PAUSE: Duration = Duration::from_millis(5);
 
 /// What a migration will be.
