@@ -1,13 +1,11 @@
 //! The migration network goes silent in the middle of a migration: no packet comes through and nobody is told.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{GuestPlan, Trial};
 use godwit_migration::{EngineKind, Outcome, Phase};
 
-use crate::{BUSY, move_and_check, slow_link};
+use crate::{BUSY, move_and_check, set_link, slow_link};
 
 #[test]
 fn a_cut_lane_leaves_the_guest_at_the_source() -> Result<()> {
@@ -31,12 +29,4 @@ fn a_cut_lane_leaves_the_guest_at_the_source() -> Result<()> {
     guest.workload("idle")?;
     move_and_check(&trial, &mut guest)?;
     trial.finish()
-}
-
-/// Takes the destination's NIC of the migration network down or up; it keeps its IPv4 address.
-fn set_link(trial: &Trial, state: &str) -> Result<()> {
-    let ended =
-        Command::new("ip").args(["-n", &trial.namespace("b"), "link", "set", "mig0", state]).status()?;
-    ensure!(ended.success(), "ip link set mig0 {state} failed");
-    Ok(())
 }

@@ -33,6 +33,8 @@ mod two_lanes;
 mod unprivileged;
 mod vanishing;
 
+use std::process::Command;
+
 use anyhow::{Result, ensure};
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{Guest, Trial, Watched};
@@ -78,4 +80,12 @@ fn move_and_check(trial: &Trial, guest: &mut Guest) -> Result<Watched> {
         report.wire_bytes >> 20
     );
     Ok(watched)
+}
+
+/// Takes the destination's NIC of the migration network down or up; it keeps its IPv4 address.
+fn set_link(trial: &Trial, state: &str) -> Result<()> {
+    let ended =
+        Command::new("ip").args(["-n", &trial.namespace("b"), "link", "set", "mig0", state]).status()?;
+    ensure!(ended.success(), "ip link set mig0 {state} failed");
+    Ok(())
 }

@@ -1,8 +1,6 @@
 //! A guest that runs at the destination while pages of its memory are still at the source: it gets each of them, whatever is cut or dies
 //! meanwhile.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, ensure};
 use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmState};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
@@ -10,7 +8,7 @@ use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
 use rustix::process::Signal;
 
-use crate::{check_report, move_and_check, slow_link};
+use crate::{check_report, move_and_check, set_link, slow_link};
 
 /// 80 MB/s of pages that no encoding makes smaller, all over 48 MiB: three times what 200 Mb/s carry.
 const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
@@ -122,12 +120,4 @@ fn a_guest_that_refuses_it_moves_by_rounds() -> Result<()> {
     ensure!(watched.report.page_in.is_none() && watched.report.throttle.is_some(), "{:#?}", watched.report);
     trial.expect_whole(&guest)?;
     trial.finish()
-}
-
-/// Takes the destination's NIC of the migration network down or up; it keeps its IPv4 address.
-fn set_link(trial: &Trial, state: &str) -> Result<()> {
-    let ended =
-        Command::new("ip").args(["-n", &trial.namespace("b"), "link", "set", "mig0", state]).status()?;
-    ensure!(ended.success(), "ip link set mig0 {state} failed");
-    Ok(())
 }

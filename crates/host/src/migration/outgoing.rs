@@ -321,14 +321,9 @@ impl Outgoing {
                 hands_over,
             );
             let epoch = vm.epoch() + 1;
-            let ask_verdict = || {
-                let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
-                job.runtime.block_on(hand_over.verdict())
-            };
-            let refused = || {
-                let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
-                job.runtime.block_on(hand_over.refused())
-            };
+            let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
+            let ask_verdict = || job.runtime.block_on(hand_over.verdict());
+            let refused = || job.runtime.block_on(hand_over.refused());
             let serving = Serving {
                 agent: &agent,
                 vm: &vm.name,
@@ -336,6 +331,7 @@ impl Outgoing {
                 peer: &peer,
                 epoch,
                 runtime: &job.runtime,
+                pace: job.paths.pace.clone(),
                 refused: &refused,
             };
             let source = SourceJob {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, PageInAnswer, PageInRequest, PageInState, VmInfo, VmState,
 };
+use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Interrupt, Segments};
 use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session, serve};
 use godwit_migration::drive::{Hello, SessionStream};
@@ -173,6 +174,8 @@ pub(super) struct Serving<'a> {
     /// The destination's.
     pub(super) epoch: u64,
     pub(super) runtime: &'a Handle,
+    /// The limits that hold for its pages.
+    pub(super) pace: MigrationPace,
     /// Says for sure that the destination has refused the guest; none: that it has not, or that nobody knows.
     pub(super) refused: &'a (dyn Fn() -> Option<Failure> + Sync),
 }
@@ -215,7 +218,7 @@ impl Serving<'_> {
         let ours = self.runtime.block_on(crate::network::near(&self.agent.config().migration_addresses));
         let lanes = godwit_lanes::pair(&ours, &answer.addresses);
         let count = lanes.len();
-        let pace = self.agent.limits().migration(None);
+        let pace = self.pace.clone();
         let paths = Paths { lanes, host: self.to.to_owned(), identity: self.agent.identity(), pace };
         let hello = Hello { migration: id, stream: CONTROL_STREAM, versions: SUPPORTED };
         let connect =
@@ -244,6 +247,7 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             peer: &peer,
             epoch,
             runtime: &runtime,
+            pace: agent.limits().migration(None),
             refused: &refused,
         };
         let kept = KeptPages::new(vm.regions.clone());

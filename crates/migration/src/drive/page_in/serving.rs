@@ -272,14 +272,14 @@ impl KeptPages {
             self.left.insert(usize::from(run.block), PageRange::new(run.first, run.count));
         }
         let mut state = self.lock();
-        let State { abandoned, sent_bytes, cursor, window, .. } = *state;
+        let State { abandoned, sent_bytes, cursor, window, all_may_go, .. } = *state;
         let connected_in = streams.iter().filter_map(|one| one.stream.connected_in()).min();
         let round_trip =
             connected_in.into_iter().chain(Some(window.round_trip).filter(|known| !known.is_zero())).min();
         *state = State {
             listed: list.is_some(),
-            // One that follows a cut finds a guest that runs.
-            all_may_go: list.is_none(),
+            // One that follows a cut finds a guest that runs; and the word that it runs may be quicker than this thread.
+            all_may_go: all_may_go || list.is_none(),
             window: Window { round_trip: round_trip.unwrap_or_default(), ..Window::default() },
             streams: streams.iter().map(|one| one.stream.clone()).collect(),
             abandoned,
