@@ -8,11 +8,13 @@ use std::io::Write;
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use godwit_lab::client::Client;
 use godwit_lab::clock::monotonic_ns;
+use godwit_lab::watch::WatchEvent;
 use godwit_lab::{
     Family, LabName, LabOptions, LabPaths, LinkEngine, daemon, down, in_namespace, namespace, status, up,
 };
@@ -60,11 +62,8 @@ fn run_all(filter: &str) -> Result<()> {
         let state_dir = std::env::temp_dir().join(&prefix).join("lab");
         let name = LabName { prefix, state_dir };
         let outcome = run(&name);
-        let taken_down = down(&name);
-        outcome
-            .and(taken_down)
-            .and_then(|()| leaves_nothing(&name))
-            .with_context(|| format!("{test} failed"))?;
+        let left = down(&name).and_then(|()| leaves_nothing(&name));
+        outcome.and(left).with_context(|| format!("{test} failed"))?;
         eprintln!("test {test} ... ok");
     }
     Ok(())
@@ -155,14 +154,21 @@ fn kernel_lab_comes_up_and_leaves_nothing(name: &LabName) -> Result<()> {
     down(name)
 }
 
-/// Round trips over the migration network from host a to `address` on host b, by the prober's own means.
+/// Round trips over the migration network from host a to `address` on host b, by the prober's own means. Counted
+/// from the first answer on: before it the hosts ask for each other's hardware address, and where one of those
+/// few packets is lost, the kernel asks again only a second later.
 fn migration_gaps(name: &LabName, address: &str) -> Result<godwit_lab::client::Gaps> {
     echo(&format!("{}-b", name.prefix), address)?;
     let options = godwit_lab::watch::WatchOptions {
         namespace: Some(format!("{}-a", name.prefix)),
-        duration: Some(Duration::from_millis(1500)),
+        duration: Some(Duration::from_secs(20)),
         ..godwit_lab::watch::WatchOptions::new(address.parse()?)
     };
+    let answered = AtomicBool::new(false);
+    godwit_lab::watch::watch(&options, &|| answered.load(Ordering::Relaxed), &mut |event| {
+        answered.fetch_or(matches!(event, WatchEvent::Answering { .. }), Ordering::Relaxed);
+    })?;
+    let options = godwit_lab::watch::WatchOptions { duration: Some(Duration::from_millis(1500)), ..options };
     godwit_lab::watch::watch(&options, &|| false, &mut |_| {})
 }
 
