@@ -10,7 +10,7 @@ use godwit_pki::Identity;
 use rustix::net::Shutdown;
 
 use crate::socket::connect_with;
-use crate::{Lane, LaneError, Segments, Stream};
+use crate::{Carries, Lane, LaneError, Stream};
 
 /// Ends the set-up of streams that are watched by it, from any thread and for good.
 #[derive(Debug, Default)]
@@ -44,8 +44,8 @@ impl Interrupt {
     ///
     /// # Errors
     /// [`LaneError::Connect`], also where this has been ended.
-    pub fn connect(&self, lane: Lane, limit: Duration, segments: Segments) -> Result<Stream, LaneError> {
-        connect_with(lane, limit, Some(self), |socket| segments.prepare(socket))
+    pub fn connect(&self, lane: Lane, limit: Duration, carries: Carries) -> Result<Stream, LaneError> {
+        connect_with(lane, limit, Some(self), carries, |_| Ok(()))
     }
 
     /// [`Stream::secure`].
@@ -130,7 +130,7 @@ mod tests {
         let full = TcpListener::from(full);
         let to = full.local_addr().unwrap();
         let _first = TcpStream::connect(to).unwrap();
-        interrupted(|interrupt| interrupt.connect(Lane { from: None, to }, LIMIT, Segments::Full));
+        interrupted(|interrupt| interrupt.connect(Lane { from: None, to }, LIMIT, Carries::Pages));
     }
 
     #[test]

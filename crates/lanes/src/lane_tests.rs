@@ -28,6 +28,17 @@ fn region(folder: &tempfile::TempDir, name: &str, pages: u64) -> Region {
 }
 
 #[test]
+fn a_near_way_is_not_paced_whatever_the_host_prefers() {
+    let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let near = connect(lane_to(listener.local_addr().unwrap()), LIMIT).unwrap();
+    let far = accept(&[listener], LIMIT).unwrap().unwrap();
+    for stream in [near, far] {
+        let congestion = rustix::net::sockopt::tcp_congestion(stream.socket()).unwrap();
+        assert!(!congestion.starts_with("bbr"), "{congestion}");
+    }
+}
+
+#[test]
 fn pages_of_all_shapes_arrive_among_messages() {
     let (near, far) = streams();
     pages_of_all_shapes_arrive(&near, &far);

@@ -29,7 +29,7 @@ pub use receiver::{Incoming, StreamReceiver};
 pub use reference::{Knowledge, hash_page};
 pub use sender::StreamSender;
 pub use socket::{
-    CONNECT_LIMIT, Lane, Near, SAFE_SEGMENT_BYTES, Segments, Stream, accept, connect, listen, pair,
+    CONNECT_LIMIT, Carries, Lane, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,
 };
 pub use unit::{Comparing, Differing, Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent};
 

@@ -7,7 +7,7 @@ use rustix::net::sockopt;
 use socket2::SockRef;
 
 use crate::socket::connect_with;
-use crate::{Lane, LaneError, Stream};
+use crate::{Carries, Lane, LaneError, Stream};
 
 /// Connects a stream of a lane whose TCP segments carry at most `segment_bytes`, both ways (TCP_MAXSEG, tcp(7): options such as
 /// timestamps are part of them, the headers of IP and TCP are not).
@@ -15,7 +15,7 @@ use crate::{Lane, LaneError, Stream};
 /// # Errors
 /// [`LaneError::Connect`].
 pub fn connect_sized(lane: Lane, limit: Duration, segment_bytes: u32) -> Result<Stream, LaneError> {
-    connect_with(lane, limit, None, |socket| SockRef::from(socket).set_tcp_mss(segment_bytes))
+    connect_with(lane, limit, None, Carries::Pages, |socket| SockRef::from(socket).set_tcp_mss(segment_bytes))
 }
 
 impl Stream {

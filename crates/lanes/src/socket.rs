@@ -160,7 +160,7 @@ impl Stream {
     }
 
     /// What is sent goes out as soon as the window takes it. A congestion control that paces (BBR) spreads a burst by the rate
-    /// that it has seen, and a stream that is mostly silent has shown it none.
+    /// that it has seen last. Where it does, pacing goes on by two windows a round trip (see `never_pace`).
     pub fn send_in_bursts(&self) {
         if let Err(error) = sockopt::set_tcp_congestion(self.link.socket(), BURSTING) {
             tracing::debug!(%error, congestion = BURSTING, "the host's congestion control stays");
@@ -213,24 +213,28 @@ impl std::fmt::Display for Lane {
     }
 }
 
-/// How large a stream's TCP segments may be.
+/// What a stream is for. It decides how large its TCP segments may be, and whether they may be spread over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Segments {
-    /// As large as the interface's MTU lets them be.
+pub enum Carries {
+    /// Pages, in segments as large as the interface's MTU lets them be.
     #[default]
-    Full,
-    /// At most [`SAFE_SEGMENT_BYTES`], both ways.
-    Small,
+    Pages,
+    /// Pages, in segments of at most [`SAFE_SEGMENT_BYTES`], both ways.
+    PagesNarrowly,
+    /// What is mostly silent, and waited for when it speaks: it leaves as soon as the window takes it, in such small segments.
+    Messages,
 }
 
 /// Segments so small pass everywhere: IPv6 asks for an MTU of 1280 at least (RFC 8200, section 5).
 pub const SAFE_SEGMENT_BYTES: u32 = 1000;
 
-impl Segments {
+impl Carries {
     pub(crate) fn prepare(self, socket: &OwnedFd) -> std::io::Result<()> {
         match self {
-            Segments::Full => Ok(()),
-            Segments::Small => SockRef::from(socket).set_tcp_mss(SAFE_SEGMENT_BYTES),
+            Carries::Pages => Ok(()),
+            Carries::PagesNarrowly | Carries::Messages => {
+                SockRef::from(socket).set_tcp_mss(SAFE_SEGMENT_BYTES)
+            }
         }
     }
 }
@@ -282,12 +286,12 @@ pub fn pair(ours: &[Near], theirs: &[SocketAddr]) -> Vec<Lane> {
     theirs.iter().zip(from).map(|(to, from)| Lane { from, to: *to }).collect()
 }
 
-/// Connects a stream of a lane within `limit`.
+/// Connects a stream of a lane within `limit`, for pages.
 ///
 /// # Errors
 /// [`LaneError::Connect`].
 pub fn connect(lane: Lane, limit: Duration) -> Result<Stream, LaneError> {
-    connect_with(lane, limit, None, |_| Ok(()))
+    connect_with(lane, limit, None, Carries::Pages, |_| Ok(()))
 }
 
 /// The same, until it is interrupted; `prepare` sets options that must stand before the connection does.
@@ -295,24 +299,46 @@ pub(crate) fn connect_with(
     lane: Lane,
     limit: Duration,
     interrupt: Option<&Interrupt>,
+    carries: Carries,
     prepare: impl FnOnce(&OwnedFd) -> std::io::Result<()>,
 ) -> Result<Stream, LaneError> {
     let to = lane.to;
     let begun = Instant::now();
+    let mut paces = None;
+    let prepare = |socket: &OwnedFd| {
+        paces = never_pace(socket)?;
+        carries.prepare(socket)?;
+        prepare(socket)
+    };
     let stream =
         connect_from(lane, limit, interrupt, prepare).map_err(|source| LaneError::Connect { to, source })?;
     let connected_in = begun.elapsed();
-    fit_to_way(&stream, connected_in);
+    fit_to_way(&stream, connected_in, paces.filter(|_| carries != Carries::Messages));
     Ok(Stream { connected_in: Some(connected_in), ..Stream::new(stream)? })
 }
 
-/// Fits what a socket holds to the way's bandwidth × round trip, which the connection's set-up has just measured.
+/// Has a socket that is not connected yet send as soon as the window takes it. Returns the host's own congestion control where
+/// that paces. A socket that was connected under one is paced for good, whichever it is given later (Linux sets sk_pacing_status
+/// in bbr_init and never takes it back): by two windows a round trip, and a round trip on a full wire is mostly queue. A
+/// mostly silent stream then carried 1 MB/s on a wire of 25 MB/s: 60 ms for the device state.
+fn never_pace(socket: impl AsFd) -> std::io::Result<Option<String>> {
+    let of_host = sockopt::tcp_congestion(&socket)?;
+    if !of_host.starts_with(PACING) {
+        return Ok(None);
+    }
+    sockopt::set_tcp_congestion(&socket, BURSTING)?;
+    Ok(Some(of_host))
+}
+
+/// Fits what a socket holds to the way's bandwidth × round trip, which the connection's set-up has just measured. `paces`: the
+/// congestion control for a far way, where that is not the one it was connected under.
 ///
 /// Near ways: small buffers, and no pacing: measured on a link as fast as memory, 0.31 s of CPU a GB instead of 0.47.
 /// Far ways: room for all that may be on its way, which the kernel's own bound (the third number of `net.ipv4.tcp_wmem`) does
 /// not always give.
-fn fit_to_way(socket: &TcpStream, round_trip: Duration) {
-    let fitted = if round_trip < NEAR { fit_to_near_way(socket) } else { fit_to_far_way(socket, round_trip) };
+fn fit_to_way(socket: &TcpStream, round_trip: Duration, paces: Option<String>) {
+    let fitted =
+        if round_trip < NEAR { fit_to_near_way(socket) } else { fit_to_far_way(socket, round_trip, paces) };
     // Slower, maybe, but it works.
     if let Err(error) = fitted {
         tracing::debug!(%error, round_trip_us = round_trip.as_micros(), "the socket's buffers stay as they are");
@@ -320,14 +346,14 @@ fn fit_to_way(socket: &TcpStream, round_trip: Duration) {
 }
 
 fn fit_to_near_way(socket: &TcpStream) -> std::io::Result<()> {
-    if sockopt::tcp_congestion(socket)?.starts_with(PACING) {
-        sockopt::set_tcp_congestion(socket, BURSTING)?;
-    }
     // The kernel doubles it, for its own bookkeeping.
     Ok(sockopt::set_socket_send_buffer_size(socket, NEAR_BUFFER_BYTES)?)
 }
 
-fn fit_to_far_way(socket: &TcpStream, round_trip: Duration) -> std::io::Result<()> {
+fn fit_to_far_way(socket: &TcpStream, round_trip: Duration, paces: Option<String>) -> std::io::Result<()> {
+    if let Some(congestion) = paces {
+        sockopt::set_tcp_congestion(socket, &congestion)?;
+    }
     let micros = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
     let on_its_way = FASTEST_BYTES_PER_S.saturating_mul(micros) / 1_000_000;
     let buffer = on_its_way.saturating_add(UNSENT_BYTES.into()).min(MOST_BUFFER_BYTES);
@@ -379,7 +405,11 @@ fn connect_from(
 /// # Errors
 /// [`LaneError::Listen`].
 pub fn listen(on: SocketAddr) -> Result<TcpListener, LaneError> {
-    TcpListener::bind(on).map_err(|source| LaneError::Listen { on, source })
+    let failed = |source| LaneError::Listen { on, source };
+    let listener = TcpListener::bind(on).map_err(failed)?;
+    // What is accepted inherits it: only messages are sent on it.
+    never_pace(&listener).map_err(failed)?;
+    Ok(listener)
 }
 
 /// Waits for one lane on any of `listeners` within `limit`; none: nobody came.

@@ -9,7 +9,7 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{CONNECT_LIMIT, Interrupt, Lane, Segments, Stream};
+use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Lane, Stream};
 use godwit_migration::drive::{
     self, Inbox, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, lane_failure,
 };
@@ -276,7 +276,7 @@ impl Outgoing {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
             let mut left_out = Vec::new();
             while let Some(lane) = paths.lanes.first() {
-                match paths.connect(*lane, Segments::Small, &interrupt) {
+                match paths.connect(*lane, Carries::Messages, &interrupt) {
                     Ok(stream) => return Ok((stream, paths, left_out)),
                     Err(failure) if interrupt.is_over() => return Err(failure),
                     Err(failure) => last = failure,
@@ -336,7 +336,7 @@ impl Outgoing {
             };
             let source = SourceJob {
                 control: job.stream,
-                connect: &|lane, segments, interrupt| job.paths.data(lane, segments, interrupt),
+                connect: &|lane, carries, interrupt| job.paths.data(lane, carries, interrupt),
                 lanes: job.paths.lanes.len(),
                 streams: streams.map(|streams| streams as usize),
                 pace: job.paths.pace.clone(),
@@ -491,8 +491,8 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    fn connect(&self, lane: Lane, segments: Segments, interrupt: &Interrupt) -> Result<Stream, Failure> {
-        let connected = interrupt.connect(lane, CONNECT_LIMIT, segments);
+    fn connect(&self, lane: Lane, carries: Carries, interrupt: &Interrupt) -> Result<Stream, Failure> {
+        let connected = interrupt.connect(lane, CONNECT_LIMIT, carries);
         let secured = connected.and_then(|stream| match &self.identity {
             Some(identity) => interrupt.secure(stream, identity, &self.host),
             None => Ok(stream),
@@ -504,11 +504,11 @@ impl Paths {
     pub(super) fn data(
         &self,
         lane: usize,
-        segments: Segments,
+        carries: Carries,
         interrupt: &Interrupt,
     ) -> Result<Stream, Failure> {
         let none = || Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
-        let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, segments, interrupt)?;
+        let stream = self.connect(*self.lanes.get(lane).ok_or_else(none)?, carries, interrupt)?;
         let near = stream.local().map_err(|error| lane_failure(&error))?;
         Ok(stream.paced(self.pace.stream(near.ip())))
     }

@@ -9,7 +9,7 @@ use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, PageInAnswer, PageInRequest, PageInState, VmInfo, VmState,
 };
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{Interrupt, Segments};
+use godwit_lanes::{Carries, Interrupt};
 use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session, serve};
 use godwit_migration::drive::{Hello, SessionStream};
 use godwit_migration::{Failure, FailureCode};
@@ -222,9 +222,9 @@ impl Serving<'_> {
         let paths = Paths { lanes, host: self.to.to_owned(), identity: self.agent.identity(), pace };
         let hello = Hello { migration: id, stream: CONTROL_STREAM, versions: SUPPORTED };
         let connect =
-            |lane: usize, segments: Segments, interrupt: &Interrupt| paths.data(lane, segments, interrupt);
+            |lane: usize, carries: Carries, interrupt: &Interrupt| paths.data(lane, carries, interrupt);
         // Whatever has cut the session before, small segments pass.
-        open_session(&connect, count, &Interrupt::default(), hello, Segments::Small)
+        open_session(&connect, count, &Interrupt::default(), hello, Carries::PagesNarrowly)
     }
 }
 

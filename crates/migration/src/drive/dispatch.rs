@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Interrupt, LaneError, Segments, Stream, StreamSender, UnitPages};
+use godwit_lanes::{Carries, Interrupt, LaneError, Stream, StreamSender, UnitPages};
 use godwit_ram::{CHUNK_PAGES, PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
 use godwit_wire::{Message, PagesEnd};
 
@@ -78,7 +78,7 @@ struct State {
 #[derive(Debug)]
 struct Line {
     lane: usize,
-    segments: Segments,
+    carries: Carries,
     /// Once it is connected.
     stream: Option<Stream>,
     /// The destination has welcomed it.
@@ -185,11 +185,11 @@ impl Dispatch {
     }
 
     /// Adds a stream of a lane and returns its number on the board.
-    pub(crate) fn open(&self, lane: usize, segments: Segments) -> usize {
+    pub(crate) fn open(&self, lane: usize, carries: Carries) -> usize {
         let mut state = self.lock();
         state.lines.push(Line {
             lane,
-            segments,
+            carries,
             stream: None,
             ready: false,
             quota: Quota::default(),
@@ -207,9 +207,9 @@ impl Dispatch {
     }
 
     /// The lane of a stream, and how large its segments may be.
-    pub(crate) fn way_of(&self, stream: usize) -> (usize, Segments) {
+    pub(crate) fn way_of(&self, stream: usize) -> (usize, Carries) {
         let line = &self.lock().lines[stream];
-        (line.lane, line.segments)
+        (line.lane, line.carries)
     }
 
     /// The stream is connected: whatever ends the migration closes it.

@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::pacing::MigrationPace;
-use godwit_lanes::{BitRate, Interrupt, LaneError, Segments, Stream, StreamReceiver, StreamSender};
+use godwit_lanes::{BitRate, Carries, Interrupt, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::Region;
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
@@ -100,8 +100,8 @@ pub struct SourceJob<'a, H, T> {
     pub page_in_again: &'a AskAgain<'a>,
 }
 
-/// What connects a stream of a lane, with segments of this size.
-pub type Connect<'a> = dyn Fn(usize, Segments, &Interrupt) -> Result<Stream, Failure> + Sync + 'a;
+/// What connects a stream of a lane, for what it is to carry.
+pub type Connect<'a> = dyn Fn(usize, Carries, &Interrupt) -> Result<Stream, Failure> + Sync + 'a;
 
 /// How it ended.
 #[derive(Clone, Debug)]
@@ -256,7 +256,6 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Ok(version) => tracing::debug!(version, peer = %self.job.control.peer(), "control stream up"),
             Err(failure) => return self.take(Instant::now(), Event::PeerRefused(failure)),
         }
-        self.job.control.send_in_bursts();
         let (inbox, dispatch, connect) = (self.inbox, self.dispatch, self.job.connect);
         scope.spawn(move || read_control(receiver, inbox, dispatch, referring));
         let compression = self.job.compression;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
-use godwit_lanes::{Interrupt, Lane, LaneError, RateLimit, Segments, Stream, accept, connect, listen};
+use godwit_lanes::{Carries, Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect, listen};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
@@ -598,7 +598,7 @@ impl World {
         let lost = |error: LaneError| Failure::new(FailureCode::LaneLost, error.to_string());
         if twist.hangs && !self.hung.swap(true, Ordering::SeqCst) {
             let (_full, _first, lane) = unanswering();
-            return interrupt.connect(lane, Duration::from_secs(3600), Segments::Full).map_err(lost);
+            return interrupt.connect(lane, Duration::from_secs(3600), Carries::Pages).map_err(lost);
         }
         let mut stalled = self.stalled.lock().unwrap();
         let lane = match stalled.as_mut() {
@@ -670,12 +670,12 @@ impl World {
                     }
                 }
             });
-            let connect = |_: usize, _: Segments, _: &Interrupt| {
+            let connect = |_: usize, _: Carries, _: &Interrupt| {
                 let stream = connect(self.lane, LIMIT).map_err(|error| lane_failure(&error))?;
                 self.streams.lock().unwrap().push(stream.clone());
                 Ok(stream)
             };
-            let opened = open_session(&connect, 1, &Interrupt::default(), HELLO, Segments::Full);
+            let opened = open_session(&connect, 1, &Interrupt::default(), HELLO, Carries::Pages);
             open.store(true, Ordering::SeqCst);
             Again::Session(opened.unwrap())
         })

@@ -1,6 +1,6 @@
 //! The streams with full-size segments of a lane: asked how they come on, and broken off where their packets vanish.
 
-use godwit_lanes::{Segments, Stream};
+use godwit_lanes::{Carries, Stream};
 
 use super::{Dispatch, Line, State};
 use crate::drive::source::FullSize;
@@ -8,7 +8,7 @@ use crate::drive::source::FullSize;
 impl State {
     fn full_size(&self, lane: usize) -> impl Iterator<Item = (usize, &Line)> {
         let is_one = move |(stream, line): &(usize, &Line)| {
-            line.lane == lane && line.segments == Segments::Full && !self.board.is_broken(*stream)
+            line.lane == lane && line.carries == Carries::Pages && !self.board.is_broken(*stream)
         };
         self.lines.iter().enumerate().filter(is_one)
     }

@@ -19,7 +19,7 @@ fn ends() -> (Stream, Stream) {
 }
 
 fn open(dispatch: &Dispatch, stream: &Stream) -> usize {
-    let number = dispatch.open(0, Segments::Full);
+    let number = dispatch.open(0, Carries::Pages);
     dispatch.connected(number, stream);
     dispatch.ready(number);
     number
@@ -85,7 +85,7 @@ fn only_streams_that_are_there_owe_padding() {
     let (ready, _far) = ends();
     let dispatch = Dispatch::default();
     let number = open(&dispatch, &ready);
-    let connecting = dispatch.open(0, Segments::Full);
+    let connecting = dispatch.open(0, Carries::Pages);
     dispatch.pad(1000);
     let Work::Padding(bytes) = dispatch.take(number) else { panic!("no padding") };
     assert_eq!(bytes, 1000);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{
-    Incoming, Interrupt, LaneError, Packing, Segments, Stream, StreamReceiver, StreamSender, UnitPages,
+    Carries, Incoming, Interrupt, LaneError, Packing, Stream, StreamReceiver, StreamSender, UnitPages,
 };
 use godwit_ram::pages::push_merged;
 use godwit_ram::{MissingPages, PAGE_SIZE, PageRange, Region};
@@ -147,8 +147,8 @@ impl SessionStream {
     }
 }
 
-/// Opens the streams of a session on lanes that answer. `hello`: of any stream of the migration; `rest`: how large the segments
-/// may be of what nobody waits for.
+/// Opens the streams of a session on lanes that answer. `hello`: of any stream of the migration; `rest`: what those carry
+/// that nobody waits for.
 ///
 /// # Errors
 /// No lane answers.
@@ -157,10 +157,10 @@ pub fn open_session(
     lanes: usize,
     interrupt: &Interrupt,
     hello: Hello,
-    rest: Segments,
+    rest: Carries,
 ) -> Result<Vec<SessionStream>, Failure> {
-    let open = |lane: usize, number: u16, segments| {
-        let stream = connect(lane, segments, interrupt)?;
+    let open = |lane: usize, number: u16, carries| {
+        let stream = connect(lane, carries, interrupt)?;
         let (mut sender, mut receiver) = (stream.sender(), stream.receiver());
         say_hello(&mut sender, &mut receiver, Hello { stream: number, ..hello })?;
         Ok(SessionStream { stream, sender, receiver })
@@ -169,9 +169,8 @@ pub fn open_session(
     let mut session = Vec::new();
     for lane in 0..lanes {
         // What is asked for and answered is small, and must pass everywhere.
-        match open(lane, PAGE_IN_STREAM, Segments::Small) {
+        match open(lane, PAGE_IN_STREAM, Carries::Messages) {
             Ok(stream) => {
-                stream.stream.send_in_bursts();
                 session.push(stream);
                 break;
             }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use godwit_lanes::{LaneError, Segments, StreamSender};
+use godwit_lanes::{Carries, LaneError, StreamSender};
 use godwit_ram::PAGE_SIZE;
 use godwit_wire::{MAX_STREAMS, Message};
 
@@ -99,14 +99,14 @@ impl<'a> Lanes<'a> {
 
     fn open_stream(&self, lane: usize) {
         let narrow = self.narrowness.get(lane).is_some_and(Narrowness::is_narrow);
-        self.open_sized(lane, if narrow { Segments::Small } else { Segments::Full });
+        self.open_sized(lane, if narrow { Carries::PagesNarrowly } else { Carries::Pages });
     }
 
-    fn open_sized(&self, lane: usize, segments: Segments) -> Option<usize> {
+    fn open_sized(&self, lane: usize, carries: Carries) -> Option<usize> {
         if self.dispatch.streams() >= usize::from(MAX_STREAMS) {
             return None;
         }
-        let number = self.dispatch.open(lane, segments);
+        let number = self.dispatch.open(lane, carries);
         // Whoever opens them is there as long as the driver.
         self.opener.send(number).ok().map(|()| number)
     }
@@ -125,7 +125,7 @@ impl<'a> Lanes<'a> {
                 Step::Nothing => {}
                 Step::Try => {
                     tracing::debug!(lane, "a lane's streams time out: does it take small packets?");
-                    if let Some(number) = self.open_sized(lane, Segments::Small) {
+                    if let Some(number) = self.open_sized(lane, Carries::PagesNarrowly) {
                         self.narrowness[lane].tries(number);
                     }
                 }
@@ -147,7 +147,7 @@ impl<'a> Lanes<'a> {
     fn narrow(&self, lane: usize, control: &mut StreamSender) -> Result<(), LaneError> {
         // Before the others end: the one that showed that it is needed may be gone as well, and the last to end ends the migration.
         for _ in 0..self.dispatch.full_size(lane).len() {
-            self.open_sized(lane, Segments::Small);
+            self.open_sized(lane, Carries::PagesNarrowly);
         }
         for number in self.dispatch.break_full_size(lane) {
             control.send(&Message::CloseStream { stream: wire_number(number) })?;

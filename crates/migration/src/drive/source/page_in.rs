@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::{Interrupt, Segments};
+use godwit_lanes::{Carries, Interrupt};
 use godwit_ram::PageRange;
 use godwit_ram::pages::normalise;
 use godwit_wire::{BlockRun, Message, PagedIn};
@@ -21,8 +21,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 /// What the thread is to do.
 pub(super) enum Order {
-    /// Open the streams, with segments of this size for what nobody waits for.
-    Prepare(Segments),
+    /// Open the streams, those that nobody waits for in this way.
+    Prepare(Carries),
     /// The guest will lack these pages.
     Begin(Vec<BlockRun>),
     /// The streams are not needed after all.
@@ -135,7 +135,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         (self.page_in.peer_ready, self.page_in.streams_ready) = (false, false);
         let narrow = self.lanes.figures().iter().any(|lane| lane.vanishing_mtu.is_some());
         self.page_in.kept.set_round_trip(self.round_trip());
-        self.order(Order::Prepare(if narrow { Segments::Small } else { Segments::Full }));
+        self.order(Order::Prepare(if narrow { Carries::PagesNarrowly } else { Carries::Pages }));
         self.say(&Message::PreparePageIn);
     }
 
