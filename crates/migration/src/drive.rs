@@ -5,6 +5,7 @@ mod contents;
 mod destination;
 mod dispatch;
 mod handshake;
+mod heat;
 mod intake;
 pub mod page_in;
 mod referring;
@@ -31,6 +32,7 @@ pub use page_in::SessionStream;
 pub use referring::{Deltas, References};
 pub use source::{Connect, SourceJob, SourceResult, send};
 pub(crate) use source::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
+pub(crate) use sweep::SAMPLED_AFTER;
 pub use throttled::{CpuQuota, Throttled, Throttling};
 
 /// The hypervisor at the source.

@@ -68,8 +68,8 @@ pub(crate) struct Ledger {
     dirty_pages_per_s: f64,
     /// When tracking began.
     tracked_since: Duration,
-    /// Pages written in a second while the destination prepared: a round that lasts shows less, as what is written anew in it is
-    /// counted once.
+    /// Pages written in a second while the destination prepared, or a while into round 0: a round that lasts shows less, as what
+    /// is written anew in it is counted once.
     sampled_pages_per_s: Option<f64>,
 }
 

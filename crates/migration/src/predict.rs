@@ -15,9 +15,10 @@ mod survey;
 
 use std::time::Duration;
 
+use godwit_ram::CHUNK_PAGES;
 use godwit_wire::PAGE_SIZE;
 
-use crate::drive::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
+use crate::drive::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES, SAMPLED_AFTER};
 use crate::policy::{Convergence, Decision, FIXED_COST, Measured, Policy, TIME_TO_STOP};
 
 pub use cost::{Content, PageCost, Trial};
@@ -273,8 +274,12 @@ impl<'a> Play<'a> {
     fn begin(conditions: &'a Conditions) -> Play<'a> {
         let Conditions { data, raw, prepare, .. } = conditions;
         let data_pages = conditions.data_pages as f64;
-        // It leaves out what was written before it comes to it.
-        let left_out = conditions.written_by(data.time_of(data_pages) / 2);
+        // Chunks in which anything is dirty come last, and what is dirty by then is left out (`drive/sweep.rs`).
+        let put_off = (conditions.hot_chunks * CHUNK_PAGES) as f64;
+        let put_off = put_off.min(data_pages);
+        let others = data.time_of(data_pages - put_off);
+        let left = put_off - conditions.written_by(others).min(put_off);
+        let left_out = conditions.written_by(others.saturating_add(data.time_of(left) / 2)).min(put_off);
         let sent_pages = data_pages - left_out;
         let learning = (conditions.learning_pages as f64).min(sent_pages);
         let settled = sent_pages - learning;
@@ -349,8 +354,11 @@ impl<'a> Play<'a> {
         let Conditions { curve, data, hot, round_trip, tracked, .. } = self.conditions;
         let since_s = self.round.saturating_add(after).as_secs_f64();
         let seen = if since_s > 0.0 { self.remaining / since_s } else { 0.0 };
-        // What the tracking saw before round 0 tells more than round 0, which counts once what is written again.
-        let sampled = curve.pages_within(*tracked) / (*tracked).max(LEAST_SAMPLE).as_secs_f64();
+        // What the tracking saw before round 0, or a while into it, tells more than round 0, which counts once what is written
+        // again.
+        let into_round = if self.round >= SAMPLED_AFTER { SAMPLED_AFTER } else { Duration::ZERO };
+        let sample = tracked.saturating_add(into_round);
+        let sampled = curve.pages_within(sample) / sample.max(LEAST_SAMPLE).as_secs_f64();
         let (dirty_pages_per_s, cost) =
             if self.number == 0 { (seen.max(sampled), data) } else { (seen, hot) };
         Measured {

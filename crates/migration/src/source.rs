@@ -24,6 +24,11 @@ pub enum Event {
     Connected,
     /// The destination's shadow VM fits.
     PeerReady,
+    /// A while into round 0 so many pages have been written since tracking began.
+    Sampled {
+        /// Those.
+        pages: u64,
+    },
     /// The sweep asked for is handed to the wire.
     RoundSent(Sweep),
     /// The destination has applied the round.
@@ -283,6 +288,10 @@ impl Source {
             (State::Sampling, Event::RemainingCounted { pages, .. }) => {
                 self.ledger.sampled(now, pages);
                 self.next_round(now, 0)
+            }
+            (State::Sending, Event::Sampled { pages }) => {
+                self.ledger.sampled(now, pages);
+                Vec::new()
             }
             (State::Sending, Event::RoundSent(sweep)) => {
                 self.ledger.round_sent(self.round, sweep);

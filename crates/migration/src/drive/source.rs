@@ -19,6 +19,7 @@ use godwit_ram::Region;
 use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
 
 use super::dispatch::{Dispatch, Ending, LaneFigures};
+use super::heat::Heat;
 use super::page_in::{AskAgain, KeptPages};
 use super::referring::{Deltas, References, Referring};
 use super::sweep::memory_failure;
@@ -160,6 +161,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         inbox,
     };
     let driver = Driver {
+        heat: Heat::new(&regions),
         page_in: PageInDesk::new(orders, &kept),
         machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight }),
         sender: job.control.sender(),
@@ -207,6 +209,8 @@ struct Driver<'a, H, T> {
     referring: &'a Referring,
     lanes: Lanes<'a>,
     page_in: PageInDesk<'a>,
+    /// What the guest writes again and again.
+    heat: Heat,
     /// What the streams are waited for.
     awaited: Option<Awaited>,
     /// What the destination is to be told of what was sent, once the last pages were.

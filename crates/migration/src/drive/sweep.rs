@@ -4,12 +4,14 @@
 //! next sweep; a page judged zero while the guest writes it is dirty again by the same rule.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use godwit_ram::pages::{intersection, normalise};
+use godwit_ram::pages::{intersection, normalise, page_count};
 use godwit_ram::{PageRange, Region, gaps};
 
 use super::Tracking;
 use super::dispatch::Dispatch;
+use super::heat::{self, Heat, Stretch};
 use super::referring::Referring;
 use crate::board::Unit;
 use crate::failure::{Failure, FailureCode};
@@ -22,8 +24,10 @@ const SCAN_PAGES: u64 = 2048;
 pub(crate) enum Scope {
     /// In round 0: what was not written since tracking began. What the file never held is known to be zero without reading it.
     Untouched,
-    /// What was written since it was last protected.
+    /// What was written since it was last protected, what is hot last.
     Dirty,
+    /// The same while the guest stands still: nothing is hot any more, and all comes in as few looks as can be.
+    Last,
 }
 
 pub(crate) struct Sweeper<'a, T> {
@@ -34,44 +38,137 @@ pub(crate) struct Sweeper<'a, T> {
     pub(crate) chunk_pages: u64,
     /// What the destination misses is dirty as well.
     pub(crate) referring: &'a Referring,
+    /// What was hot in earlier sweeps; told of what this one finds.
+    pub(crate) heat: &'a mut Heat,
+    /// In round 0.
+    pub(crate) sample: &'a mut Sample,
 }
 
+/// A count of what the guest has written a while after round 0 has begun: a round that lasts shows less, as what is written
+/// again in it counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sample {
+    /// When, and how many pages since tracking began.
+    pub(crate) taken: Option<(Instant, u64)>,
+}
+
+/// When in round 0 the sample is taken.
+pub(crate) const SAMPLED_AFTER: Duration = Duration::from_millis(500);
+
 impl<T: Tracking> Sweeper<'_, T> {
-    /// Sweeps all blocks. `between` runs again and again with the pages looked at so far and stops the sweep by returning
-    /// false; so does this then.
+    /// Sweeps all blocks, what is hot last. `between` runs again and again with the pages looked at so far and stops the sweep by
+    /// returning false; so does this then.
     pub(crate) fn run(
         mut self,
         scope: Scope,
         mut between: impl FnMut(u64) -> Result<bool, Failure>,
     ) -> Result<bool, Failure> {
-        let mut before_block = 0;
-        for (number, region) in self.regions.iter().enumerate() {
-            let block = u16::try_from(number).map_err(|_| memory_failure(&"too many RAM blocks"))?;
-            let mut at = 0;
-            while at < region.pages() {
-                let rest = PageRange { first: at, count: region.pages() - at };
-                let (next, units) = match scope {
-                    Scope::Dirty => self.dirty(block, rest)?,
-                    Scope::Untouched => self.untouched(block, region, rest)?,
-                };
-                at = next;
-                self.tracker.steer();
-                for unit in units {
-                    while !self.dispatch.has_room() {
-                        self.tracker.steer();
-                        if !between(before_block + at)? {
-                            return Ok(false);
-                        }
+        let mut looked_at = 0;
+        let all_swept = match scope {
+            Scope::Untouched => self.untouched_memory(&mut looked_at, &mut between)?,
+            Scope::Last => self.dirty_memory(&heat::all(self.regions), &mut looked_at, &mut between)?,
+            Scope::Dirty => {
+                let (cold, hot) = self.heat.order();
+                self.dirty_memory(&cold, &mut looked_at, &mut between)?
+                    && self.dirty_memory(&hot, &mut looked_at, &mut between)?
+            }
+        };
+        if all_swept {
+            self.heat.swept();
+        }
+        Ok(all_swept)
+    }
+
+    /// Round 0: chunks in which anything is dirty already are put off until all others have been, those with the least of it
+    /// first. By then more of what would have to be sent again is dirty, and left out.
+    fn untouched_memory(
+        &mut self,
+        looked_at: &mut u64,
+        between: &mut impl FnMut(u64) -> Result<bool, Failure>,
+    ) -> Result<bool, Failure> {
+        let begun = Instant::now();
+        let mut put_off: Vec<(u64, Stretch)> = Vec::new();
+        for Stretch { block, pages } in heat::all(self.regions) {
+            for chunk in by_chunk(pages, self.chunk_pages) {
+                let dirty = self.look(block, chunk)?;
+                self.take_sample(begun)?;
+                if dirty.is_empty() {
+                    let unit = self.untouched(block, chunk, &dirty)?;
+                    *looked_at += chunk.count;
+                    if !self.push(unit, *looked_at, between)? {
+                        return Ok(false);
                     }
-                    self.dispatch.push(unit);
+                } else {
+                    put_off.push((page_count(&dirty), Stretch { block, pages: chunk }));
                 }
-                if !between(before_block + at)? {
+            }
+        }
+        put_off.sort_by_key(|(dirty_pages, _)| *dirty_pages);
+        for (_, Stretch { block, pages: chunk }) in put_off {
+            let dirty = self.look(block, chunk)?;
+            self.take_sample(begun)?;
+            self.heat.found(block, &dirty);
+            let unit = self.untouched(block, chunk, &dirty)?;
+            *looked_at += chunk.count;
+            if !self.push(unit, *looked_at, between)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn dirty_memory(
+        &mut self,
+        stretches: &[Stretch],
+        looked_at: &mut u64,
+        between: &mut impl FnMut(u64) -> Result<bool, Failure>,
+    ) -> Result<bool, Failure> {
+        for Stretch { block, pages } in stretches {
+            let mut rest = *pages;
+            while !rest.is_empty() {
+                let (next, units) = self.dirty(*block, rest)?;
+                *looked_at += next - rest.first;
+                rest = PageRange::between(next, rest.end());
+                if !self.push(units, *looked_at, between)? {
                     return Ok(false);
                 }
             }
-            before_block += region.pages();
         }
         Ok(true)
+    }
+
+    /// Puts units on the board as it has room.
+    fn push(
+        &mut self,
+        units: impl IntoIterator<Item = Unit>,
+        looked_at: u64,
+        between: &mut impl FnMut(u64) -> Result<bool, Failure>,
+    ) -> Result<bool, Failure> {
+        self.tracker.steer();
+        for unit in units {
+            while !self.dispatch.has_room() {
+                self.tracker.steer();
+                if !between(looked_at)? {
+                    return Ok(false);
+                }
+            }
+            self.dispatch.push(unit);
+        }
+        between(looked_at)
+    }
+
+    fn take_sample(&mut self, begun: Instant) -> Result<(), Failure> {
+        if self.sample.taken.is_none() && begun.elapsed() >= SAMPLED_AFTER {
+            let dirty = self.tracker.count_dirty().map_err(|error| memory_failure(&error))?;
+            self.sample.taken = Some((Instant::now(), dirty.pages));
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, block: u16, pages: PageRange) -> Result<Vec<PageRange>, Failure> {
+        let mut dirty = Vec::new();
+        self.tracker.look(usize::from(block), pages, &mut dirty).map_err(|error| memory_failure(&error))?;
+        Ok(dirty)
     }
 
     fn take_dirty(
@@ -97,6 +194,7 @@ impl<T: Tracking> Sweeper<'_, T> {
             found.extend(self.tracker.changed_over());
             normalise(&mut found);
         }
+        self.heat.found(block, &found);
         let dirty = found.len();
         self.referring.take(block, PageRange::between(rest.first, next), &mut found);
         if found.len() > dirty {
@@ -116,24 +214,16 @@ impl<T: Tracking> Sweeper<'_, T> {
         Ok((next, units))
     }
 
-    /// The next chunk but for what is dirty already, and the page after it. What is hot is left to the next round: sent now,
-    /// it would be sent again then.
-    fn untouched(
-        &mut self,
-        block: u16,
-        region: &Region,
-        rest: PageRange,
-    ) -> Result<(u64, Vec<Unit>), Failure> {
-        let (chunk, _) = rest.split(self.chunk_pages - rest.first % self.chunk_pages);
-        let mut dirty = Vec::new();
-        self.tracker.look(usize::from(block), chunk, &mut dirty).map_err(|error| memory_failure(&error))?;
-        let untouched = gaps(chunk, &dirty);
+    /// A chunk but for what is dirty already: sent now, it would be sent again in the next round.
+    fn untouched(&self, block: u16, chunk: PageRange, dirty: &[PageRange]) -> Result<Option<Unit>, Failure> {
+        let number = usize::from(block);
+        let region = self.regions.get(number).ok_or_else(|| memory_failure(&"no such RAM block"))?;
+        let untouched = gaps(chunk, dirty);
         let mut data = Vec::new();
         region.data_ranges(chunk, &mut data).map_err(|error| memory_failure(&error))?;
         let pages = intersection(&data, &untouched);
         let zeros = intersection(&gaps(chunk, &data), &untouched);
-        let unit = Unit { block, pages, zeros };
-        Ok((chunk.end(), Vec::from_iter(Some(unit).filter(|unit| unit.page_count() > 0))))
+        Ok(Some(Unit { block, pages, zeros }).filter(|unit| unit.page_count() > 0))
     }
 }
 

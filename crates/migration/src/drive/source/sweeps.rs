@@ -14,7 +14,7 @@ use super::waiting::Waiting;
 use super::{Awaited, Driver, PING_INTERVAL, STOPPED_LIMIT};
 use crate::clock::PeerClock;
 use crate::drive::dispatch::Dispatch;
-use crate::drive::sweep::{Scope, Sweeper, memory_failure};
+use crate::drive::sweep::{Sample, Scope, Sweeper, memory_failure};
 use crate::drive::{Events, Input, SourceHypervisor, Tracking, lane_failure};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
@@ -60,7 +60,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         if let Some(failure) = failure {
             return self.later(Event::LaneLost(failure));
         }
-        let swept = self.sweep(Scope::Dirty);
+        let swept = self.sweep(Scope::Last);
         // What was said during the sweep has not been looked at yet.
         self.last_heard = Instant::now();
         self.swept_all(swept, Awaited::LastSent);
@@ -70,7 +70,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     fn sweep(&mut self, scope: Scope) -> Result<bool, Failure> {
         let total_pages = self.job.regions.iter().map(|region| region.pages()).sum();
         let (dispatch, referring) = (self.dispatch, self.referring);
-        let Driver { job, sender, lanes, events, waiting, clock, last_heard, last_ping, machine, .. } = self;
+        let Driver {
+            job, sender, lanes, events, waiting, clock, last_heard, last_ping, machine, heat, ..
+        } = self;
         let mut beside = Beside {
             begun: job.begun,
             progress: job.progress,
@@ -87,14 +89,21 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             last_ping,
             machine,
         };
+        let mut sample = Sample::default();
         let sweeper = Sweeper {
             regions: &job.regions,
             tracker: &mut job.tracker,
             dispatch,
             referring,
             chunk_pages: dispatch.chunk_pages(),
+            heat,
+            sample: &mut sample,
         };
-        sweeper.run(scope, |looked_at| beside.goes_on(looked_at))
+        let swept = sweeper.run(scope, |looked_at| beside.goes_on(looked_at));
+        if let Some((at, pages)) = sample.taken {
+            self.waiting.push_front(at, Input::Machine(Event::Sampled { pages }));
+        }
+        swept
     }
 
     /// The sweep is over: everything is on the board, or something has come between.

@@ -1,0 +1,116 @@
+//! In what order a sweep comes to memory: what is written again and again comes last. Sent early in a round it would be dirty
+//! again at its end, and its throttled or unthrottled writer would have it sent in each round once more.
+
+use std::sync::Arc;
+
+use godwit_ram::{CHUNK_PAGES, PageRange, Region};
+
+/// A chunk in which so many sweeps in a row have found something is hot.
+const HOT_SWEEPS: u8 = 2;
+
+/// Pages of one block that a sweep comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) block: u16,
+    pub(crate) pages: PageRange,
+}
+
+/// Of each chunk, how many sweeps in a row have found something dirty in it.
+#[derive(Debug)]
+pub(crate) struct Heat {
+    blocks: Vec<Block>,
+}
+
+#[derive(Debug)]
+struct Block {
+    pages: u64,
+    /// By the chunks' numbers.
+    sweeps: Vec<u8>,
+    /// Whether the sweep under way has found something.
+    found: Vec<bool>,
+}
+
+impl Heat {
+    pub(crate) fn new(regions: &[Arc<Region>]) -> Heat {
+        Heat::of_blocks(regions.iter().map(|region| region.pages()))
+    }
+
+    fn of_blocks(pages: impl Iterator<Item = u64>) -> Heat {
+        let block = |pages: u64| {
+            let chunks = usize::try_from(pages.div_ceil(CHUNK_PAGES)).unwrap_or_default();
+            Block { pages, sweeps: vec![0; chunks], found: vec![false; chunks] }
+        };
+        Heat { blocks: pages.map(block).collect() }
+    }
+
+    /// Something is dirty in each of these.
+    pub(crate) fn found(&mut self, block: u16, pages: &[PageRange]) {
+        let Some(block) = self.blocks.get_mut(usize::from(block)) else { return };
+        for run in pages.iter().filter(|run| !run.is_empty()) {
+            for chunk in run.first / CHUNK_PAGES..=(run.end() - 1) / CHUNK_PAGES {
+                let found = usize::try_from(chunk).ok().and_then(|chunk| block.found.get_mut(chunk));
+                found.into_iter().for_each(|found| *found = true);
+            }
+        }
+    }
+
+    /// A sweep has come to everything.
+    pub(crate) fn swept(&mut self) {
+        for block in &mut self.blocks {
+            for (sweeps, found) in block.sweeps.iter_mut().zip(&mut block.found) {
+                *sweeps = if std::mem::take(found) { sweeps.saturating_add(1) } else { 0 };
+            }
+        }
+    }
+
+    /// All memory: first what is not hot, then what is, each in its order.
+    pub(crate) fn order(&self) -> (Vec<Stretch>, Vec<Stretch>) {
+        let (mut cold, mut hot) = (Vec::new(), Vec::new());
+        for (number, block) in (0..).zip(&self.blocks) {
+            let mut first = 0;
+            for run in block.sweeps.chunk_by(|a, b| (*a >= HOT_SWEEPS) == (*b >= HOT_SWEEPS)) {
+                let end = (first + run.len() as u64 * CHUNK_PAGES).min(block.pages);
+                let stretch = Stretch { block: number, pages: PageRange::between(first, end) };
+                let come_with = if run[0] >= HOT_SWEEPS { &mut hot } else { &mut cold };
+                come_with.push(stretch);
+                first = end;
+            }
+        }
+        (cold, hot)
+    }
+}
+
+/// All memory, as it lies.
+pub(crate) fn all(regions: &[Arc<Region>]) -> Vec<Stretch> {
+    let stretches = (0..).zip(regions);
+    stretches.map(|(block, region)| Stretch { block, pages: region.all_pages() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stretch(block: u16, first: u64, end: u64) -> Stretch {
+        Stretch { block, pages: PageRange::between(first, end) }
+    }
+
+    #[test]
+    fn what_two_sweeps_in_a_row_have_found_comes_last() {
+        let mut heat = Heat::of_blocks([1300, 512].into_iter());
+        assert_eq!(heat.order(), (vec![stretch(0, 0, 1300), stretch(1, 0, 512)], vec![]));
+        // From the second chunk into the third, which is not a whole one.
+        let (first, second) = ([PageRange::new(1000, 100)], [PageRange::new(520, 1)]);
+        heat.found(0, &first);
+        heat.found(1, &[PageRange::new(3, 1)]);
+        heat.swept();
+        assert_eq!(heat.order().1, []);
+        heat.found(0, &second);
+        heat.found(1, &[PageRange::new(511, 1)]);
+        heat.swept();
+        let cold = vec![stretch(0, 0, 512), stretch(0, 1024, 1300)];
+        assert_eq!(heat.order(), (cold, vec![stretch(0, 512, 1024), stretch(1, 0, 512)]));
+        heat.found(0, &first);
+        heat.swept();
+        assert_eq!(heat.order().1, [stretch(0, 512, 1024)], "what was not found once is not hot");
+    }
+}
