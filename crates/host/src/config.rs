@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use godwit_api::{DEFAULT_SOCKET, Endpoint, RateLimit};
 use godwit_migration::drive::Deltas;
-use godwit_migration::{MeansUse, ReferenceUse};
+use godwit_migration::{Intent, MeansUse, PolicySettings, ReferenceUse};
 use godwit_qemu::ByteSize;
 use serde::Deserialize;
 
@@ -17,7 +18,7 @@ const MAX_RUN_DIR_BYTES: usize = 107 - "/vms/".len() - MAX_VM_NAME_BYTES - "/ser
 pub const MAX_VM_NAME_BYTES: usize = 48;
 
 /// What `godwit host run --config FILE` reads.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// This host's name: what `migrate --to` and reports call it.
@@ -67,6 +68,9 @@ pub struct Config {
     /// By what guests are slowed that write too much.
     #[serde(default)]
     pub throttle: ThrottleConfig,
+    /// What the policies of migrations from here do otherwise.
+    #[serde(default)]
+    pub policies: PoliciesConfig,
     /// Networks that NICs name.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
@@ -148,6 +152,50 @@ impl Default for DeltasConfig {
 pub struct ThrottleConfig {
     /// By what.
     pub means: MeansUse,
+}
+
+/// What each policy does otherwise than documented.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct PoliciesConfig {
+    /// Of `auto`; the others of their names.
+    pub auto: PolicySettings,
+    /// Of `minimal-pause`.
+    pub minimal_pause: PolicySettings,
+    /// Of `minimal-impact`.
+    pub minimal_impact: PolicySettings,
+    /// Of `fast-evacuation`.
+    pub fast_evacuation: PolicySettings,
+    /// Of `deadline=TIME`.
+    pub deadline: PolicySettings,
+}
+
+impl PoliciesConfig {
+    /// Those of an intent.
+    #[must_use]
+    pub fn of(&self, intent: Intent) -> &PolicySettings {
+        match intent {
+            Intent::Auto => &self.auto,
+            Intent::MinimalPause => &self.minimal_pause,
+            Intent::MinimalImpact => &self.minimal_impact,
+            Intent::FastEvacuation => &self.fast_evacuation,
+            Intent::Deadline(_) => &self.deadline,
+        }
+    }
+
+    fn problem(&self) -> Option<(String, String, &'static str)> {
+        let intents = [
+            ("auto", Intent::Auto),
+            ("minimal-pause", Intent::MinimalPause),
+            ("minimal-impact", Intent::MinimalImpact),
+            ("fast-evacuation", Intent::FastEvacuation),
+            ("deadline", Intent::Deadline(Duration::MAX)),
+        ];
+        intents.into_iter().find_map(|(name, intent)| {
+            let (key, why, mend) = self.of(intent).problem(intent)?;
+            Some((format!("policies.{name}.{key}"), why, mend))
+        })
+    }
 }
 
 /// How much memory bases may have.
@@ -323,7 +371,7 @@ impl Config {
         if self.socket.as_os_str().len() > 107 {
             return problem("socket", "a socket's path has at most 107 bytes".into(), "use a shorter path");
         }
-        if let Some((key, why, mend)) = self.protection_problem() {
+        if let Some((key, why, mend)) = self.protection_problem().or_else(|| self.policies.problem()) {
             return problem(&key, why, mend);
         }
         let known = |lane: &IpAddr| self.migration_addresses.contains(lane);
@@ -426,6 +474,8 @@ mod tests {
             cache_memory = "16MiB"
             [throttle]
             means = "quota"
+            [policies.minimal-impact]
+            throttle_above = 0.9
             [networks.lan]
             bridge = "br-lan"
             [peers]
@@ -443,6 +493,8 @@ mod tests {
         assert_eq!(BaseMemory::Auto.bytes(8 << 30), 2 << 30);
         assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
         assert_eq!(config.throttle.means, MeansUse::Quota);
+        assert_eq!(config.policies.of(Intent::MinimalImpact).throttle_above, Some(0.9));
+        assert_eq!(config.policies.of(Intent::Auto), &PolicySettings::default());
     }
 
     #[test]
@@ -467,6 +519,11 @@ mod tests {
             (OTHER_LANE, "limits.lanes.\"10.0.0.2\": no lane leaves"),
             ("name = \"a\"\n[references]\nuse = \"some\"", "unknown variant `some`"),
             ("name = \"a\"\n[throttle]\nmeans = \"cpu\"", "unknown variant `cpu`"),
+            (
+                "name = \"a\"\n[policies.auto]\nthrottle_to = 2.0",
+                "policies.auto.throttle_to: 2 is out of range",
+            ),
+            ("name = \"a\"\n[policies.quick]\nthrottle_to = 0.1", "unknown field `quick`"),
             ("name = \"a\"\n[references]\nbase_memory = \"much\"", "\"much\" is no size"),
             (&long, "too long for the sockets"),
         ];

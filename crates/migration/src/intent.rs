@@ -7,7 +7,10 @@ use std::time::Duration;
 use godwit_lanes::parse_scaled;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{DEFAULT_SWITCHOVER_LIMIT, PageIn, Policy, Throttling};
+use crate::policy::{
+    DEFAULT_SWITCHOVER_BUDGET, DEFAULT_SWITCHOVER_LIMIT, LEAST_THROTTLED_SHARE, MOST_SWITCHOVER_BUDGET,
+    MOST_THROTTLED_SHARE, PageIn, Policy, Throttling,
+};
 
 /// What matters most. `docs/operations.md` has the table of what each decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +42,73 @@ pub enum PageInUse {
     /// Yes, when each page has been sent once.
     Now,
 }
+
+/// What an operator has set otherwise for one intent, host by host; what is not given is as the intent has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicySettings {
+    /// Writers are slowed where the guest dirties more than this share of what the wire carries,
+    pub throttle_above: Option<f64>,
+    /// to this share of it.
+    pub throttle_to: Option<f64>,
+    /// The longest pause taken when the budget is out of reach, milliseconds.
+    pub longest_pause_ms: Option<u64>,
+    /// The most rounds.
+    pub most_rounds: Option<u32>,
+}
+
+impl PolicySettings {
+    /// The intent's policy with what is set otherwise.
+    #[must_use]
+    pub fn applied_to(&self, policy: Policy) -> Policy {
+        let Throttling { above, to } = policy.throttling;
+        Policy {
+            throttling: Throttling {
+                above: self.throttle_above.unwrap_or(above),
+                to: self.throttle_to.unwrap_or(to),
+            },
+            switchover_limit: self.longest_pause_ms.map_or(policy.switchover_limit, Duration::from_millis),
+            max_rounds: self.most_rounds.unwrap_or(policy.max_rounds),
+            ..policy
+        }
+    }
+
+    /// What makes no sense for an intent that throttles so without them: the setting, what is wrong with it, and what to write.
+    #[must_use]
+    pub fn problem(&self, intent: Intent) -> Option<(&'static str, String, &'static str)> {
+        let policy = self.applied_to(intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::default()));
+        let Throttling { above, to } = policy.throttling;
+        let is_set = self.throttle_above.or(self.throttle_to).is_some();
+        let most_pause_ms = MOST_SWITCHOVER_BUDGET.as_millis();
+        if is_set && matches!(intent, Intent::Deadline(_)) {
+            let why = "how far writers are slowed follows from the time that is left".to_owned();
+            return Some(("throttle_to", why, "leave throttle_above and throttle_to out"));
+        }
+        if !(LEAST_THROTTLED_SHARE..=MOST_THROTTLED_SHARE).contains(&to) {
+            return Some(("throttle_to", format!("{to} is out of range"), "write a share from 0.02 to 0.8"));
+        }
+        if !(to..=MOST_UNTHROTTLED_SHARE).contains(&above) {
+            let why = format!("{above} is out of range");
+            return Some((
+                "throttle_above",
+                why,
+                "write a share from throttle_to, which is 0.2 with auto, to 1",
+            ));
+        }
+        if self.longest_pause_ms.is_some_and(|ms| !(1..=most_pause_ms).contains(&u128::from(ms))) {
+            let why = "such a pause can't be kept to".to_owned();
+            return Some(("longest_pause_ms", why, "write a number from 1 to 8000"));
+        }
+        if self.most_rounds.is_some_and(|rounds| !(2..=MOST_ROUNDS).contains(&rounds)) {
+            return Some(("most_rounds", "it is out of range".to_owned(), "write a number from 2 to 1000"));
+        }
+        None
+    }
+}
+
+/// A guest that dirties more than the wire carries never converges by itself.
+const MOST_UNTHROTTLED_SHARE: f64 = 1.0;
+const MOST_ROUNDS: u32 = 1000;
 
 /// A text that is no intent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -141,6 +211,29 @@ mod tests {
             assert_eq!(serde_json::from_value::<Intent>(text.into()).unwrap(), intent);
         }
         assert_eq!("deadline=1.5min".parse(), Ok(Intent::Deadline(Duration::from_secs(90))));
+    }
+
+    #[test]
+    fn what_is_set_otherwise_holds_and_nonsense_is_named() {
+        let set = |json: &str| serde_json::from_str::<PolicySettings>(json).unwrap();
+        let settings = set(r#"{"throttle_to": 0.1, "longest_pause_ms": 50, "most_rounds": 12}"#);
+        let policy = settings.applied_to(Intent::Auto.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::Never));
+        assert_eq!(policy.throttling, Throttling { above: 0.6, to: 0.1 });
+        assert_eq!((policy.switchover_limit, policy.max_rounds), (Duration::from_millis(50), 12));
+        assert_eq!(policy.page_in, PageIn::Never);
+        let deadline = Intent::Deadline(Duration::from_secs(1));
+        for (text, intent, key) in [
+            (r#"{"throttle_to": 0.0}"#, Intent::Auto, Some("throttle_to")),
+            (r#"{"throttle_to": 0.7}"#, Intent::Auto, Some("throttle_above")),
+            (r#"{"throttle_to": 0.7}"#, Intent::MinimalImpact, None),
+            (r#"{"throttle_above": 1.5}"#, Intent::Auto, Some("throttle_above")),
+            (r#"{"throttle_to": 0.1}"#, deadline, Some("throttle_to")),
+            (r#"{"longest_pause_ms": 9000}"#, deadline, Some("longest_pause_ms")),
+            (r#"{"most_rounds": 1}"#, Intent::Auto, Some("most_rounds")),
+            ("{}", Intent::FastEvacuation, None),
+        ] {
+            assert_eq!(set(text).problem(intent).map(|problem| problem.0), key, "{text}");
+        }
     }
 
     #[test]

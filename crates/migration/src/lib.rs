@@ -26,7 +26,7 @@ pub use clock::PeerClock;
 pub use encoding::{Compression, EncodingName, EncodingReport};
 pub use failure::{Failure, FailureCode};
 pub use godwit_lanes::{BitRate, RateLimit};
-pub use intent::{Intent, IntentError, PageInUse};
+pub use intent::{Intent, IntentError, PageInUse, PolicySettings};
 pub use ledger::{Rates, Sweep};
 pub use phase::Phase;
 pub use policy::{

@@ -81,9 +81,9 @@ const DEFAULT_THROTTLING: Throttling = Throttling { above: 0.6, to: 0.2 };
 /// Of the time until a deadline, what rounds are planned to take.
 const PLANNED_SHARE: f64 = 0.9;
 /// A share above this is hardly ever kept to: rounds would get shorter by less than what is measured wrongly.
-const MOST_THROTTLED_SHARE: f64 = 0.8;
+pub(crate) const MOST_THROTTLED_SHARE: f64 = 0.8;
 /// Where a throttled guest does not converge either, the share is lowered to this at the least.
-const LEAST_THROTTLED_SHARE: f64 = 0.02;
+pub(crate) const LEAST_THROTTLED_SHARE: f64 = 0.02;
 /// Rounds among which a minimum is looked for: one lucky moment long ago is no measure.
 const MINIMUM_ROUNDS: usize = 8;
 

@@ -136,7 +136,8 @@ impl Outgoing {
         let budget =
             Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3).unwrap_or(Duration::MAX);
         let page_in = if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
-        self.request.policy.policy(budget, page_in)
+        let intent = self.request.policy;
+        self.agent.config().policies.of(intent).applied_to(intent.policy(budget, page_in))
     }
 
     /// Tracking that may slow these threads, and no others.
