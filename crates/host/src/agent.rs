@@ -200,6 +200,7 @@ impl Agent {
             host: self.config.name.clone(),
             state: slot.condition.state(),
             reason,
+            in_doubt: slot.condition == Condition::InDoubt,
             epoch: slot.epoch,
             pid: slot.vm.as_ref().map(|vm| vm.process.pid),
             memory_bytes: slot.spec.memory_bytes(),

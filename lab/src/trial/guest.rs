@@ -264,8 +264,16 @@ impl Guest {
     /// # Errors
     /// It does not answer.
     pub fn watch(&self) -> Result<u64> {
-        self.prober()?.watch(self.ipv4.into())?;
+        self.probe()?;
         self.wait_answer()
+    }
+
+    /// As [`Guest::watch`], whether or not it answers.
+    ///
+    /// # Errors
+    /// The client does not answer.
+    pub fn probe(&self) -> Result<()> {
+        Ok(self.prober()?.watch(self.ipv4.into())?)
     }
 
     /// Has the lab's client leave it alone.

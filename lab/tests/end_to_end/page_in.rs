@@ -1,8 +1,10 @@
 //! A guest that runs at the destination while pages of its memory are still at the source: it gets each of them, whatever is cut or dies
 //! meanwhile.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
-use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmState};
+use godwit_api::{ClientError, ErrorCode, MigrationRequest, StartVm, VmInfo, VmState};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
 use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
@@ -12,6 +14,9 @@ use crate::{check_report, move_and_check, set_link, slow_link};
 
 /// 80 MB/s of pages that no encoding makes smaller, all over 48 MiB: three times what 200 Mb/s carry.
 const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
+
+/// For so long an agent waits for the greeting of a QEMU that says nothing.
+const QMP_LIMIT: Duration = Duration::from_secs(30);
 
 fn too_busy() -> GuestPlan {
     GuestPlan { workload: TOO_MUCH.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("web") }
@@ -94,6 +99,88 @@ fn the_destinations_agent_dies() -> Result<()> {
     trial.start_missing()?;
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    complete(&trial, &guest)?;
+    trial.finish()
+}
+
+/// The function of the kernel that a thread of a process waits in, if any.
+fn waits_in(pid: i32, thread: i32) -> Result<String> {
+    Ok(std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/wchan"))?)
+}
+
+/// QEMU's main loop waits for a missing page as well, as a device of it writes to one: it says nothing to anybody.
+#[test]
+fn the_destinations_agent_dies_while_its_qemu_waits_for_a_page() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-qemu-waits", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    // Each packet that arrives is written to another of the guest's buffers, which it uses again and again.
+    guest.watch()?;
+    let mut migration = trial.begin_migration("web", "a", &now("b"))?;
+    migration.until(|progress| progress.sent_bytes > 32 << 20)?.context("too fast")?;
+    // What is fetched for those that arrive there would be there.
+    guest.unwatch()?;
+    migration.until(|progress| progress.phase == Phase::PageIn)?.context("too fast")?;
+    "b".clone_into(&mut guest.host);
+    trial.cut_lanes("b", true)?;
+    guest.probe()?;
+    let pid = trial.vm("b", "web")?.pid.context("it has no process")?;
+    until("QEMU's main loop waits for a page", LIMIT, || {
+        Ok((waits_in(pid, pid)? == "handle_userfault").then_some(()))
+    })?;
+    trial.end_agent("b", Signal::KILL)?;
+    let asked = Instant::now();
+    trial.start_missing()?;
+    let vm = trial.vm("b", "web")?;
+    ensure!(asked.elapsed() < QMP_LIMIT, "the agent waited for QEMU: {:?}", asked.elapsed());
+    ensure!(
+        vm.state == VmState::Running && vm.page_in.is_some_and(|page_in| page_in.missing_pages > 0),
+        "{vm:#?}"
+    );
+    ensure!(waits_in(pid, pid)? == "handle_userfault", "nobody can have brought the page");
+    trial.cut_lanes("b", false)?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    complete(&trial, &guest)?;
+    let vm = trial.vm("b", "web")?;
+    ensure!(vm.state == VmState::Running && vm.pid == Some(pid), "{vm:#?}");
+    guest.wait_answer()?;
+    guest.unwatch()?;
+    move_and_check(&trial, &mut guest)?;
+    trial.finish()
+}
+
+fn start(trial: &Trial, force: bool) -> Result<VmInfo, ClientError> {
+    trial.ask(trial.agent("b").start_vm("web", StartVm { force }))
+}
+
+/// What nobody can fetch is no zeros either, whatever its operator says.
+#[test]
+fn a_guest_is_not_forced_to_run_without_its_pages() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-forced", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    drop(begun(&trial, &mut guest)?);
+    trial.cut_lanes("b", true)?;
+    trial.end_agent("b", Signal::KILL)?;
+    let note = trial.paths().host("b").join("ram/web.missing");
+    let noted = std::fs::read(&note)?;
+    std::fs::write(&note, "no note")?;
+    trial.start_missing()?;
+    until("it is paused", LIMIT, || Ok((trial.vm("b", "web")?.state == VmState::Paused).then_some(())))?;
+    let refused = start(&trial, true);
+    ensure!(
+        matches!(&refused, Err(ClientError::Refused(error)) if error.message.contains("still at host a")),
+        "{refused:?}"
+    );
+    // As it says: the reason is mended, and the agent started anew.
+    trial.end_agent("b", Signal::KILL)?;
+    std::fs::write(&note, noted)?;
+    trial.start_missing()?;
+    trial.cut_lanes("b", false)?;
+    until("all pages are at b", LIMIT, || {
+        let vm = trial.vm("b", "web")?;
+        Ok((vm.page_in.is_none() && vm.state == VmState::Paused).then_some(()))
+    })?;
+    start(&trial, false)?;
     complete(&trial, &guest)?;
     trial.finish()
 }

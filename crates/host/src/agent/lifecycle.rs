@@ -140,6 +140,7 @@ impl Agent {
         // the one after that makes it stale.
         let epoch = begun.epoch + if begun.before == Condition::InDoubt { 2 } else { 0 };
         if let Some(vm) = &begun.vm {
+            self.refuse_holes(vm)?;
             // Let go on first: a restarted agent that finds it running knows that it is this host's.
             vm.resume().await?;
             vm.set_epoch(epoch);
@@ -155,6 +156,16 @@ impl Agent {
         }
         self.watch(&vm);
         Ok(vm)
+    }
+
+    /// A guest whose memory is not whole runs where somebody brings what is missing, and nowhere else.
+    fn refuse_holes(&self, vm: &Vm) -> Result<(), ApiError> {
+        if self.page_ins.state(&vm.name).is_some() || !vm.files.missing().exists() {
+            return Ok(());
+        }
+        let from = vm.files.host_of_missing().unwrap_or_default();
+        let lacks = Condition::LacksPages { from };
+        lacks.admit(&vm.name, &Operation::Start { force: true }).map(drop)
     }
 
     /// A QEMU that this agent could not adopt may still run the guest: nothing of it is touched.

@@ -24,6 +24,13 @@ pub(crate) enum Condition {
         /// That host.
         to: String,
     },
+    /// Pages of its memory are missing, which are at another host, and can't be fetched: it must not run.
+    LacksPages {
+        /// That host.
+        from: String,
+    },
+    /// An agent that was started anew has not heard from its QEMU yet, while pages of its memory are missing.
+    Adopting,
     /// A stop is under way, or the source lets go after a move.
     Stopping,
     /// A deletion is under way, or a shadow is being removed.
@@ -93,7 +100,10 @@ impl Condition {
         Ok(match (self, operation) {
             (C::Stopped | C::Failed | C::Paused, O::Start { .. })
             | (C::InDoubt, O::Start { force: true }) => C::Starting,
-            (C::Running | C::Paused | C::InDoubt | C::Failed, O::Stop) => C::Stopping,
+            (
+                C::Running | C::Paused | C::InDoubt | C::Failed | C::LacksPages { .. } | C::Adopting,
+                O::Stop,
+            ) => C::Stopping,
             (C::Stopped | C::Failed | C::InDoubt, O::Delete) | (C::MigratingIn { .. }, O::Discard) => {
                 C::Deleting
             }
@@ -135,6 +145,21 @@ impl Condition {
                     "wait until host {to} has them; if that host is gone for good, end the QEMU here and `godwit vm delete` it"
                 ),
             ),
+            Condition::LacksPages { from } => ApiError::new(
+                ErrorCode::WrongState,
+                format!(
+                    "VM \"{vm}\" can't be {verb}: pages of its memory are still at host {from} and can't be fetched (`godwit vm show` says why): it would run on with zeros in their place"
+                ),
+                format!(
+                    "mend that and restart this host's agent, which fetches them from host {from} and keeps the VM paused; `godwit vm stop --force` gives the guest up"
+                ),
+            ),
+            Condition::Adopting => busy(
+                "its QEMU has not answered since the agent's start: it may wait for a page that is missing"
+                    .to_owned(),
+                "wait until its pages come, see `godwit vm show`; `godwit vm stop --force` ends it"
+                    .to_owned(),
+            ),
             Condition::Starting => busy("a start is under way".to_owned(), "wait for it".to_owned()),
             Condition::Stopping => busy("a stop is under way".to_owned(), "wait for it".to_owned()),
             Condition::Deleting => busy("a deletion is under way".to_owned(), String::new()),
@@ -165,13 +190,23 @@ impl Condition {
         match self {
             Condition::Stopped => VmState::Stopped,
             Condition::Starting => VmState::Starting,
-            Condition::Running => VmState::Running,
-            Condition::Paused | Condition::InDoubt | Condition::KeepsPages { .. } => VmState::Paused,
+            // It was handed over, and nobody has stopped it.
+            Condition::Running | Condition::Adopting => VmState::Running,
+            Condition::Paused
+            | Condition::InDoubt
+            | Condition::KeepsPages { .. }
+            | Condition::LacksPages { .. } => VmState::Paused,
             Condition::Stopping | Condition::Deleting => VmState::Stopping,
             Condition::MigratingOut { .. } => VmState::MigratingOut,
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
         }
+    }
+
+    /// Whether an agent's start may still learn from its QEMU what it is. No migration arrives before that.
+    #[must_use]
+    pub(crate) fn is_being_adopted(&self) -> bool {
+        matches!(self, Condition::Adopting | Condition::MigratingIn { .. })
     }
 
     /// Whether memory is set aside for it.
