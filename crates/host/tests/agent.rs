@@ -256,6 +256,39 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
 }
 
 #[test]
+fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let vm = agent.begin_migration("web", "m1").unwrap();
+        agent.mark_hand_over(&vm, Some("b")).await.unwrap();
+        agent.hold_in_doubt("web", "b").await;
+        for refused in [
+            agent.stop("web", Default::default()).await.unwrap_err(),
+            agent.start("web", Default::default()).await.unwrap_err(),
+        ] {
+            assert_eq!(refused.code, ErrorCode::InDoubt);
+            assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
+        }
+    });
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let info = agent.vm_info("web").unwrap();
+        assert_eq!((info.state, info.in_doubt), (VmState::Paused, false));
+        assert!(info.reason.is_some_and(|reason| reason.contains("fetches pages")));
+        assert_eq!(agent.delete("web").await.unwrap_err().code, ErrorCode::Busy);
+        // Its end is the end of what was kept.
+        for pid in host.qemus() {
+            support::kill(pid);
+        }
+        until("its end is seen", async || agent.vm_info("web").unwrap().in_doubt).await;
+        agent.delete("web").await.unwrap();
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {

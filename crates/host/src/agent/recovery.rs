@@ -243,7 +243,7 @@ impl Agent {
         let mut slot = Slot::new(record.spec, record.epoch, Condition::Stopped);
         if record.role == Role::InDoubt {
             // Its process is gone, the doubt is not: the other host may have run the guest all the while.
-            slot.condition = Condition::InDoubt;
+            slot.condition = Condition::InDoubt { keeps_pages_for: None };
             slot.reason = Some(
                 "it was being handed over when this host or its agent stopped; another host may run it"
                     .into(),
@@ -273,7 +273,9 @@ impl Agent {
     fn take_in_unknown(&self, record: SavedVm, why: String) -> Result<(), ApiError> {
         let condition = match record.role {
             Role::Owner => Condition::Failed,
-            Role::Shadow | Role::InDoubt => Condition::InDoubt,
+            Role::Shadow | Role::InDoubt => {
+                Condition::InDoubt { keeps_pages_for: record.pages_kept_for.clone() }
+            }
         };
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = Some(why);
@@ -291,7 +293,7 @@ impl Agent {
         let (condition, reason) = match (record.role, running) {
             (Role::InDoubt, false) if record.pages_kept_for.is_some() => {
                 let to = record.pages_kept_for.clone().unwrap_or_default();
-                let reason = format!("host {to} runs it, or may, and fetches pages of it from here");
+                let reason = keeps_pages(&to);
                 (Condition::KeepsPages { to }, Some(reason))
             }
             // The hand-over had been announced, and the guest had not been stopped for it: it never left.
@@ -300,7 +302,7 @@ impl Agent {
                 (Condition::Running, None)
             }
             (Role::InDoubt, false) => (
-                Condition::InDoubt,
+                Condition::InDoubt { keeps_pages_for: None },
                 Some("another host may run it: the link broke at the hand-over".to_owned()),
             ),
             (Role::Owner, true) => (Condition::Running, None),
@@ -378,6 +380,11 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// What is said of a VM that another host fetches pages of.
+pub(super) fn keeps_pages(to: &str) -> String {
+    format!("host {to} runs it, or may, and fetches pages of it from here")
 }
 
 /// Takes the limit away that a migration had put on a VM's processors, where one is left.
