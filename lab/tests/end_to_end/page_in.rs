@@ -82,6 +82,11 @@ fn a_cut_link_costs_time_and_no_page() -> Result<()> {
         matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy),
         "a guest that lacks pages is migrated: {refused:?}"
     );
+    let late = trial.ask(trial.agent("a").cancel_migration(&migration.id));
+    ensure!(
+        matches!(&late, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy && error.mend.contains("gone for good")),
+        "{late:?}"
+    );
     set_link(&trial, "up")?;
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Completed, "{report:#?}");
@@ -193,6 +198,21 @@ fn the_sources_agent_dies() -> Result<()> {
     trial.end_agent("a", Signal::KILL)?;
     trial.start_missing()?;
     complete(&trial, &guest)?;
+    trial.finish()
+}
+
+#[test]
+fn a_destination_that_is_dead_for_good_is_given_up() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-b-gone", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    let migration = begun(&trial, &mut guest)?;
+    set_link(&trial, "down")?;
+    trial.end_agent("b", Signal::KILL)?;
+    trial.kill_hypervisor("a", "web")?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::InDoubt, "{report:#?}");
+    until("it is in doubt", LIMIT, || Ok(trial.vm("a", "web")?.in_doubt.then_some(())))?;
+    trial.delete("a", "web")?;
     trial.finish()
 }
 

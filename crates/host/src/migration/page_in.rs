@@ -186,7 +186,10 @@ impl Serving<'_> {
     pub(super) fn again(&self, is_over: &dyn Fn() -> bool) -> Again {
         loop {
             if is_over() {
-                return Again::Refused(Failure::new(FailureCode::Cancelled, "its pages are needed no more"));
+                return Again::Lost(Failure::new(
+                    FailureCode::Cancelled,
+                    "its pages are needed no more, or are gone",
+                ));
             }
             let answer = self.runtime.block_on(async {
                 let request = PageInRequest { epoch: self.epoch, from: self.agent.config().name.clone() };
