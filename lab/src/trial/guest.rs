@@ -264,16 +264,8 @@ impl Guest {
     /// # Errors
     /// It does not answer.
     pub fn watch(&self) -> Result<u64> {
-        self.probe()?;
+        self.prober()?.watch(self.ipv4.into())?;
         self.wait_answer()
-    }
-
-    /// As [`Guest::watch`], whether or not it answers.
-    ///
-    /// # Errors
-    /// The client does not answer.
-    pub fn probe(&self) -> Result<()> {
-        Ok(self.prober()?.watch(self.ipv4.into())?)
     }
 
     /// Has the lab's client leave it alone.

@@ -31,7 +31,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// What became of a VM's process since the last agent.
 enum Found {
     /// It runs, and so do its vCPUs, or not.
-    Answers(Vm, bool),
+    Answers(Arc<Vm>, bool),
     /// It has ended.
     Gone,
     /// It runs, and can't be spoken to.
@@ -137,6 +137,12 @@ impl Agent {
             Some("its QEMU has not answered this agent yet; pages of its memory are missing".into());
         self.insert(slot)?;
         let taken_up = if is_shadow { None } else { Some(take_up(self, &process).await) };
+        if let Some(Err(failure)) = &taken_up {
+            // Known now: QEMU may never answer while nobody brings what it waits for.
+            let from = process.files.host_of_missing().unwrap_or_default();
+            tracing::error!(vm = process.name, %failure, "page-in can't go on");
+            self.settle(&process.name, Condition::LacksPages { from }, None, Some(cannot_fetch(failure)));
+        }
         tokio::spawn(self.clone().adopt_lacking(record, process, taken_up));
         Ok(())
     }
@@ -198,7 +204,7 @@ impl Agent {
             Ok(None) => Found::Gone,
             Err(error) => Found::Silent(error.to_string()),
             Ok(Some(vm)) => match vm.is_running().await {
-                Some(running) => Found::Answers(vm, running),
+                Some(running) => Found::Answers(Arc::new(vm), running),
                 // It may run the guest: nothing is ended or let go on a guess.
                 None => Found::Silent(format!(
                     "its QEMU (process {}) does not say whether the guest runs",
@@ -216,15 +222,17 @@ impl Agent {
         taken_up: Option<Result<(), Failure>>,
     ) -> Result<(), ApiError> {
         match found {
-            Found::Answers(vm, running) => {
-                self.take_in_running(record, Arc::new(vm), running, taken_up).await
-            }
+            Found::Answers(vm, running) => self.take_in_running(record, vm, running, taken_up).await,
             Found::Gone => self.take_in_ended(record),
             Found::Silent(why) => {
-                let failure = taken_up.and_then(Result::err);
-                let and =
-                    failure.map_or(String::new(), |failure| format!("; nor can page-in go on: {failure}"));
-                self.take_in_unknown(record, format!("{why}{and}"))
+                match taken_up {
+                    // It stays what it is: one that lacks pages.
+                    Some(Err(failure)) if record.role == Role::Owner => {
+                        tracing::error!(vm = record.spec.name, why, %failure, "it could not be paused");
+                        Ok(())
+                    }
+                    _ => self.take_in_unknown(record, why),
+                }
             }
         }
     }
@@ -349,7 +357,7 @@ impl Agent {
         };
         let Err(failure) = taken_up else { return };
         tracing::error!(vm = vm.name, %failure, "pages of it are missing and can't be fetched: it is paused");
-        let reason = format!("pages of it are missing and can't be fetched: {failure}");
+        let reason = cannot_fetch(&failure);
         let from = vm.files.host_of_missing().unwrap_or_default();
         self.settle(&vm.name, Condition::LacksPages { from }, Some(vm.clone()), Some(reason));
         // A processor that waits for a page does not stop before it has it: nothing else has to wait for that.
@@ -380,6 +388,11 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// What is said of a VM whose missing pages nobody brings.
+fn cannot_fetch(failure: &Failure) -> String {
+    format!("pages of it are missing and can't be fetched: {failure}")
 }
 
 /// What is said of a VM that another host fetches pages of.

@@ -229,7 +229,7 @@ impl Condition {
     /// Whether an agent's start may still learn from its QEMU what it is. No migration arrives before that.
     #[must_use]
     pub(crate) fn is_being_adopted(&self) -> bool {
-        matches!(self, Condition::Adopting | Condition::MigratingIn { .. })
+        matches!(self, Condition::Adopting | Condition::LacksPages { .. } | Condition::MigratingIn { .. })
     }
 
     /// Whether memory is set aside for it.
