@@ -129,6 +129,9 @@ pub struct VmInfo {
     pub state: VmState,
     /// What is known about how it came into that state (why it failed, what it waits for).
     pub reason: Option<String>,
+    /// Whether it is not known if this host or another may run it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_doubt: bool,
     /// The generation of its ownership: grows with each move.
     pub epoch: u64,
     /// The hypervisor's process, where there is one.

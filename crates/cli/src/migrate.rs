@@ -173,6 +173,8 @@ async fn follow(
                 match client.cancel_migration(id).await {
                     // Over in the same moment: the report follows.
                     Err(error) if error.code() == Some(ErrorCode::WrongState) => {}
+                    // It runs at the destination, and lacks pages: the report comes when it has them.
+                    Err(error) if error.code() == Some(ErrorCode::Busy) => line.remark(&error.to_string()),
                     other => other?,
                 }
             }

@@ -200,6 +200,7 @@ impl Agent {
             host: self.config.name.clone(),
             state: slot.condition.state(),
             reason,
+            in_doubt: slot.condition.is_in_doubt(),
             epoch: slot.epoch,
             pid: slot.vm.as_ref().map(|vm| vm.process.pid),
             memory_bytes: slot.spec.memory_bytes(),
@@ -252,6 +253,19 @@ impl Agent {
         epoch: u64,
     ) -> Result<(), ApiError> {
         let record = SavedVm::new(spec.clone(), role, desired, epoch);
+        Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
+    }
+
+    /// Saves that nobody here knows who may run a VM, off the async threads.
+    async fn save_doubt(
+        &self,
+        spec: &ResolvedSpec,
+        desired: Desired,
+        epoch: u64,
+        pages_kept_for: Option<&str>,
+    ) -> Result<(), ApiError> {
+        let record = SavedVm::new(spec.clone(), Role::InDoubt, desired, epoch);
+        let record = SavedVm { pages_kept_for: pages_kept_for.map(str::to_owned), ..record };
         Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
     }
 

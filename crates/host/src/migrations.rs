@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus, RateLimit};
 use godwit_lanes::pacing::MigrationPace;
-use godwit_migration::{Bandwidth, BandwidthPoint, EngineKind, Progress, Report};
+use godwit_migration::{Bandwidth, BandwidthPoint, EngineKind, Phase, Progress, Report};
 use tokio::sync::watch;
 
 /// Finished migrations that are remembered.
@@ -187,9 +187,13 @@ impl Migrations {
         Ok(MigrationWatch { progress: entry.progress.clone(), report: entry.report.subscribe() })
     }
 
-    /// Asks one to roll back; an error when it is over.
+    /// Asks one to roll back; an error when it is over, or its guest runs at the destination already.
     pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
-        self.find_running(id)?.cancel.send_replace(true);
+        let entry = self.find_running(id)?;
+        if entry.engine == EngineKind::Godwit && entry.progress.borrow().phase == Phase::PageIn {
+            return Err(entry.pages_are_kept());
+        }
+        entry.cancel.send_replace(true);
         Ok(())
     }
 
@@ -231,6 +235,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Entry {
+    /// Why it can't be undone any more.
+    fn pages_are_kept(&self) -> ApiError {
+        let Entry { id, vm, from, to, .. } = self;
+        ApiError::new(
+            ErrorCode::Busy,
+            format!(
+                "migration {id} can't be cancelled any more: VM \"{vm}\" runs at host {to}, or may, and host {from} keeps the pages that it lacks there"
+            ),
+            format!(
+                "wait until host {to} has them; if that host is gone for good, so is the guest as it ran there: end the VM's QEMU on host {from} (`godwit vm show` tells the process), then `godwit vm delete` it there, or `godwit vm start --force` it anew from its disk"
+            ),
+        )
+    }
+
     fn status(&self) -> MigrationStatus {
         MigrationStatus {
             id: self.id.clone(),
@@ -312,6 +330,17 @@ mod tests {
         assert_eq!(migrations.cancel("m0").unwrap_err().code, ErrorCode::NotFound);
         assert_eq!(migrations.limit(&control.id, limit).unwrap_err().code, ErrorCode::WrongState);
         assert_eq!(migrations.limit("m0", limit).unwrap_err().code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn what_lacks_pages_at_the_destination_is_not_cancelled() {
+        let migrations = Migrations::default();
+        let control = begin(&migrations);
+        control.progress(Progress { phase: Phase::PageIn, ..Progress::begin(1 << 20) });
+        let refused = migrations.cancel(&control.id).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Busy);
+        assert!(refused.message.contains("host b") && refused.mend.contains("gone for good"), "{refused}");
+        assert!(!*control.cancel.borrow());
     }
 
     #[test]

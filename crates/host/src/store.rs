@@ -151,6 +151,12 @@ impl Store {
         Ok((records, problems))
     }
 
+    /// The host that pages of a VM are kept for, by its record; none: there is no such host, or no record that can be read.
+    pub(crate) fn pages_kept_for(&self, name: &str) -> Option<String> {
+        let record = load(&self.vms.join(name).join("vm.json"));
+        record.inspect_err(|error| tracing::error!(vm = name, %error, "its record")).ok()?.pages_kept_for
+    }
+
     /// Writes a record; when this returns it survives a power cut.
     pub(crate) fn save(&self, record: &SavedVm) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,6 +223,10 @@ mod tests {
         store.save(&record).unwrap();
         record.epoch = 4;
         store.save(&record).unwrap();
+        assert_eq!(store.pages_kept_for("web"), None);
+        record.pages_kept_for = Some("b".to_owned());
+        store.save(&record).unwrap();
+        assert_eq!(store.pages_kept_for("web").as_deref(), Some("b"));
         store.save(&SavedVm::new(spec("db"), Role::Shadow, Desired::Stopped, 1)).unwrap();
         let (records, problems) = store.load_all().unwrap();
         assert!(problems.is_empty());

@@ -51,6 +51,35 @@ pub struct Vm {
     content: Mutex<Option<Arc<Content>>>,
 }
 
+/// A VM's process as far as it is known without a word of its QEMU: all that it takes to bring the pages which it lacks.
+#[derive(Clone, Debug)]
+pub(crate) struct UnaskedVm {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub pid: i32,
+    /// When it started.
+    pub start_time: u64,
+    /// The shared memory blocks, as of a [`Vm`].
+    pub regions: Vec<Arc<Region>>,
+    /// Its files on this host.
+    pub files: VmFiles,
+}
+
+impl UnaskedVm {
+    /// A VM's process that an earlier agent started; none where it is gone.
+    pub(crate) fn find(files: VmFiles, spec: &ResolvedSpec) -> Result<Option<UnaskedVm>, ApiError> {
+        let Some((pid, start_time)) = files.living_process() else { return Ok(None) };
+        let regions = open_memory(&files, spec)?;
+        Ok(Some(UnaskedVm { name: spec.name.clone(), pid, start_time, regions, files }))
+    }
+
+    /// Whether it runs.
+    pub(crate) fn is_alive(&self) -> bool {
+        godwit_qemu::is_alive(self.pid, self.start_time)
+    }
+}
+
 /// What a start needs to know of the host.
 #[derive(Clone, Debug)]
 pub(crate) struct LaunchSite<'a> {
@@ -149,11 +178,7 @@ impl Vm {
                 return Err(ApiError::new(ErrorCode::HypervisorFailed, message, error.mend()));
             }
         };
-        let regions = files
-            .memory_of(spec)
-            .iter()
-            .map(|path| Region::open(path).map(Arc::new).map_err(|error| ram_failed(&error)))
-            .collect::<Result<Vec<_>, _>>()?;
+        let regions = open_memory(&files, spec)?;
         Ok(Some(Vm {
             name: spec.name.clone(),
             spec: spec.clone(),
@@ -165,6 +190,17 @@ impl Vm {
             tracking: TrackingTurn::default(),
             content: Mutex::default(),
         }))
+    }
+
+    /// What is known of its process without asking it.
+    pub(crate) fn unasked(&self) -> UnaskedVm {
+        UnaskedVm {
+            name: self.name.clone(),
+            pid: self.process.pid,
+            start_time: self.process.start_time,
+            regions: self.regions.clone(),
+            files: self.files.clone(),
+        }
     }
 
     /// Its memory is offered to other guests, as long as this is here.
@@ -246,6 +282,12 @@ async fn ends_soon(pid: i32, start_time: u64) -> bool {
         }
     };
     tokio::time::timeout(ENDING_LIMIT, gone).await.is_ok()
+}
+
+/// Opens the shared memory blocks' files that an earlier agent made.
+fn open_memory(files: &VmFiles, spec: &ResolvedSpec) -> Result<Vec<Arc<Region>>, ApiError> {
+    let paths = files.memory_of(spec);
+    paths.iter().map(|path| Region::open(path).map(Arc::new).map_err(|error| ram_failed(&error))).collect()
 }
 
 /// Makes the shared memory blocks' files; they are removed with the staged files.

@@ -256,6 +256,71 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
 }
 
 #[test]
+fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let vm = agent.begin_migration("web", "m1").unwrap();
+        agent.mark_hand_over(&vm, Some("b")).await.unwrap();
+        agent.hold_in_doubt("web", "b").await;
+        for refused in [
+            agent.stop("web", Default::default()).await.unwrap_err(),
+            agent.start("web", Default::default()).await.unwrap_err(),
+        ] {
+            assert_eq!(refused.code, ErrorCode::InDoubt);
+            assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
+        }
+    });
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let info = agent.vm_info("web").unwrap();
+        assert_eq!((info.state, info.in_doubt), (VmState::Paused, false));
+        assert!(info.reason.is_some_and(|reason| reason.contains("fetches pages")));
+        assert_eq!(agent.delete("web").await.unwrap_err().code, ErrorCode::Busy);
+        // Its end is the end of what was kept.
+        for pid in host.qemus() {
+            support::kill(pid);
+        }
+        until("its end is seen", async || agent.vm_info("web").unwrap().in_doubt).await;
+        agent.delete("web").await.unwrap();
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+    });
+    // As an agent would leave it that died in the middle of page-in, but that nothing holds the guest back.
+    let ram = host.path().join("run/ram");
+    let missing = godwit_ram::MissingPages::create(&ram.join("web.missing"), &[4096, 4]).unwrap();
+    missing.insert(0, godwit_ram::PageRange::new(7, 3));
+    drop(missing);
+    std::fs::write(ram.join("web.missing-from"), "b").unwrap();
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        until("it is paused", async || agent.vm_info("web").unwrap().state == VmState::Paused).await;
+        let info = agent.vm_info("web").unwrap();
+        assert!(info.reason.is_some_and(|reason| reason.contains("missing")) && !info.in_doubt);
+        let forced = agent.start("web", godwit_api::StartVm { force: true }).await.unwrap_err();
+        for refused in [forced, agent.start("web", Default::default()).await.unwrap_err()] {
+            assert_eq!(refused.code, ErrorCode::WrongState);
+            assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
+        }
+        assert!(agent.delete("web").await.is_err());
+        assert!(ram.join("web.missing").exists());
+        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        assert!(!ram.join("web.missing").exists());
+        agent.delete("web").await.unwrap();
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn a_stop_ends_no_doubt_and_a_delete_does() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {

@@ -1,8 +1,12 @@
 //! A guest that runs at the destination while pages of its memory are still at the source: it gets each of them, whatever is cut or dies
 //! meanwhile.
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
-use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmState};
+use godwit_api::{ClientError, ErrorCode, MigrationRequest, StartVm, VmInfo, VmState};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
 use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
@@ -12,6 +16,9 @@ use crate::{check_report, move_and_check, set_link, slow_link};
 
 /// 80 MB/s of pages that no encoding makes smaller, all over 48 MiB: three times what 200 Mb/s carry.
 const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible=0";
+
+/// For so long an agent waits for the greeting of a QEMU that says nothing.
+const QMP_LIMIT: Duration = Duration::from_secs(30);
 
 fn too_busy() -> GuestPlan {
     GuestPlan { workload: TOO_MUCH.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("web") }
@@ -77,6 +84,11 @@ fn a_cut_link_costs_time_and_no_page() -> Result<()> {
         matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy),
         "a guest that lacks pages is migrated: {refused:?}"
     );
+    let late = trial.ask(trial.agent("a").cancel_migration(&migration.id));
+    ensure!(
+        matches!(&late, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy && error.mend.contains("gone for good")),
+        "{late:?}"
+    );
     set_link(&trial, "up")?;
     let report = migration.report()?;
     ensure!(report.outcome == Outcome::Completed, "{report:#?}");
@@ -98,6 +110,94 @@ fn the_destinations_agent_dies() -> Result<()> {
     trial.finish()
 }
 
+/// Whether a QEMU's main loop waits for a missing page, or for its big lock, which a thread has that does.
+fn says_nothing(pid: i32) -> Result<bool> {
+    let waits_in = |thread: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/wchan"));
+    let main = waits_in(&pid.to_string())?;
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+    let mut each = threads.filter_map(|entry| waits_in(entry.file_name().to_str()?).ok());
+    let waits_for_page = |function: &str| function == "handle_userfault";
+    Ok(waits_for_page(&main) || main.starts_with("futex") && each.any(|function| waits_for_page(&function)))
+}
+
+/// Has a QEMU that no agent speaks to read all of its guest's memory, as a device of it might, and waits until it hangs at a missing page.
+fn come_to_a_missing_page(trial: &Trial, pid: i32) -> Result<()> {
+    let mut qmp = UnixStream::connect(trial.paths().host("b").join("run/vms/web/qmp.sock"))?;
+    let dump = r#"{"execute":"pmemsave","arguments":{"val":0,"size":134217728,"filename":"/dev/null"}}"#;
+    write!(qmp, "{{\"execute\":\"qmp_capabilities\"}}\n{dump}\n")?;
+    let mut looks = 0;
+    until("QEMU's main loop waits for a page", LIMIT, || {
+        // Some looks in a row: it has the big lock to itself in a moment otherwise.
+        looks = if says_nothing(pid)? { looks + 1 } else { 0 };
+        Ok((looks >= 10).then_some(()))
+    })
+}
+
+/// QEMU's main loop waits for a missing page as well: it says nothing to anybody.
+#[test]
+fn the_destinations_agent_dies_while_its_qemu_waits_for_a_page() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-qemu-waits", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    let migration = begun(&trial, &mut guest)?;
+    trial.cut_lanes("b", true)?;
+    let pid = trial.vm("b", "web")?.pid.context("it has no process")?;
+    trial.end_agent("b", Signal::KILL)?;
+    come_to_a_missing_page(&trial, pid)?;
+    let asked = Instant::now();
+    trial.start_missing()?;
+    let vm = trial.vm("b", "web")?;
+    ensure!(asked.elapsed() < QMP_LIMIT, "the agent waited for QEMU: {:?}", asked.elapsed());
+    ensure!(
+        vm.state == VmState::Running && vm.page_in.is_some_and(|page_in| page_in.missing_pages > 0),
+        "{vm:#?}"
+    );
+    ensure!(says_nothing(pid)?, "nobody can have brought the page");
+    trial.cut_lanes("b", false)?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    complete(&trial, &guest)?;
+    let vm = trial.vm("b", "web")?;
+    ensure!(vm.state == VmState::Running && vm.pid == Some(pid), "{vm:#?}");
+    move_and_check(&trial, &mut guest)?;
+    trial.finish()
+}
+
+fn start(trial: &Trial, force: bool) -> Result<VmInfo, ClientError> {
+    trial.ask(trial.agent("b").start_vm("web", StartVm { force }))
+}
+
+/// What nobody can fetch is no zeros either, whatever its operator says.
+#[test]
+fn a_guest_is_not_forced_to_run_without_its_pages() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-forced", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    drop(begun(&trial, &mut guest)?);
+    trial.cut_lanes("b", true)?;
+    trial.end_agent("b", Signal::KILL)?;
+    let note = trial.paths().host("b").join("ram/web.missing");
+    let noted = std::fs::read(&note)?;
+    std::fs::write(&note, "no note")?;
+    trial.start_missing()?;
+    until("it is paused", LIMIT, || Ok((trial.vm("b", "web")?.state == VmState::Paused).then_some(())))?;
+    let refused = start(&trial, true);
+    ensure!(
+        matches!(&refused, Err(ClientError::Refused(error)) if error.message.contains("still at host a")),
+        "{refused:?}"
+    );
+    // As it says: the reason is mended, and the agent started anew.
+    trial.end_agent("b", Signal::KILL)?;
+    std::fs::write(&note, noted)?;
+    trial.start_missing()?;
+    trial.cut_lanes("b", false)?;
+    until("all pages are at b", LIMIT, || {
+        let vm = trial.vm("b", "web")?;
+        Ok((vm.page_in.is_none() && vm.state == VmState::Paused).then_some(()))
+    })?;
+    start(&trial, false)?;
+    complete(&trial, &guest)?;
+    trial.finish()
+}
+
 #[test]
 fn the_sources_agent_dies() -> Result<()> {
     let Some(trial) = Trial::begin_with("page-in-a-dies", slow_link()?)? else { return Ok(()) };
@@ -106,6 +206,21 @@ fn the_sources_agent_dies() -> Result<()> {
     trial.end_agent("a", Signal::KILL)?;
     trial.start_missing()?;
     complete(&trial, &guest)?;
+    trial.finish()
+}
+
+#[test]
+fn a_destination_that_is_dead_for_good_is_given_up() -> Result<()> {
+    let Some(trial) = Trial::begin_with("page-in-b-gone", slow_link()?)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &too_busy())?;
+    let migration = begun(&trial, &mut guest)?;
+    set_link(&trial, "down")?;
+    trial.end_agent("b", Signal::KILL)?;
+    trial.kill_hypervisor("a", "web")?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::InDoubt, "{report:#?}");
+    until("it is in doubt", LIMIT, || Ok(trial.vm("a", "web")?.in_doubt.then_some(())))?;
+    trial.delete("a", "web")?;
     trial.finish()
 }
 

@@ -138,8 +138,9 @@ impl Agent {
     async fn run(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
         // An operator who takes a guest in doubt back begins a new generation. The next one is what the other host was offered:
         // the one after that makes it stale.
-        let epoch = begun.epoch + if begun.before == Condition::InDoubt { 2 } else { 0 };
+        let epoch = begun.epoch + if begun.before.is_in_doubt() { 2 } else { 0 };
         if let Some(vm) = &begun.vm {
+            self.refuse_holes(vm)?;
             // Let go on first: a restarted agent that finds it running knows that it is this host's.
             vm.resume().await?;
             vm.set_epoch(epoch);
@@ -155,6 +156,16 @@ impl Agent {
         }
         self.watch(&vm);
         Ok(vm)
+    }
+
+    /// A guest whose memory is not whole runs where somebody brings what is missing, and nowhere else.
+    fn refuse_holes(&self, vm: &Vm) -> Result<(), ApiError> {
+        if self.page_ins.state(&vm.name).is_some() || !vm.files.missing().exists() {
+            return Ok(());
+        }
+        let from = vm.files.host_of_missing().unwrap_or_default();
+        let lacks = Condition::LacksPages { from };
+        lacks.admit(&vm.name, &Operation::Start { force: true }).map(drop)
     }
 
     /// A QEMU that this agent could not adopt may still run the guest: nothing of it is touched.
@@ -191,9 +202,13 @@ impl Agent {
     async fn stop_now(&self, name: &str, request: StopVm) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Stop)?;
         // A stop ends no doubt: the other host may run the guest all the same.
-        let doubt = begun.before == Condition::InDoubt;
-        let role = if doubt { Role::InDoubt } else { Role::Owner };
-        let saved = self.save(&begun.spec, role, Desired::Stopped, begun.epoch).await;
+        let doubt = begun.before.is_in_doubt();
+        let saved = if doubt {
+            let kept_for = self.store.pages_kept_for(name);
+            self.save_doubt(&begun.spec, Desired::Stopped, begun.epoch, kept_for.as_deref()).await
+        } else {
+            self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.epoch).await
+        };
         if let Some(vm) = &begun.vm {
             // Vcpus that stand still hear no button.
             let listens = begun.before == Condition::Running && !request.force;
@@ -205,7 +220,7 @@ impl Agent {
             self.end_stray(name).await?;
         }
         if doubt {
-            self.settle(name, Condition::InDoubt, None, begun.reason);
+            self.settle(name, Condition::InDoubt { keeps_pages_for: None }, None, begun.reason);
         } else {
             self.settle(name, Condition::Stopped, None, None);
         }
@@ -233,7 +248,7 @@ impl Agent {
                     vm.process.kill().await;
                     References::withdraw(vm);
                 }
-                (None, Condition::InDoubt) => self.end_stray(name).await?,
+                (None, Condition::InDoubt { .. }) => self.end_stray(name).await?,
                 (None, _) => self.refuse_second_process(name)?,
             }
             Ok::<_, ApiError>(self.store.remove(name)?)

@@ -13,11 +13,12 @@ use godwit_migration::{
 use godwit_qemu::ResolvedSpec;
 
 use crate::agent::lifecycle::whole;
+use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Slot};
 use crate::failure::spec_refused;
-use crate::migration::blank_report;
+use crate::migration::{blank_report, serve_again};
 use crate::migrations::MigrationControl;
-use crate::store::{Desired, Role, SavedVm};
+use crate::store::{Desired, Role};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
 /// The longest downtime limit that QEMU takes (`downtime-limit`).
@@ -120,7 +121,10 @@ impl Agent {
         tracing::info!(vm = vm.name, migration = id, to = request.to, engine = ?request.engine, "migration begins");
         vm.tracking.take().await;
         let run = tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
-        let report = match run.await {
+        let run = run.await;
+        // A defect of the migration's task may have left the engine's thread at work, which serves the pages itself.
+        let engine_ended = run.is_ok();
+        let report = match run {
             Ok(report) => report,
             Err(error) => self.defect(&vm, &request, begun, &error, engine_began.load(Ordering::Relaxed)),
         };
@@ -128,7 +132,12 @@ impl Agent {
             // The engine has released it.
             Outcome::Completed => {}
             Outcome::Failed | Outcome::Cancelled => self.end_migration(&vm.name).await,
-            Outcome::InDoubt => self.hold_in_doubt(&vm.name, &request.to).await,
+            Outcome::InDoubt => {
+                self.hold_in_doubt(&vm.name, &request.to).await;
+                if engine_ended {
+                    self.serve_what_is_kept(&vm.name);
+                }
+            }
         }
         self.lanes_seen.carried(&report);
         // One line with everything: what a log is searched for.
@@ -172,9 +181,7 @@ impl Agent {
     /// for the hand-over, and no sooner than needed: an agent that restarts then and finds the guest paused does not let it go on by itself.
     /// `pages_kept_for`: the host that will run it while pages of it are here.
     pub async fn mark_hand_over(&self, vm: &Vm, pages_kept_for: Option<&str>) -> Result<(), ApiError> {
-        let record = SavedVm::new(vm.spec.clone(), Role::InDoubt, Desired::Running, vm.epoch());
-        let record = SavedVm { pages_kept_for: pages_kept_for.map(str::to_owned), ..record };
-        Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
+        self.save_doubt(&vm.spec, Desired::Running, vm.epoch(), pages_kept_for).await
     }
 
     /// Takes the marks away where the guest stays here. Its vCPUs' own word decides whether it runs or is paused.
@@ -205,11 +212,32 @@ impl Agent {
         {
             tracing::error!(vm = name, %error, "could not be paused although host {to} may run it");
         }
-        let reason = format!("host {to} may run it: the link broke at the hand-over");
-        self.settle(name, Condition::InDoubt, vm, Some(reason));
-        if let Err(error) = self.save(&begun.spec, Role::InDoubt, Desired::Running, begun.epoch).await {
+        // Pages that the guest lacks there are kept for it, as long as there is something to keep them.
+        let keeps_pages_for = self.store.pages_kept_for(name).filter(|_| vm.is_some());
+        let reason = match &keeps_pages_for {
+            None => format!("host {to} may run it: the link broke at the hand-over"),
+            Some(to) => format!("host {to} ran it, or may, and lacks pages that are kept here"),
+        };
+        self.settle(name, Condition::InDoubt { keeps_pages_for: keeps_pages_for.clone() }, vm, Some(reason));
+        let saved =
+            self.save_doubt(&begun.spec, Desired::Running, begun.epoch, keeps_pages_for.as_deref()).await;
+        if let Err(error) = saved {
             tracing::error!(vm = name, %error, "the doubt could not be saved");
         }
+    }
+
+    /// Goes on serving the pages that a VM in doubt keeps for another host, unless that says itself that it has no such VM.
+    fn serve_what_is_kept(self: &Arc<Self>, name: &str) {
+        let kept = {
+            let mut table = self.table();
+            let Some(slot) = table.get_mut(name) else { return };
+            let Condition::InDoubt { keeps_pages_for: Some(to) } = slot.condition.clone() else { return };
+            let Some(vm) = slot.vm.clone() else { return };
+            slot.condition = Condition::KeepsPages { to: to.clone() };
+            slot.reason = Some(keeps_pages(&to));
+            (vm, to)
+        };
+        serve_again(self, &kept.0, kept.1);
     }
 
     /// At the destination: makes a shadow of a VM that `from` runs. It is shown as migrating in and can be nothing
@@ -293,8 +321,9 @@ impl Agent {
             return;
         }
         let reason = "its post-copy broke off: the newest of its memory is here, the rest at the source";
-        self.settle(&vm.name, Condition::InDoubt, Some(vm.clone()), Some(reason.into()));
-        if let Err(error) = self.save(&vm.spec, Role::InDoubt, Desired::Running, vm.epoch()).await {
+        let doubt = Condition::InDoubt { keeps_pages_for: None };
+        self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
+        if let Err(error) = self.save_doubt(&vm.spec, Desired::Running, vm.epoch(), None).await {
             tracing::error!(vm = vm.name, %error, "the doubt could not be saved");
         }
     }

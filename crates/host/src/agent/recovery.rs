@@ -1,9 +1,12 @@
 //! The agent's start: finds the VMs again that earlier agents left, running or dead, and removes what belongs to
 //! nobody.
 
+use std::collections::btree_map;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use godwit_api::ApiError;
+use godwit_migration::Failure;
 use godwit_ram::RamDir;
 
 use crate::agent::{Agent, Slot};
@@ -17,7 +20,23 @@ use crate::probe::Probes;
 use crate::protection::Protection;
 use crate::references::References;
 use crate::store::{Desired, Role, SavedVm, Store};
-use crate::vm::{Condition, Places, Vm};
+use crate::vm::{Condition, Places, UnaskedVm, Vm};
+
+/// How long a shadow's QEMU is asked whether its guest runs before pages are fetched for it: a guest that has not run is the source's,
+/// which is to learn so by the shadow's end.
+const SHADOW_LIMIT: Duration = Duration::from_secs(5);
+/// Between two attempts to speak to a QEMU that waits for a missing page.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// What became of a VM's process since the last agent.
+enum Found {
+    /// It runs, and so do its vCPUs, or not.
+    Answers(Arc<Vm>, bool),
+    /// It has ended.
+    Gone,
+    /// It runs, and can't be spoken to.
+    Silent(String),
+}
 
 impl Agent {
     /// An agent with the VMs of its predecessors.
@@ -74,8 +93,13 @@ impl Agent {
             if let Some((pid, _)) = self.places.vm(&name).living_process() {
                 let_vcpus_go(&name, pid);
             }
-            let found = Vm::adopt(self.places.vm(&name), &record.spec, record.epoch).await;
-            self.take_in(record, found).await?;
+            match self.lacking(&record) {
+                Some(process) => self.take_in_lacking(record, process).await?,
+                None => {
+                    let found = self.find(&record).await;
+                    self.take_in(record, found, None).await?;
+                }
+            }
         }
         godwit_qemu::remove_ended_vcpu_groups();
         self.remove_orphans(&known).await.map_err(|error| host_failed("run_dir can't be cleaned", &error))
@@ -89,59 +113,181 @@ impl Agent {
         running.iter().for_each(|(name, pid)| let_vcpus_go(name, *pid));
     }
 
+    /// The process of a VM whose memory is not whole yet; none where it is, or can't be looked at.
+    fn lacking(&self, record: &SavedVm) -> Option<UnaskedVm> {
+        let files = self.places.vm(&record.spec.name);
+        if !files.missing().exists() {
+            return None;
+        }
+        let name = &record.spec.name;
+        let process = UnaskedVm::find(files, &record.spec);
+        process.inspect_err(|error| tracing::error!(vm = name, %error, "its memory can't be opened")).ok()?
+    }
+
+    /// Takes page-in up before QEMU is asked anything: its main loop may itself wait for a page that is missing, and answers nobody
+    /// until that has come. It is spoken to beside what this agent does meanwhile.
+    async fn take_in_lacking(self: &Arc<Self>, record: SavedVm, process: UnaskedVm) -> Result<(), ApiError> {
+        let is_shadow = record.role == Role::Shadow;
+        let condition = match is_shadow {
+            true => Condition::MigratingIn { from: process.files.host_of_missing().unwrap_or_default() },
+            false => Condition::Adopting,
+        };
+        let mut slot = Slot::new(record.spec.clone(), record.epoch, condition);
+        slot.reason =
+            Some("its QEMU has not answered this agent yet; pages of its memory are missing".into());
+        self.insert(slot)?;
+        let taken_up = if is_shadow { None } else { Some(take_up(self, &process).await) };
+        if let Some(Err(failure)) = &taken_up {
+            // Known now: QEMU may never answer while nobody brings what it waits for.
+            let from = process.files.host_of_missing().unwrap_or_default();
+            tracing::error!(vm = process.name, %failure, "page-in can't go on");
+            self.settle(&process.name, Condition::LacksPages { from }, None, Some(cannot_fetch(failure)));
+        }
+        tokio::spawn(self.clone().adopt_lacking(record, process, taken_up));
+        Ok(())
+    }
+
+    async fn adopt_lacking(
+        self: Arc<Self>,
+        record: SavedVm,
+        process: UnaskedVm,
+        mut taken_up: Option<Result<(), Failure>>,
+    ) {
+        let name = record.spec.name.clone();
+        let found = {
+            let mut finding = std::pin::pin!(self.find_patiently(&record));
+            let found = match taken_up {
+                Some(_) => None,
+                None => tokio::time::timeout(SHADOW_LIMIT, &mut finding).await.ok(),
+            };
+            match found {
+                Some(found) => found,
+                None => {
+                    if taken_up.is_none() {
+                        taken_up = Some(take_up(&self, &process).await);
+                    }
+                    finding.await
+                }
+            }
+        };
+        if !self.is_being_adopted(&name) {
+            return tracing::info!(vm = name, "it was ended before its QEMU answered");
+        }
+        if let Err(error) = self.take_in(record, found, taken_up).await {
+            tracing::error!(vm = name, %error, "it can't be taken in");
+        }
+    }
+
+    /// As [`Agent::find`], for as long as pages come that QEMU may wait for.
+    async fn find_patiently(&self, record: &SavedVm) -> Found {
+        let name = &record.spec.name;
+        let mut every = tokio::time::interval(ASK_AGAIN);
+        every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            every.tick().await;
+            let lacks = self.page_ins.state(name).is_some();
+            match self.find(record).await {
+                Found::Silent(why) if lacks && self.is_being_adopted(name) => {
+                    tracing::warn!(vm = name, why, "its QEMU does not answer while pages are missing");
+                }
+                found => return found,
+            }
+        }
+    }
+
+    fn is_being_adopted(&self, name: &str) -> bool {
+        self.table().get(name).is_some_and(|slot| slot.condition.is_being_adopted())
+    }
+
+    async fn find(&self, record: &SavedVm) -> Found {
+        match Vm::adopt(self.places.vm(&record.spec.name), &record.spec, record.epoch).await {
+            Ok(None) => Found::Gone,
+            Err(error) => Found::Silent(error.to_string()),
+            Ok(Some(vm)) => match vm.is_running().await {
+                Some(running) => Found::Answers(Arc::new(vm), running),
+                // It may run the guest: nothing is ended or let go on a guess.
+                None => Found::Silent(format!(
+                    "its QEMU (process {}) does not say whether the guest runs",
+                    vm.process.pid
+                )),
+            },
+        }
+    }
+
+    /// `taken_up`: what came of page-in, where it was tried already.
     async fn take_in(
         self: &Arc<Self>,
         record: SavedVm,
-        found: Result<Option<Vm>, ApiError>,
+        found: Found,
+        taken_up: Option<Result<(), Failure>>,
     ) -> Result<(), ApiError> {
-        let name = record.spec.name.clone();
-        let files = self.places.vm(&name);
-        let vm = match found {
-            Ok(Some(vm)) => vm,
-            Ok(None) if record.role == Role::Shadow => {
-                files.remove_all();
-                return Ok(self.store.remove(&name)?);
-            }
-            Ok(None) => {
-                let words =
-                    files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
-                let failed = record.desired == Desired::Running && record.role != Role::InDoubt;
-                let mut slot = Slot::new(record.spec, record.epoch, Condition::Stopped);
-                if record.role == Role::InDoubt {
-                    // Its process is gone, the doubt is not: the other host may have run the guest all the while.
-                    slot.condition = Condition::InDoubt;
-                    slot.reason = Some("it was being handed over when this host or its agent stopped; another host may run it".into());
+        match found {
+            Found::Answers(vm, running) => self.take_in_running(record, vm, running, taken_up).await,
+            Found::Gone => self.take_in_ended(record),
+            Found::Silent(why) => {
+                match taken_up {
+                    // It stays what it is: one that lacks pages.
+                    Some(Err(failure)) if record.role == Role::Owner => {
+                        tracing::error!(vm = record.spec.name, why, %failure, "it could not be paused");
+                        Ok(())
+                    }
+                    _ => self.take_in_unknown(record, why),
                 }
-                if failed {
-                    slot.condition = Condition::Failed;
-                    slot.reason =
-                        Some(format!("QEMU had ended when the agent started (did the host restart?){words}"));
-                }
-                files.remove_runtime();
-                return self.insert(slot);
-            }
-            Err(error) => return self.take_in_unknown(record, error.to_string()),
-        };
-        match vm.is_running().await {
-            Some(running) => self.take_in_running(record, Arc::new(vm), running).await,
-            // It may run the guest: nothing is ended or let go on a guess.
-            None => {
-                let pid = vm.process.pid;
-                let why = format!("its QEMU (process {pid}) does not say whether the guest runs");
-                self.take_in_unknown(record, why)
             }
         }
+    }
+
+    fn take_in_ended(&self, record: SavedVm) -> Result<(), ApiError> {
+        let name = record.spec.name.clone();
+        let files = self.places.vm(&name);
+        if record.role == Role::Shadow {
+            files.remove_all();
+            self.store.remove(&name)?;
+            self.table().remove(&name);
+            return Ok(());
+        }
+        let words = files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
+        let failed = record.desired == Desired::Running && record.role != Role::InDoubt;
+        let mut slot = Slot::new(record.spec, record.epoch, Condition::Stopped);
+        if record.role == Role::InDoubt {
+            // Its process is gone, the doubt is not: the other host may have run the guest all the while.
+            slot.condition = Condition::InDoubt { keeps_pages_for: None };
+            slot.reason = Some(
+                "it was being handed over when this host or its agent stopped; another host may run it"
+                    .into(),
+            );
+        }
+        if failed {
+            slot.condition = Condition::Failed;
+            slot.reason =
+                Some(format!("QEMU had ended when the agent started (did the host restart?){words}"));
+        }
+        files.remove_runtime();
+        self.take_place(slot)
+    }
+
+    /// Puts a VM into the table, where it may be already for as long as its QEMU was waited for.
+    fn take_place(&self, slot: Slot) -> Result<(), ApiError> {
+        if let btree_map::Entry::Occupied(mut known) = self.table().entry(slot.spec.name.clone())
+            && known.get().condition.is_being_adopted()
+        {
+            known.insert(slot);
+            return Ok(());
+        }
+        self.insert(slot)
     }
 
     /// A VM whose QEMU can't be spoken to. What the record says of other hosts stays true.
     fn take_in_unknown(&self, record: SavedVm, why: String) -> Result<(), ApiError> {
         let condition = match record.role {
             Role::Owner => Condition::Failed,
-            Role::Shadow | Role::InDoubt => Condition::InDoubt,
+            Role::Shadow | Role::InDoubt => {
+                Condition::InDoubt { keeps_pages_for: record.pages_kept_for.clone() }
+            }
         };
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = Some(why);
-        self.insert(slot)
+        self.take_place(slot)
     }
 
     async fn take_in_running(
@@ -149,12 +295,13 @@ impl Agent {
         record: SavedVm,
         vm: Arc<Vm>,
         running: bool,
+        taken_up: Option<Result<(), Failure>>,
     ) -> Result<(), ApiError> {
         let name = record.spec.name.clone();
         let (condition, reason) = match (record.role, running) {
             (Role::InDoubt, false) if record.pages_kept_for.is_some() => {
                 let to = record.pages_kept_for.clone().unwrap_or_default();
-                let reason = format!("host {to} runs it, or may, and fetches pages of it from here");
+                let reason = keeps_pages(&to);
                 (Condition::KeepsPages { to }, Some(reason))
             }
             // The hand-over had been announced, and the guest had not been stopped for it: it never left.
@@ -163,7 +310,7 @@ impl Agent {
                 (Condition::Running, None)
             }
             (Role::InDoubt, false) => (
-                Condition::InDoubt,
+                Condition::InDoubt { keeps_pages_for: None },
                 Some("another host may run it: the link broke at the hand-over".to_owned()),
             ),
             (Role::Owner, true) => (Condition::Running, None),
@@ -179,6 +326,7 @@ impl Agent {
                 self.store.remove(&name)?;
                 vm.process.kill().await;
                 vm.files.remove_all();
+                self.table().remove(&name);
                 return Ok(());
             }
         };
@@ -190,10 +338,10 @@ impl Agent {
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = reason;
         slot.vm = Some(vm.clone());
-        self.insert(slot)?;
+        self.take_place(slot)?;
         self.watch(&vm);
         if vm.files.missing().exists() {
-            self.page_in_further(&vm).await;
+            self.page_in_further(&vm, taken_up).await;
         }
         if let Some(host) = keeps_pages_for {
             serve_again(self, &vm, host);
@@ -202,14 +350,20 @@ impl Agent {
     }
 
     /// A guest that lacks pages waits for this agent. One that nobody holds back from what is missing must not run on.
-    async fn page_in_further(self: &Arc<Self>, vm: &Arc<Vm>) {
-        let Err(failure) = take_up(self, vm).await else { return };
+    async fn page_in_further(self: &Arc<Self>, vm: &Arc<Vm>, taken_up: Option<Result<(), Failure>>) {
+        let taken_up = match taken_up {
+            Some(taken_up) => taken_up,
+            None => take_up(self, &vm.unasked()).await,
+        };
+        let Err(failure) = taken_up else { return };
         tracing::error!(vm = vm.name, %failure, "pages of it are missing and can't be fetched: it is paused");
+        let reason = cannot_fetch(&failure);
+        let from = vm.files.host_of_missing().unwrap_or_default();
+        self.settle(&vm.name, Condition::LacksPages { from }, Some(vm.clone()), Some(reason));
+        // A processor that waits for a page does not stop before it has it: nothing else has to wait for that.
         if let Err(error) = vm.process.qmp.stop().await {
             tracing::error!(vm = vm.name, %error, "it could not be paused");
         }
-        let reason = format!("pages of it are missing and can't be fetched: {failure}");
-        self.settle(&vm.name, Condition::InDoubt, Some(vm.clone()), Some(reason));
     }
 
     /// Ends processes and removes files that no record speaks of: an agent crashed between making them and saying so.
@@ -234,6 +388,16 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// What is said of a VM whose missing pages nobody brings.
+fn cannot_fetch(failure: &Failure) -> String {
+    format!("pages of it are missing and can't be fetched: {failure}")
+}
+
+/// What is said of a VM that another host fetches pages of.
+pub(super) fn keeps_pages(to: &str) -> String {
+    format!("host {to} runs it, or may, and fetches pages of it from here")
 }
 
 /// Takes the limit away that a migration had put on a VM's processors, where one is left.

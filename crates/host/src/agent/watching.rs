@@ -99,8 +99,9 @@ impl Agent {
             }
             tracing::error!(vm = vm.name, reason, "QEMU ended");
             slot.vm = None;
-            if matches!(slot.condition, Condition::InDoubt | Condition::KeepsPages { .. }) {
-                slot.condition = Condition::InDoubt;
+            if matches!(slot.condition, Condition::InDoubt { .. } | Condition::KeepsPages { .. }) {
+                // Nothing is kept here any more.
+                slot.condition = Condition::InDoubt { keeps_pages_for: None };
                 // Its process is gone, the doubt is not: the record stays as it is.
                 slot.reason = Some(format!("another host may run it; here {reason}"));
                 return;

@@ -354,7 +354,7 @@ async fn begin(
                 Ending::Discarded(failure) => entry.refused(&failure),
             }
             if let Some(page_in) = page_in {
-                host.page_ins().keep(&arriving, &page_in);
+                host.page_ins().keep(&arriving.unasked(), &page_in);
             }
         })
         .map_err(|error| host_failed("no thread can be started", &error))?;

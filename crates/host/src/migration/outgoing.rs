@@ -355,7 +355,8 @@ impl Outgoing {
                 begun,
                 progress: &|progress| job.progress.tell(progress),
                 ask_verdict: &ask_verdict,
-                page_in_again: &|is_over| serving.again(is_over),
+                // Without its QEMU here nothing is kept that anybody could have.
+                page_in_again: &|is_over| serving.again(&|| is_over() || vm.process.exit().is_some()),
             };
             let _ = done.send(drive::send(source, &inbox, events));
         };

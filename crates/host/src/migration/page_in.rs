@@ -22,7 +22,7 @@ use super::outgoing::Paths;
 use super::{Doorman, Guard};
 use crate::agent::Agent;
 use crate::failure::host_failed;
-use crate::vm::Vm;
+use crate::vm::{UnaskedVm, Vm};
 
 /// Between two attempts to reach the destination.
 const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
@@ -59,13 +59,13 @@ impl PageIns {
     }
 
     /// Keeps to a guest's page-in until nothing is missing, or the guest is gone. For a thread of its own.
-    pub(super) fn keep(&self, vm: &Vm, paging_in: &Arc<PagingIn>) {
+    pub(super) fn keep(&self, vm: &UnaskedVm, paging_in: &Arc<PagingIn>) {
         self.lock().insert(vm.name.clone(), Arc::clone(paging_in));
         match paging_in.until_complete() {
             Ok(figures) => tracing::info!(vm = vm.name, pages = figures.pages, "all of its memory is here"),
             Err(failure) => {
                 tracing::error!(vm = vm.name, %failure, "page-in has ended before all pages were here");
-                if vm.process.exit().is_none() {
+                if vm.is_alive() {
                     // Whoever comes to a missing page waits still. The note stays: it says that this memory is not whole, and
                     // an agent that is started anew goes on.
                     return;
@@ -99,7 +99,7 @@ pub(super) async fn session(
         // It has all of its memory; or it has ended meanwhile, and needs none.
         return Ok(PageInAnswer { complete: true, id: None, addresses: Vec::new() });
     };
-    if !agent.files(name)?.is_missing_from(&request.from) {
+    if agent.files(name)?.host_of_missing().as_ref() != Some(&request.from) {
         let message = format!("the pages that VM \"{name}\" lacks are not at host {}", request.from);
         return Err(ApiError::new(
             ErrorCode::Forbidden,
@@ -128,19 +128,20 @@ pub(super) async fn session(
     Ok(PageInAnswer { complete: false, id: Some(id.to_string()), addresses })
 }
 
-/// At the destination, after a restart of its agent: the guest runs, and whoever comes to a missing page waits for this.
-pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &Arc<Vm>) -> Result<(), Failure> {
-    let (agent, vm) = (Arc::clone(agent), Arc::clone(vm));
+/// At the destination, after a restart of its agent: the guest runs, and whoever comes to a missing page waits for this. QEMU is not
+/// asked anything: its main loop may be among those who wait.
+pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm) -> Result<(), Failure> {
+    let (agent, vm) = (Arc::clone(agent), vm.clone());
     let taken_up = tokio::task::spawn_blocking(move || {
         let failed = |why: String| Failure::new(FailureCode::MemoryFailed, why);
         let noted = MissingPages::open(&vm.files.missing()).map_err(|error| failed(error.to_string()))?;
         if noted.count() == 0 {
-            // All of it came just before the other agent ended.
+            // All of it came just before the other agent ended, or the guest was not handed over yet.
             vm.files.remove_missing();
             return Ok(());
         }
         drop(noted);
-        let faults = PageIn::attach_again(&vm.tracker_socket, vm.process.pid, &vm.regions)
+        let faults = PageIn::attach_again(&vm.files.tracker_socket, vm.pid, &vm.regions)
             .map_err(|error| failed(error.to_string()))?;
         let paging_in = PagingIn::resume(Box::new(faults), vm.regions.clone(), &vm.files.missing())?;
         tracing::warn!(
@@ -148,16 +149,16 @@ pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &Arc<Vm>) -> Result<(), Fail
             missing = paging_in.missing_pages(),
             "page-in goes on when its source asks"
         );
-        keep_on_a_thread(&agent, &vm, paging_in)
+        keep_on_a_thread(&agent, vm, paging_in)
     });
     taken_up.await.unwrap_or_else(|error| Err(Failure::new(FailureCode::Internal, error.to_string())))
 }
 
-fn keep_on_a_thread(agent: &Arc<Agent>, vm: &Arc<Vm>, paging_in: Arc<PagingIn>) -> Result<(), Failure> {
+fn keep_on_a_thread(agent: &Arc<Agent>, vm: UnaskedVm, paging_in: Arc<PagingIn>) -> Result<(), Failure> {
     let name = format!("in-{}", vm.name);
     // Known from here on, and not when the thread has come to run.
     agent.page_ins().lock().insert(vm.name.clone(), Arc::clone(&paging_in));
-    let (agent, vm) = (Arc::clone(agent), Arc::clone(vm));
+    let agent = Arc::clone(agent);
     let spawned =
         std::thread::Builder::new().name(name).spawn(move || agent.page_ins().keep(&vm, &paging_in));
     spawned
@@ -185,7 +186,10 @@ impl Serving<'_> {
     pub(super) fn again(&self, is_over: &dyn Fn() -> bool) -> Again {
         loop {
             if is_over() {
-                return Again::Refused(Failure::new(FailureCode::Cancelled, "its pages are needed no more"));
+                return Again::Lost(Failure::new(
+                    FailureCode::Cancelled,
+                    "its pages are needed no more, or are gone",
+                ));
             }
             let answer = self.runtime.block_on(async {
                 let request = PageInRequest { epoch: self.epoch, from: self.agent.config().name.clone() };

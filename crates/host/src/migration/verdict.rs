@@ -57,6 +57,7 @@ pub(super) struct HandOver<'a> {
 }
 
 /// One answer.
+#[derive(Debug)]
 pub(super) enum Answer {
     /// It runs the guest; with the status, unless its agent has restarted since.
     Runs(Option<IncomingStatus>),
@@ -84,14 +85,16 @@ impl HandOver<'_> {
         }
     }
 
-    /// An agent that restarts keeps the guest that runs there, and removes the shadow that does not.
+    /// An agent that restarts keeps the guest that runs there, and removes the shadow that does not. What it is in doubt about itself
+    /// decides nothing.
     async fn after_restart(&self) -> Answer {
-        match self.peer.get::<VmInfo>(&format!("/v1/vms/{}", self.vm)).await {
-            Ok(info)
-                if info.epoch == self.epoch && matches!(info.state, VmState::Running | VmState::Paused) =>
-            {
-                Answer::Runs(None)
-            }
+        self.answer_of_vm(self.peer.get(&format!("/v1/vms/{}", self.vm)).await)
+    }
+
+    fn answer_of_vm(&self, vm: Result<VmInfo, ClientError>) -> Answer {
+        match vm {
+            Ok(info) if info.epoch != self.epoch || info.in_doubt => Answer::Open,
+            Ok(info) if matches!(info.state, VmState::Running | VmState::Paused) => Answer::Runs(None),
             Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
                 Answer::Refused("its agent has restarted, and it has no such VM".into())
             }
@@ -142,5 +145,36 @@ impl HandOver<'_> {
             }
         }
         Verdict::Unknown
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::{ApiError, Endpoint};
+
+    use super::*;
+
+    fn vm(state: &str, in_doubt: bool, epoch: u64) -> VmInfo {
+        serde_json::from_value(serde_json::json!({
+            "name": "web", "host": "b", "state": state, "reason": null, "in_doubt": in_doubt, "epoch": epoch,
+            "pid": 42, "memory_bytes": 1 << 26, "vcpus": 1, "accel": "tcg", "machine": "pc-q35-7.2",
+            "migration": null, "addresses": [], "spec": { "name": "web", "kernel": "/boot/vmlinuz" },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_restarted_agent_in_doubt_has_not_said_that_the_guest_runs() {
+        let peer = Client::new(Endpoint::Tcp("127.0.0.1:1".to_owned()));
+        let hand_over = HandOver { peer: &peer, id: "1", vm: "web", epoch: 2 };
+        let answer = |vm| hand_over.answer_of_vm(vm);
+        for state in ["running", "paused"] {
+            assert!(matches!(answer(Ok(vm(state, false, 2))), Answer::Runs(None)), "{state}");
+        }
+        for open in [vm("paused", true, 2), vm("running", false, 1), vm("failed", false, 2)] {
+            assert!(matches!(answer(Ok(open.clone())), Answer::Open), "{open:?}");
+        }
+        let unknown = ApiError::new(ErrorCode::NotFound, "no such VM", "");
+        assert!(matches!(answer(Err(ClientError::Refused(unknown))), Answer::Refused(_)));
     }
 }

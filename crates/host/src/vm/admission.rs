@@ -18,12 +18,22 @@ pub(crate) enum Condition {
     /// The vCPUs stand still, by nobody's operation.
     Paused,
     /// The vCPUs stand still because it is not known whether another host runs the guest.
-    InDoubt,
+    InDoubt {
+        /// The host that lacks pages of it which are here, as far as is known.
+        keeps_pages_for: Option<String>,
+    },
     /// Another host runs the guest, or may, and fetches pages of it from here: without them the guest is lost.
     KeepsPages {
         /// That host.
         to: String,
     },
+    /// Pages of its memory are missing, which are at another host, and can't be fetched: it must not run.
+    LacksPages {
+        /// That host.
+        from: String,
+    },
+    /// An agent that was started anew has not heard from its QEMU yet, while pages of its memory are missing.
+    Adopting,
     /// A stop is under way, or the source lets go after a move.
     Stopping,
     /// A deletion is under way, or a shadow is being removed.
@@ -92,9 +102,17 @@ impl Condition {
         use Operation as O;
         Ok(match (self, operation) {
             (C::Stopped | C::Failed | C::Paused, O::Start { .. })
-            | (C::InDoubt, O::Start { force: true }) => C::Starting,
-            (C::Running | C::Paused | C::InDoubt | C::Failed, O::Stop) => C::Stopping,
-            (C::Stopped | C::Failed | C::InDoubt, O::Delete) | (C::MigratingIn { .. }, O::Discard) => {
+            | (C::InDoubt { .. }, O::Start { force: true }) => C::Starting,
+            (
+                C::Running
+                | C::Paused
+                | C::InDoubt { keeps_pages_for: None }
+                | C::Failed
+                | C::LacksPages { .. }
+                | C::Adopting,
+                O::Stop,
+            ) => C::Stopping,
+            (C::Stopped | C::Failed | C::InDoubt { .. }, O::Delete) | (C::MigratingIn { .. }, O::Discard) => {
                 C::Deleting
             }
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
@@ -102,9 +120,9 @@ impl Condition {
             }
             (C::MigratingOut { .. }, O::EndMigration) | (C::MigratingIn { .. }, O::Promote) => C::Running,
             (C::MigratingOut { .. } | C::MigratingIn { .. } | C::KeepsPages { .. }, O::HoldInDoubt) => {
-                C::InDoubt
+                C::InDoubt { keeps_pages_for: None }
             }
-            (C::MigratingOut { .. } | C::KeepsPages { .. } | C::InDoubt | C::Failed, O::Release) => {
+            (C::MigratingOut { .. } | C::KeepsPages { .. } | C::InDoubt { .. } | C::Failed, O::Release) => {
                 C::Stopping
             }
             _ => return Err(self.refusal(vm, operation)),
@@ -132,13 +150,37 @@ impl Condition {
             Condition::KeepsPages { to } => busy(
                 format!("host {to} runs it, or may, and fetches pages of it from here"),
                 format!(
-                    "wait until host {to} has them; if that host is gone for good, end the QEMU here and `godwit vm delete` it"
+                    "wait until host {to} has them; if that host is gone for good, so is the guest: end its QEMU here (`godwit vm show` tells the process) and `godwit vm delete` it"
                 ),
+            ),
+            Condition::LacksPages { from } => ApiError::new(
+                ErrorCode::WrongState,
+                format!(
+                    "VM \"{vm}\" can't be {verb}: pages of its memory are still at host {from} and can't be fetched (`godwit vm show` says why): it would run on with zeros in their place"
+                ),
+                format!(
+                    "mend that and restart this host's agent, which fetches them from host {from} and keeps the VM paused; `godwit vm stop --force` gives the guest up"
+                ),
+            ),
+            Condition::Adopting => busy(
+                "its QEMU has not answered since the agent's start: it may wait for a page that is missing"
+                    .to_owned(),
+                "wait until its pages come, see `godwit vm show`; `godwit vm stop --force` ends it"
+                    .to_owned(),
             ),
             Condition::Starting => busy("a start is under way".to_owned(), "wait for it".to_owned()),
             Condition::Stopping => busy("a stop is under way".to_owned(), "wait for it".to_owned()),
             Condition::Deleting => busy("a deletion is under way".to_owned(), String::new()),
-            Condition::InDoubt => ApiError::new(
+            Condition::InDoubt { keeps_pages_for: Some(to) } => ApiError::new(
+                ErrorCode::InDoubt,
+                format!(
+                    "VM \"{vm}\" can't be {verb}: it was handed over to host {to}, and pages that the guest lacks there are here alone"
+                ),
+                format!(
+                    "look at host {to} with `godwit vm list`; if the VM is there, restart this host's agent, which serves the pages; if it certainly is not and will not be, `godwit vm delete` it here, or `godwit vm start --force` it as it was at the hand-over"
+                ),
+            ),
+            Condition::InDoubt { keeps_pages_for: None } => ApiError::new(
                 ErrorCode::InDoubt,
                 format!(
                     "VM \"{vm}\" can't be {verb}: the link broke at the hand-over and another host may run it"
@@ -165,13 +207,29 @@ impl Condition {
         match self {
             Condition::Stopped => VmState::Stopped,
             Condition::Starting => VmState::Starting,
-            Condition::Running => VmState::Running,
-            Condition::Paused | Condition::InDoubt | Condition::KeepsPages { .. } => VmState::Paused,
+            // It was handed over, and nobody has stopped it.
+            Condition::Running | Condition::Adopting => VmState::Running,
+            Condition::Paused
+            | Condition::InDoubt { .. }
+            | Condition::KeepsPages { .. }
+            | Condition::LacksPages { .. } => VmState::Paused,
             Condition::Stopping | Condition::Deleting => VmState::Stopping,
             Condition::MigratingOut { .. } => VmState::MigratingOut,
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
         }
+    }
+
+    /// Whether nobody here knows who may run it.
+    #[must_use]
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        matches!(self, Condition::InDoubt { .. })
+    }
+
+    /// Whether an agent's start may still learn from its QEMU what it is. No migration arrives before that.
+    #[must_use]
+    pub(crate) fn is_being_adopted(&self) -> bool {
+        matches!(self, Condition::Adopting | Condition::LacksPages { .. } | Condition::MigratingIn { .. })
     }
 
     /// Whether memory is set aside for it.
@@ -245,13 +303,13 @@ mod tests {
                     Ok(next) => {
                         prop_assert!(!under_way, "two operations at once");
                         if let Operation::Delete = operation {
-                            prop_assert!(!vm.process || before == Condition::InDoubt, "deleted a guest that runs");
+                            prop_assert!(!vm.process || before.is_in_doubt(), "deleted a guest that runs");
                         }
                         if let Operation::MigrateOut { .. } = operation { prop_assert!(vm.process) }
                         if let Operation::Start { force: false } = operation {
-                            prop_assert!(vm.condition != Condition::InDoubt, "ran a guest that another host may run");
+                            prop_assert!(!vm.condition.is_in_doubt(), "ran a guest that another host may run");
                         }
-                        if next == Condition::InDoubt { vm.runs = false }
+                        if next.is_in_doubt() { vm.runs = false }
                         vm.condition = next;
                     }
                     Err(error) => prop_assert!(error.message.contains("web")),
@@ -274,7 +332,40 @@ mod tests {
         );
         let error = Condition::Running.admit("web", &Operation::Start { force: false }).unwrap_err();
         assert_eq!(error.code, ErrorCode::WrongState);
-        let error = Condition::InDoubt.admit("web", &Operation::Start { force: false }).unwrap_err();
+        let doubt = Condition::InDoubt { keeps_pages_for: None };
+        let error = doubt.admit("web", &Operation::Start { force: false }).unwrap_err();
         assert_eq!(error.code, ErrorCode::InDoubt);
+        assert!(error.mend.contains("if it runs there, `godwit vm delete` it here"), "{error}");
+    }
+
+    #[test]
+    fn what_keeps_pages_for_another_host_is_not_thrown_away_in_passing() {
+        let doubt = Condition::InDoubt { keeps_pages_for: Some("b".to_owned()) };
+        for operation in [Operation::Start { force: false }, Operation::Stop] {
+            let error = doubt.admit("web", &operation).unwrap_err();
+            assert_eq!(error.code, ErrorCode::InDoubt);
+            assert!(!error.mend.contains("if it runs there, `godwit vm delete`"), "{error}");
+            assert!(error.message.contains("host b") && error.mend.contains("restart"), "{error}");
+        }
+        for operation in [Operation::Start { force: true }, Operation::Delete] {
+            doubt.admit("web", &operation).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_guest_that_lacks_pages_is_ended_and_nothing_else() {
+        let lacks = Condition::LacksPages { from: "a".to_owned() };
+        for operation in [
+            Operation::Start { force: true },
+            Operation::Start { force: false },
+            Operation::Delete,
+            Operation::MigrateOut { migration: "m1".to_owned() },
+        ] {
+            let error = lacks.admit("web", &operation).unwrap_err();
+            assert!(error.message.contains("host a") && error.mend.contains("restart"), "{error}");
+            Condition::Adopting.admit("web", &operation).unwrap_err();
+        }
+        assert_eq!(lacks.admit("web", &Operation::Stop).unwrap(), Condition::Stopping);
+        assert_eq!(Condition::Adopting.admit("web", &Operation::Stop).unwrap(), Condition::Stopping);
     }
 }

@@ -138,9 +138,9 @@ impl VmFiles {
         fs::set_permissions(self.missing_from(), Permissions::from_mode(0o600))
     }
 
-    /// Whether the pages that are missing are at this host.
-    pub(crate) fn is_missing_from(&self, host: &str) -> bool {
-        fs::read_to_string(self.missing_from()).is_ok_and(|noted| noted == host)
+    /// The host that has the pages that are missing, as noted.
+    pub(crate) fn host_of_missing(&self) -> Option<String> {
+        fs::read_to_string(self.missing_from()).ok()
     }
 
     /// Nothing is missing.

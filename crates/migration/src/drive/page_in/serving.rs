@@ -127,6 +127,8 @@ pub enum Again {
     Complete,
     /// The destination has no such guest.
     Refused(Failure),
+    /// There is nothing to serve any more. What the destination has of the guest is not known.
+    Lost(Failure),
 }
 
 /// A stream of a session, welcome at the destination.
@@ -547,6 +549,7 @@ pub fn serve(
                 Some(kept.session(streams, None))
             }
             Again::Complete => return Ok(None),
+            Again::Lost(failure) => return Err(NotServed::Lost(failure)),
             Again::Refused(failure) if granted => return Err(NotServed::Lost(failure)),
             Again::Refused(failure) => return Err(NotServed::Refused(failure)),
         };
