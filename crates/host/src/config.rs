@@ -341,6 +341,29 @@ impl Config {
         }
     }
 
+    fn peers_problem(&self) -> Option<(String, String, String)> {
+        let problem =
+            |name: &str, why: String, mend: &str| Some((format!("peers.{name}"), why, mend.to_owned()));
+        for (name, url) in &self.peers {
+            match url.parse::<Endpoint>() {
+                Err(error) => return problem(name, error.message, &error.mend),
+                Ok(Endpoint::Tcp(_)) if !self.insecure => {
+                    let why = "http:// is unprotected, and this host is not insecure".into();
+                    return problem(name, why, "write https://");
+                }
+                Ok(Endpoint::Tls(_)) if self.insecure => {
+                    let why = "https:// needs a certificate, and this host is insecure".into();
+                    return problem(name, why, "write http://, or give this host [tls]");
+                }
+                Ok(_) => {}
+            }
+            if name == &self.name {
+                return problem(name, "a host is no peer of itself".into(), "remove the line");
+            }
+        }
+        None
+    }
+
     fn first_problem(&self) -> Option<(String, String, String)> {
         let problem = |key: &str, why: String, mend: &str| Some((key.to_owned(), why, mend.to_owned()));
         if self.name.is_empty()
@@ -381,26 +404,8 @@ impl Config {
             let why = "no lane leaves from an address that is not among migration_addresses".into();
             return problem(&format!("limits.lanes.\"{lane}\""), why, "name one of those");
         }
-        for (name, url) in &self.peers {
-            match url.parse::<Endpoint>() {
-                Err(error) => return problem(&format!("peers.{name}"), error.message, &error.mend),
-                Ok(Endpoint::Tcp(_)) if !self.insecure => {
-                    let why = "http:// is unprotected, and this host is not insecure".into();
-                    return problem(&format!("peers.{name}"), why, "write https://");
-                }
-                Ok(Endpoint::Tls(_)) if self.insecure => {
-                    let why = "https:// needs a certificate, and this host is insecure".into();
-                    return problem(&format!("peers.{name}"), why, "write http://, or give this host [tls]");
-                }
-                Ok(_) => {}
-            }
-            if name == &self.name {
-                return problem(
-                    &format!("peers.{name}"),
-                    "a host is no peer of itself".into(),
-                    "remove the line",
-                );
-            }
+        if let Some((key, why, mend)) = self.peers_problem() {
+            return problem(&key, why, &mend);
         }
         for (name, network) in &self.networks {
             // IFNAMSIZ is 16 with the final zero (linux/if.h).

@@ -28,7 +28,7 @@ fn region(folder: &tempfile::TempDir, name: &str, pages: u64) -> Region {
 }
 
 #[test]
-fn a_near_way_is_not_paced_whatever_the_host_prefers() {
+fn neither_end_of_a_near_way_is_under_a_control_that_paces() {
     let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let near = connect(lane_to(listener.local_addr().unwrap()), LIMIT).unwrap();
     let far = accept(&[listener], LIMIT).unwrap().unwrap();

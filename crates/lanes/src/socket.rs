@@ -22,8 +22,8 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a stream may take to connect, in a migration and in a probe alike.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// The congestion control that every kernel has and that does not pace.
-const BURSTING: &str = "cubic";
+/// Congestion controls that do not pace: the usual one, and the one that every kernel has.
+const BURSTING: [&str; 2] = ["cubic", "reno"];
 /// How those begin that pace.
 const PACING: &str = "bbr";
 
@@ -162,8 +162,10 @@ impl Stream {
     /// What is sent goes out as soon as the window takes it. A congestion control that paces (BBR) spreads a burst by the rate
     /// that it has seen last. Where it does, pacing goes on by two windows a round trip (see `never_pace`).
     pub fn send_in_bursts(&self) {
-        if let Err(error) = sockopt::set_tcp_congestion(self.link.socket(), BURSTING) {
-            tracing::debug!(%error, congestion = BURSTING, "the host's congestion control stays");
+        let socket = self.link.socket();
+        let paces = sockopt::tcp_congestion(socket).is_ok_and(|name| name.starts_with(PACING));
+        if paces && !BURSTING.iter().any(|name| sockopt::set_tcp_congestion(socket, name).is_ok()) {
+            tracing::debug!("the host's congestion control stays, and paces");
         }
     }
 
@@ -221,8 +223,9 @@ pub enum Carries {
     Pages,
     /// Pages, in segments of at most [`SAFE_SEGMENT_BYTES`], both ways.
     PagesNarrowly,
-    /// What is mostly silent, and waited for when it speaks: it leaves as soon as the window takes it, in such small segments.
-    Messages,
+    /// What is waited for on a stream that is mostly silent, messages or pages: it leaves as soon as the window takes it, in such
+    /// small segments.
+    Urgent,
 }
 
 /// Segments so small pass everywhere: IPv6 asks for an MTU of 1280 at least (RFC 8200, section 5).
@@ -232,9 +235,7 @@ impl Carries {
     pub(crate) fn prepare(self, socket: &OwnedFd) -> std::io::Result<()> {
         match self {
             Carries::Pages => Ok(()),
-            Carries::PagesNarrowly | Carries::Messages => {
-                SockRef::from(socket).set_tcp_mss(SAFE_SEGMENT_BYTES)
-            }
+            Carries::PagesNarrowly | Carries::Urgent => SockRef::from(socket).set_tcp_mss(SAFE_SEGMENT_BYTES),
         }
     }
 }
@@ -306,28 +307,29 @@ pub(crate) fn connect_with(
     let begun = Instant::now();
     let mut paces = None;
     let prepare = |socket: &OwnedFd| {
-        paces = never_pace(socket)?;
+        paces = never_pace(socket);
         carries.prepare(socket)?;
         prepare(socket)
     };
     let stream =
         connect_from(lane, limit, interrupt, prepare).map_err(|source| LaneError::Connect { to, source })?;
     let connected_in = begun.elapsed();
-    fit_to_way(&stream, connected_in, paces.filter(|_| carries != Carries::Messages));
+    fit_to_way(&stream, connected_in, paces.filter(|_| carries != Carries::Urgent));
     Ok(Stream { connected_in: Some(connected_in), ..Stream::new(stream)? })
 }
 
 /// Has a socket that is not connected yet send as soon as the window takes it. Returns the host's own congestion control where
-/// that paces. A socket that was connected under one is paced for good, whichever it is given later (Linux sets sk_pacing_status
-/// in bbr_init and never takes it back): by two windows a round trip, and a round trip on a full wire is mostly queue. A
-/// mostly silent stream then carried 1 MB/s on a wire of 25 MB/s: 60 ms for the device state.
-fn never_pace(socket: impl AsFd) -> std::io::Result<Option<String>> {
-    let of_host = sockopt::tcp_congestion(&socket)?;
-    if !of_host.starts_with(PACING) {
-        return Ok(None);
+/// that paces, and another could be set. A socket that was connected under one is paced for good, whichever it is given later
+/// (Linux sets sk_pacing_status in bbr_init and never takes it back): by two windows a round trip, and a round trip on a full wire
+/// is mostly queue. A mostly silent stream then carried 1 MB/s on a wire of 25 MB/s: 60 ms for the device state.
+fn never_pace(socket: impl AsFd) -> Option<String> {
+    let of_host = sockopt::tcp_congestion(&socket).ok().filter(|name| name.starts_with(PACING))?;
+    let set = BURSTING.iter().find(|name| sockopt::set_tcp_congestion(&socket, name).is_ok());
+    if set.is_none() {
+        // Slower, but it works: net.ipv4.tcp_allowed_congestion_control may name none but the host's.
+        tracing::debug!(congestion = of_host, "the host's congestion control stays, and paces");
     }
-    sockopt::set_tcp_congestion(&socket, BURSTING)?;
-    Ok(Some(of_host))
+    set.map(|_| of_host)
 }
 
 /// Fits what a socket holds to the way's bandwidth × round trip, which the connection's set-up has just measured. `paces`: the
@@ -351,14 +353,12 @@ fn fit_to_near_way(socket: &TcpStream) -> std::io::Result<()> {
 }
 
 fn fit_to_far_way(socket: &TcpStream, round_trip: Duration, paces: Option<String>) -> std::io::Result<()> {
-    if let Some(congestion) = paces {
-        sockopt::set_tcp_congestion(socket, &congestion)?;
-    }
     let micros = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
     let on_its_way = FASTEST_BYTES_PER_S.saturating_mul(micros) / 1_000_000;
     let buffer = on_its_way.saturating_add(UNSENT_BYTES.into()).min(MOST_BUFFER_BYTES);
     godwit_ram::limit_unsent_bytes(socket.as_fd(), UNSENT_BYTES)?;
-    Ok(sockopt::set_socket_send_buffer_size_force(socket, usize::try_from(buffer).unwrap_or(usize::MAX))?)
+    sockopt::set_socket_send_buffer_size_force(socket, usize::try_from(buffer).unwrap_or(usize::MAX))?;
+    Ok(paces.map_or(Ok(()), |congestion| sockopt::set_tcp_congestion(socket, &congestion))?)
 }
 
 fn connect_from(
@@ -405,10 +405,9 @@ fn connect_from(
 /// # Errors
 /// [`LaneError::Listen`].
 pub fn listen(on: SocketAddr) -> Result<TcpListener, LaneError> {
-    let failed = |source| LaneError::Listen { on, source };
-    let listener = TcpListener::bind(on).map_err(failed)?;
+    let listener = TcpListener::bind(on).map_err(|source| LaneError::Listen { on, source })?;
     // What is accepted inherits it: only messages are sent on it.
-    never_pace(&listener).map_err(failed)?;
+    never_pace(&listener);
     Ok(listener)
 }
 

@@ -78,22 +78,20 @@ impl PolicySettings {
     pub fn problem(&self, intent: Intent) -> Option<(&'static str, String, &'static str)> {
         let policy = self.applied_to(intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::default()));
         let Throttling { above, to } = policy.throttling;
-        let is_set = self.throttle_above.or(self.throttle_to).is_some();
         let most_pause_ms = MOST_SWITCHOVER_BUDGET.as_millis();
-        if is_set && matches!(intent, Intent::Deadline(_)) {
-            let why = "how far writers are slowed follows from the time that is left".to_owned();
-            return Some(("throttle_to", why, "leave throttle_above and throttle_to out"));
+        if matches!(intent, Intent::Deadline(_)) {
+            let set = [("throttle_above", self.throttle_above), ("throttle_to", self.throttle_to)];
+            if let Some((key, _)) = set.into_iter().find(|(_, value)| value.is_some()) {
+                let why = "how far writers are slowed follows from the time that is left".to_owned();
+                return Some((key, why, "leave it out"));
+            }
         }
         if !(LEAST_THROTTLED_SHARE..=MOST_THROTTLED_SHARE).contains(&to) {
             return Some(("throttle_to", format!("{to} is out of range"), "write a share from 0.02 to 0.8"));
         }
         if !(to..=MOST_UNTHROTTLED_SHARE).contains(&above) {
-            let why = format!("{above} is out of range");
-            return Some((
-                "throttle_above",
-                why,
-                "write a share from throttle_to, which is 0.2 with auto, to 1",
-            ));
+            let why = format!("{above}, with throttle_to at {to}, is out of range");
+            return Some(("throttle_above", why, "write a share from throttle_to to 1"));
         }
         if self.longest_pause_ms.is_some_and(|ms| !(1..=most_pause_ms).contains(&u128::from(ms))) {
             let why = "such a pause can't be kept to".to_owned();

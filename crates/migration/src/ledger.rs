@@ -163,10 +163,12 @@ impl Ledger {
         self.tracked_since = now;
     }
 
-    /// `pages` were written since tracking began.
+    /// `pages` were written since tracking began. What an earlier sample says holds too where it says more: over a longer time
+    /// less is written for the first time.
     pub(crate) fn sampled(&mut self, now: Duration, pages: u64) {
         let since = now.saturating_sub(self.tracked_since).max(LEAST_SAMPLE);
-        self.sampled_pages_per_s = Some(pages as f64 / since.as_secs_f64());
+        let sampled = pages as f64 / since.as_secs_f64();
+        self.sampled_pages_per_s = Some(self.sampled_pages_per_s.unwrap_or(0.0).max(sampled));
     }
 
     /// `remaining` pages were dirtied since the round began to protect them.

@@ -356,9 +356,9 @@ impl<'a> Play<'a> {
         let seen = if since_s > 0.0 { self.remaining / since_s } else { 0.0 };
         // What the tracking saw before round 0, or a while into it, tells more than round 0, which counts once what is written
         // again.
+        let rate_of = |sample: Duration| curve.pages_within(sample) / sample.max(LEAST_SAMPLE).as_secs_f64();
         let into_round = if self.round >= SAMPLED_AFTER { SAMPLED_AFTER } else { Duration::ZERO };
-        let sample = tracked.saturating_add(into_round);
-        let sampled = curve.pages_within(sample) / sample.max(LEAST_SAMPLE).as_secs_f64();
+        let sampled = rate_of(*tracked).max(rate_of(tracked.saturating_add(into_round)));
         let (dirty_pages_per_s, cost) =
             if self.number == 0 { (seen.max(sampled), data) } else { (seen, hot) };
         Measured {

@@ -36,7 +36,10 @@ pub use page_in::{Access, PageIn};
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};
 pub use ramdir::RamDir;
 pub use region::Region;
-pub use tracking::{CHUNK_PAGES, DirtyCount, DirtyTracker, ThrottleFigures, check_kernel, tracker_listener};
+pub use tracking::{
+    CHUNK_PAGES, DirtyCount, DirtyTracker, ThrottleFigures, check_kernel, throttle_chunk_pages,
+    tracker_listener,
+};
 pub use transfer::{
     Part, acked_bytes, limit_unsent_bytes, send_parts, unacked_bytes, unanswered_timeouts, unsent_bytes,
 };

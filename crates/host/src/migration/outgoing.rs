@@ -277,7 +277,7 @@ impl Outgoing {
             let mut last = Failure::new(FailureCode::LaneLost, "the destination named no address for a lane");
             let mut left_out = Vec::new();
             while let Some(lane) = paths.lanes.first() {
-                match paths.connect(*lane, Carries::Messages, &interrupt) {
+                match paths.connect(*lane, Carries::Urgent, &interrupt) {
                     Ok(stream) => return Ok((stream, paths, left_out)),
                     Err(failure) if interrupt.is_over() => return Err(failure),
                     Err(failure) => last = failure,

@@ -206,7 +206,7 @@ impl Dispatch {
         self.lock().lines.len()
     }
 
-    /// The lane of a stream, and how large its segments may be.
+    /// The lane of a stream, and what it is for.
     pub(crate) fn way_of(&self, stream: usize) -> (usize, Carries) {
         let line = &self.lock().lines[stream];
         (line.lane, line.carries)

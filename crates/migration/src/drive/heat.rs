@@ -1,9 +1,11 @@
 //! In what order a sweep comes to memory: what is written again and again comes last. Sent early in a round it would be dirty
 //! again at its end, and its throttled or unthrottled writer would have it sent in each round once more.
+//!
+//! It goes by the chunks of the throttle, which must be taken whole ([`DirtyTracker::take_dirty`](godwit_ram::DirtyTracker)).
 
 use std::sync::Arc;
 
-use godwit_ram::{CHUNK_PAGES, PageRange, Region};
+use godwit_ram::{PageRange, Region, throttle_chunk_pages};
 
 /// A chunk in which so many sweeps in a row have found something is hot.
 const HOT_SWEEPS: u8 = 2;
@@ -24,6 +26,7 @@ pub(crate) struct Heat {
 #[derive(Debug)]
 struct Block {
     pages: u64,
+    chunk_pages: u64,
     /// By the chunks' numbers.
     sweeps: Vec<u8>,
     /// Whether the sweep under way has found something.
@@ -37,8 +40,9 @@ impl Heat {
 
     fn of_blocks(pages: impl Iterator<Item = u64>) -> Heat {
         let block = |pages: u64| {
-            let chunks = usize::try_from(pages.div_ceil(CHUNK_PAGES)).unwrap_or_default();
-            Block { pages, sweeps: vec![0; chunks], found: vec![false; chunks] }
+            let chunk_pages = throttle_chunk_pages(pages);
+            let chunks = usize::try_from(pages.div_ceil(chunk_pages)).unwrap_or_default();
+            Block { pages, chunk_pages, sweeps: vec![0; chunks], found: vec![false; chunks] }
         };
         Heat { blocks: pages.map(block).collect() }
     }
@@ -47,7 +51,7 @@ impl Heat {
     pub(crate) fn found(&mut self, block: u16, pages: &[PageRange]) {
         let Some(block) = self.blocks.get_mut(usize::from(block)) else { return };
         for run in pages.iter().filter(|run| !run.is_empty()) {
-            for chunk in run.first / CHUNK_PAGES..=(run.end() - 1) / CHUNK_PAGES {
+            for chunk in run.first / block.chunk_pages..=(run.end() - 1) / block.chunk_pages {
                 let found = usize::try_from(chunk).ok().and_then(|chunk| block.found.get_mut(chunk));
                 found.into_iter().for_each(|found| *found = true);
             }
@@ -69,7 +73,7 @@ impl Heat {
         for (number, block) in (0..).zip(&self.blocks) {
             let mut first = 0;
             for run in block.sweeps.chunk_by(|a, b| (*a >= HOT_SWEEPS) == (*b >= HOT_SWEEPS)) {
-                let end = (first + run.len() as u64 * CHUNK_PAGES).min(block.pages);
+                let end = (first + run.len() as u64 * block.chunk_pages).min(block.pages);
                 let stretch = Stretch { block: number, pages: PageRange::between(first, end) };
                 let come_with = if run[0] >= HOT_SWEEPS { &mut hot } else { &mut cold };
                 come_with.push(stretch);
@@ -96,21 +100,50 @@ mod tests {
 
     #[test]
     fn what_two_sweeps_in_a_row_have_found_comes_last() {
-        let mut heat = Heat::of_blocks([1300, 512].into_iter());
-        assert_eq!(heat.order(), (vec![stretch(0, 0, 1300), stretch(1, 0, 512)], vec![]));
+        let mut heat = Heat::of_blocks([5200, 2048].into_iter());
+        assert_eq!(heat.order(), (vec![stretch(0, 0, 5200), stretch(1, 0, 2048)], vec![]));
         // From the second chunk into the third, which is not a whole one.
-        let (first, second) = ([PageRange::new(1000, 100)], [PageRange::new(520, 1)]);
+        let (first, second) = ([PageRange::new(4000, 400)], [PageRange::new(2080, 1)]);
         heat.found(0, &first);
         heat.found(1, &[PageRange::new(3, 1)]);
         heat.swept();
         assert_eq!(heat.order().1, []);
         heat.found(0, &second);
-        heat.found(1, &[PageRange::new(511, 1)]);
+        heat.found(1, &[PageRange::new(2047, 1)]);
         heat.swept();
-        let cold = vec![stretch(0, 0, 512), stretch(0, 1024, 1300)];
-        assert_eq!(heat.order(), (cold, vec![stretch(0, 512, 1024), stretch(1, 0, 512)]));
+        let cold = vec![stretch(0, 0, 2048), stretch(0, 4096, 5200)];
+        assert_eq!(heat.order(), (cold, vec![stretch(0, 2048, 4096), stretch(1, 0, 2048)]));
         heat.found(0, &first);
         heat.swept();
-        assert_eq!(heat.order().1, [stretch(0, 512, 1024)], "what was not found once is not hot");
+        assert_eq!(heat.order().1, [stretch(0, 2048, 4096)], "what was not found once is not hot");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn each_page_comes_once_and_no_chunk_of_the_throttle_is_cut(
+            pages in 1_u64..20_000_000,
+            found in proptest::collection::vec((0_u64..20_000_000, 1_u64..5000), 0..20),
+        ) {
+            let mut heat = Heat::of_blocks([pages].into_iter());
+            let all = PageRange::new(0, pages);
+            let found: Vec<_> =
+                found.into_iter().map(|(first, count)| PageRange::new(first, count).intersect(all)).collect();
+            for _ in 0..2 {
+                heat.found(0, &found);
+                heat.swept();
+            }
+            let (cold, hot) = heat.order();
+            let hot_page = |page| hot.iter().any(|stretch| stretch.pages.contains(page));
+            proptest::prop_assert!(found.iter().all(|run| run.is_empty() || hot_page(run.first)));
+            let mut stretches: Vec<_> = cold.into_iter().chain(hot).map(|stretch| stretch.pages).collect();
+            stretches.sort_by_key(|run| run.first);
+            let chunk_pages = throttle_chunk_pages(pages);
+            let mut end = 0;
+            for run in stretches {
+                proptest::prop_assert_eq!((run.first, run.first % chunk_pages), (end, 0));
+                end = run.end();
+            }
+            proptest::prop_assert_eq!(end, pages);
+        }
     }
 }

@@ -92,14 +92,15 @@ impl<T: Tracking> Sweeper<'_, T> {
             for chunk in by_chunk(pages, self.chunk_pages) {
                 let dirty = self.look(block, chunk)?;
                 self.take_sample(begun)?;
-                if dirty.is_empty() {
-                    let unit = self.untouched(block, chunk, &dirty)?;
+                let unit = if dirty.is_empty() {
                     *looked_at += chunk.count;
-                    if !self.push(unit, *looked_at, between)? {
-                        return Ok(false);
-                    }
+                    self.untouched(block, chunk, &dirty)?
                 } else {
                     put_off.push((page_count(&dirty), Stretch { block, pages: chunk }));
+                    None
+                };
+                if !self.push(unit, *looked_at, between)? {
+                    return Ok(false);
                 }
             }
         }

@@ -77,7 +77,7 @@ use linux_raw_sys::general::page_region;
 
 pub(crate) use attach::{find_blocks, open_pagemap};
 pub use library::tracker_listener;
-pub use throttle::ThrottleFigures;
+pub use throttle::{ThrottleFigures, throttle_chunk_pages};
 
 use crate::error::TrackError;
 use crate::pages::{PAGE_SIZE, PageRange, page_count, push_merged};
@@ -184,6 +184,9 @@ impl DirtyTracker {
     /// Appends to `out` the pages of `block` within `within` that were written since they were last protected, and
     /// protects them again, in one step for each page. Gives the page to go on from, which is `within.end()` when all is
     /// done; stops after `max_pages` (at least one), or earlier where that takes long. The ranges ascend and do not touch.
+    ///
+    /// Who takes parts of a block in another order than they lie keeps chunks of [`throttle_chunk_pages`] whole: under a growing
+    /// throttle a chunk changes hands when a call comes to its begin, and nobody may then be reading what another call gave of it.
     ///
     /// # Errors
     /// What was appended to `out` before the error is protected again and will not be reported a second time.

@@ -171,7 +171,7 @@ pub fn open_session(
     let mut session = Vec::new();
     for lane in 0..lanes {
         // What is asked for and answered is small, and must pass everywhere.
-        match open(lane, PAGE_IN_STREAM, Carries::Messages) {
+        match open(lane, PAGE_IN_STREAM, Carries::Urgent) {
             Ok(stream) => {
                 session.push(stream);
                 break;

@@ -232,12 +232,19 @@ impl Throttle {
     }
 }
 
+/// Pages of the pieces, each at a multiple of that, in which a block of so many pages comes under a throttle.
+#[must_use]
+pub fn throttle_chunk_pages(block_pages: u64) -> u64 {
+    let mut chunk_pages = LEAST_CHUNK_PAGES;
+    while block_pages.div_ceil(chunk_pages) > MOST_CHUNKS {
+        chunk_pages *= 2;
+    }
+    chunk_pages
+}
+
 impl Chunks {
     fn new(pages: PageRange) -> Chunks {
-        let mut chunk_pages = LEAST_CHUNK_PAGES;
-        while pages.count.div_ceil(chunk_pages) > MOST_CHUNKS {
-            chunk_pages *= 2;
-        }
+        let chunk_pages = throttle_chunk_pages(pages.count);
         let count = usize::try_from(pages.count.div_ceil(chunk_pages)).unwrap_or(usize::MAX);
         Chunks { chunk_pages, throttled: vec![false; count] }
     }
