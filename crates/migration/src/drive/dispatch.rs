@@ -514,6 +514,13 @@ impl Dispatch {
         self.pings.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pings| pings.checked_sub(1)).is_ok()
     }
 
+    /// Waits so long for the end of it; true: it has come.
+    pub(crate) fn ends_within(&self, limit: Duration) -> bool {
+        let goes_on = |state: &mut State| !state.over;
+        let waited = self.work.wait_timeout_while(self.lock(), limit, goes_on);
+        waited.unwrap_or_else(PoisonError::into_inner).0.over
+    }
+
     /// Nothing more is taken; the streams' threads end.
     pub(crate) fn end(&self) {
         self.connecting.end();

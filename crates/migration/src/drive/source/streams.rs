@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread::Scope;
+use std::time::Duration;
 
 use godwit_lanes::{Incoming, StreamReceiver, StreamSender};
 use godwit_ram::Region;
@@ -32,6 +33,9 @@ pub(super) struct Shared<'a> {
     pub(super) compression: Compression,
 }
 
+/// How long a word of the destination may be on its way that tells more than a stream which can't be opened.
+const WORD_LIMIT: Duration = Duration::from_millis(500);
+
 /// Opens the streams whose numbers come, each on a thread of its own, until nobody asks for more.
 pub(super) fn open_streams<'scope>(
     scope: &'scope Scope<'scope, '_>,
@@ -57,7 +61,10 @@ impl Shared<'_> {
                 tracing::warn!(stream = number, %failure, "a data stream can't be opened");
                 // Nothing was sent on it: nothing is to be given back.
                 dispatch.broken(number, &failure.detail);
-                if matches!(dispatch.closed(board_place(number), 0), Ok(Closing::GivenBack { live: 0 })) {
+                let is_last =
+                    matches!(dispatch.closed(board_place(number), 0), Ok(Closing::GivenBack { live: 0 }));
+                // A destination that refuses the guest says why on the control stream, and opens no door any more.
+                if is_last && !dispatch.ends_within(WORD_LIMIT) {
                     inbox.put_now(Input::Machine(Event::LaneLost(failure)));
                 }
             }
