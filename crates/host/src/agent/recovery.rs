@@ -136,7 +136,7 @@ impl Agent {
         slot.reason =
             Some("its QEMU has not answered this agent yet; pages of its memory are missing".into());
         self.insert(slot)?;
-        let taken_up = if is_shadow { None } else { Some(take_up(self, &process).await) };
+        let taken_up = if is_shadow { None } else { Some(take_up(self, &process, true).await) };
         if let Some(Err(failure)) = &taken_up {
             // Known now: QEMU may never answer while nobody brings what it waits for.
             let from = process.files.host_of_missing().unwrap_or_default();
@@ -164,7 +164,8 @@ impl Agent {
                 Some(found) => found,
                 None => {
                     if taken_up.is_none() {
-                        taken_up = Some(take_up(&self, &process).await);
+                        // The source keeps its copy all the same, until it is known that the guest runs here.
+                        taken_up = Some(take_up(&self, &process, false).await);
                     }
                     finding.await
                 }
@@ -297,8 +298,8 @@ impl Agent {
         running: bool,
         taken_up: Option<Result<(), Failure>>,
     ) -> Result<(), ApiError> {
-        let name = record.spec.name.clone();
-        let (condition, reason) = match (record.role, running) {
+        let (name, role) = (record.spec.name.clone(), record.role);
+        let (condition, reason) = match (role, running) {
             (Role::InDoubt, false) if record.pages_kept_for.is_some() => {
                 let to = record.pages_kept_for.clone().unwrap_or_default();
                 let reason = keeps_pages(&to);
@@ -320,7 +321,8 @@ impl Agent {
                 self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
                 (Condition::Running, None)
             }
-            // Its source runs the guest, or waits to be told that this host does not.
+            // Its source runs the guest, or waits to be told that this host does not. It has its copy: it is told that all pages are
+            // here only of a guest that is known to run here.
             (Role::Shadow, false) => {
                 tracing::warn!(vm = name, "a shadow is left from before the agent's start: it is removed");
                 self.store.remove(&name)?;
@@ -343,6 +345,9 @@ impl Agent {
         if vm.files.missing().exists() {
             self.page_in_further(&vm, taken_up).await;
         }
+        if role == Role::Shadow {
+            self.page_ins.let_source_go(&name);
+        }
         if let Some(host) = keeps_pages_for {
             serve_again(self, &vm, host);
         }
@@ -353,7 +358,7 @@ impl Agent {
     async fn page_in_further(self: &Arc<Self>, vm: &Arc<Vm>, taken_up: Option<Result<(), Failure>>) {
         let taken_up = match taken_up {
             Some(taken_up) => taken_up,
-            None => take_up(self, &vm.unasked()).await,
+            None => take_up(self, &vm.unasked(), true).await,
         };
         let Err(failure) = taken_up else { return };
         tracing::error!(vm = vm.name, %failure, "pages of it are missing and can't be fetched: it is paused");

@@ -58,6 +58,13 @@ impl PageIns {
         Some(PageInState { missing_pages: paging_in.missing_pages(), connected: paging_in.is_connected() })
     }
 
+    /// The guest runs here for sure: its source may forget it once all pages are here.
+    pub(crate) fn let_source_go(&self, vm: &str) {
+        if let Some(paging_in) = self.of(vm) {
+            paging_in.let_source_go();
+        }
+    }
+
     /// Keeps to a guest's page-in until nothing is missing, or the guest is gone. For a thread of its own.
     pub(super) fn keep(&self, vm: &UnaskedVm, paging_in: &Arc<PagingIn>) {
         self.lock().insert(vm.name.clone(), Arc::clone(paging_in));
@@ -91,8 +98,9 @@ pub(super) async fn session(
         return Err(ApiError::new(ErrorCode::NotFound, message, "see `godwit vm list` for where it runs"));
     }
     let Some(paging_in) = agent.page_ins().of(name) else {
-        // Not arrived yet, or pages are missing that nobody fetches: what the source has is all that there is.
-        if info.state == VmState::MigratingIn || agent.files(name)?.missing().exists() {
+        // Not arrived yet, or perhaps not, or pages are missing that nobody fetches: what the source has is all that there is.
+        let arrived = info.state != VmState::MigratingIn && !info.in_doubt;
+        if !arrived || agent.files(name)?.missing().exists() {
             let message = format!("VM \"{name}\" is {} and can't take pages now", info.state);
             return Err(ApiError::new(ErrorCode::Busy, message, "ask again"));
         }
@@ -128,9 +136,10 @@ pub(super) async fn session(
     Ok(PageInAnswer { complete: false, id: Some(id.to_string()), addresses })
 }
 
-/// At the destination, after a restart of its agent: the guest runs, and whoever comes to a missing page waits for this. QEMU is not
-/// asked anything: its main loop may be among those who wait.
-pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm) -> Result<(), Failure> {
+/// At the destination, after a restart of its agent: whoever comes to a missing page waits for this. QEMU is not asked anything: its main
+/// loop may be among those who wait. `runs_here`: its guest is this host's; else the source is held until it is known to be
+/// ([`PageIns::let_source_go`]).
+pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm, runs_here: bool) -> Result<(), Failure> {
     let (agent, vm) = (Arc::clone(agent), vm.clone());
     let taken_up = tokio::task::spawn_blocking(move || {
         let failed = |why: String| Failure::new(FailureCode::MemoryFailed, why);
@@ -144,6 +153,9 @@ pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm) -> Result<(), Fa
         let faults = PageIn::attach_again(&vm.files.tracker_socket, vm.pid, &vm.regions)
             .map_err(|error| failed(error.to_string()))?;
         let paging_in = PagingIn::resume(Box::new(faults), vm.regions.clone(), &vm.files.missing())?;
+        if !runs_here {
+            paging_in.hold_source();
+        }
         tracing::warn!(
             vm = vm.name,
             missing = paging_in.missing_pages(),
