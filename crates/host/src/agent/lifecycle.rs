@@ -200,7 +200,7 @@ impl Agent {
     }
 
     async fn stop_now(&self, name: &str, request: StopVm) -> Result<(), ApiError> {
-        let begun = self.begin(name, &Operation::Stop)?;
+        let begun = self.begin(name, &Operation::Stop { force: request.force })?;
         // A stop ends no doubt: the other host may run the guest all the same.
         let doubt = begun.before.is_in_doubt();
         let saved = if doubt {

@@ -60,8 +60,11 @@ pub(crate) enum Operation {
         /// The operator says that no other host runs it.
         force: bool,
     },
-    /// End it.
-    Stop,
+    /// End it; `force`: at once, also where its QEMU says nothing.
+    Stop {
+        /// Nobody is asked.
+        force: bool,
+    },
     /// Forget it.
     Delete,
     /// Move it to another host.
@@ -85,7 +88,7 @@ impl Operation {
     fn verb(&self) -> &'static str {
         match self {
             Operation::Start { .. } => "started",
-            Operation::Stop => "stopped",
+            Operation::Stop { .. } => "stopped",
             Operation::Delete => "deleted",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => "let go by a migration",
@@ -108,10 +111,10 @@ impl Condition {
                 | C::Paused
                 | C::InDoubt { keeps_pages_for: None }
                 | C::Failed
-                | C::LacksPages { .. }
-                | C::Adopting,
-                O::Stop,
-            ) => C::Stopping,
+                | C::LacksPages { .. },
+                O::Stop { .. },
+            )
+            | (C::Adopting, O::Stop { force: true }) => C::Stopping,
             (C::Stopped | C::Failed | C::InDoubt { .. }, O::Delete) | (C::MigratingIn { .. }, O::Discard) => {
                 C::Deleting
             }
@@ -254,7 +257,7 @@ mod tests {
     fn operations() -> impl Strategy<Value = Operation> {
         prop_oneof![
             any::<bool>().prop_map(|force| Operation::Start { force }),
-            Just(Operation::Stop),
+            any::<bool>().prop_map(|force| Operation::Stop { force }),
             Just(Operation::Delete),
             Just(Operation::MigrateOut { migration: "m1".into() }),
             Just(Operation::EndMigration),
@@ -324,7 +327,7 @@ mod tests {
     #[test]
     fn a_refusal_tells_the_reason_and_the_mend() {
         let migrating = Condition::MigratingOut { migration: "m7".into() };
-        let error = migrating.admit("web", &Operation::Stop).unwrap_err();
+        let error = migrating.admit("web", &Operation::Stop { force: true }).unwrap_err();
         assert_eq!(error.code, ErrorCode::Busy);
         assert!(
             error.to_string().contains("m7") && error.to_string().contains("migration cancel"),
@@ -341,7 +344,7 @@ mod tests {
     #[test]
     fn what_keeps_pages_for_another_host_is_not_thrown_away_in_passing() {
         let doubt = Condition::InDoubt { keeps_pages_for: Some("b".to_owned()) };
-        for operation in [Operation::Start { force: false }, Operation::Stop] {
+        for operation in [Operation::Start { force: false }, Operation::Stop { force: true }] {
             let error = doubt.admit("web", &operation).unwrap_err();
             assert_eq!(error.code, ErrorCode::InDoubt);
             assert!(!error.mend.contains("if it runs there, `godwit vm delete`"), "{error}");
@@ -365,7 +368,14 @@ mod tests {
             assert!(error.message.contains("host a") && error.mend.contains("restart"), "{error}");
             Condition::Adopting.admit("web", &operation).unwrap_err();
         }
-        assert_eq!(lacks.admit("web", &Operation::Stop).unwrap(), Condition::Stopping);
-        assert_eq!(Condition::Adopting.admit("web", &Operation::Stop).unwrap(), Condition::Stopping);
+        assert_eq!(lacks.admit("web", &Operation::Stop { force: false }).unwrap(), Condition::Stopping);
+    }
+
+    #[test]
+    fn a_guest_that_runs_is_not_killed_in_passing_because_its_qemu_says_nothing() {
+        let stop = |force| Condition::Adopting.admit("web", &Operation::Stop { force });
+        let error = stop(false).unwrap_err();
+        assert!(error.code == ErrorCode::Busy && error.mend.contains("stop --force"), "{error}");
+        assert_eq!(stop(true).unwrap(), Condition::Stopping);
     }
 }
