@@ -186,9 +186,12 @@ impl Agent {
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             every.tick().await;
-            let lacks = self.page_ins.state(name).is_some();
+            let lacked = self.page_ins.state(name).is_some();
             match self.find(record).await {
-                Found::Silent(why) if lacks && self.is_being_adopted(name) => {
+                // Also where pages have begun to come while it was asked, as for a shadow.
+                Found::Silent(why)
+                    if (lacked || self.page_ins.state(name).is_some()) && self.is_being_adopted(name) =>
+                {
                     tracing::warn!(vm = name, why, "its QEMU does not answer while pages are missing");
                 }
                 found => return found,
