@@ -53,6 +53,8 @@ pub struct Agent {
 /// One VM in the agent's table.
 #[derive(Debug)]
 struct Slot {
+    /// Tells it from another VM that has its name later.
+    identity: Arc<()>,
     condition: Condition,
     /// What is known about how it came into that condition.
     reason: Option<String>,
@@ -66,7 +68,15 @@ struct Slot {
 
 impl Slot {
     fn new(spec: ResolvedSpec, epoch: u64, condition: Condition) -> Self {
-        Slot { condition, reason: None, spec: Arc::new(spec), epoch, vm: None, console: Arc::default() }
+        Slot {
+            identity: Arc::default(),
+            condition,
+            reason: None,
+            spec: Arc::new(spec),
+            epoch,
+            vm: None,
+            console: Arc::default(),
+        }
     }
 }
 

@@ -163,9 +163,16 @@ impl Vm {
         if begin == Begin::Boot { self.resume().await } else { Ok(()) }
     }
 
-    /// Finds a VM's process again that an earlier agent started; none when it is gone.
-    pub async fn adopt(files: VmFiles, spec: &ResolvedSpec, epoch: u64) -> Result<Option<Vm>, ApiError> {
-        let Some((pid, start_time)) = files.read_pid().or_else(|| files.find_process()) else {
+    /// Finds a VM's process again that an earlier agent started; none when it is gone. `process`: its number and start time, where they
+    /// are known; else its files tell.
+    pub(crate) async fn adopt(
+        files: VmFiles,
+        spec: &ResolvedSpec,
+        epoch: u64,
+        process: Option<(i32, u64)>,
+    ) -> Result<Option<Vm>, ApiError> {
+        let noted = process.or_else(|| files.read_pid()).or_else(|| files.find_process());
+        let Some((pid, start_time)) = noted else {
             return Ok(None);
         };
         let process = match QemuProcess::adopt(files.dir.clone(), pid, start_time).await {
