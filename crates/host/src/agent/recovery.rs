@@ -407,7 +407,18 @@ impl Agent {
         tracing::error!(vm = vm.name, %failure, "pages of it are missing and can't be fetched: it is paused");
         let reason = cannot_fetch(&failure);
         let from = vm.files.host_of_missing().unwrap_or_default();
-        self.settle(&vm.name, Condition::LacksPages { from }, Some(vm.clone()), Some(reason));
+        let lacks = |slot: &mut Slot| {
+            let ours = slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm));
+            let free = ours && matches!(slot.condition, Condition::Running | Condition::Paused);
+            if free {
+                (slot.condition, slot.reason) = (Condition::LacksPages { from }, Some(reason));
+            }
+            free
+        };
+        // Whoever has begun to end it meanwhile goes on.
+        if !self.table().get_mut(&vm.name).is_some_and(lacks) {
+            return;
+        }
         // A processor that waits for a page does not stop before it has it: nothing else has to wait for that.
         if let Err(error) = vm.process.qmp.stop().await {
             tracing::error!(vm = vm.name, %error, "it could not be paused");
