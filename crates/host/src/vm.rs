@@ -74,9 +74,9 @@ impl UnaskedVm {
         Ok(Some(UnaskedVm { name: spec.name.clone(), pid, start_time, regions, files }))
     }
 
-    /// Whether it runs.
-    pub(crate) fn is_alive(&self) -> bool {
-        godwit_qemu::is_alive(self.pid, self.start_time)
+    /// Whether it ends within the limit, or has ended. Blocks.
+    pub(crate) fn ends_within(&self, limit: Duration) -> bool {
+        godwit_qemu::ends_within(self.pid, self.start_time, limit)
     }
 }
 

@@ -29,6 +29,9 @@ const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
 /// How long it may take to answer: across a link that is cut it never does.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long a QEMU whose memory is gone may take to be gone itself: the kernel frees that memory.
+const ENDING_LIMIT: Duration = Duration::from_secs(5);
+
 /// The guests that run here while pages of them are missing.
 #[derive(Default)]
 pub struct PageIns {
@@ -72,16 +75,22 @@ impl PageIns {
             Ok(figures) => tracing::info!(vm = vm.name, pages = figures.pages, "all of its memory is here"),
             Err(failure) => {
                 tracing::error!(vm = vm.name, %failure, "page-in has ended before all pages were here");
-                if vm.is_alive() {
+                // Its memory is gone before its process is.
+                if !vm.ends_within(ENDING_LIMIT) {
                     // Whoever comes to a missing page waits still. The note stays: it says that this memory is not whole, and
                     // an agent that is started anew goes on.
                     return;
                 }
             }
         }
-        // The note first: an agent that starts now finds a guest like any other.
-        vm.files.remove_missing();
-        self.lock().remove(&vm.name);
+        {
+            let mut all = self.lock();
+            if all.get(&vm.name).is_some_and(|known| Arc::ptr_eq(known, paging_in)) {
+                // The note first: an agent that starts now finds a guest like any other.
+                vm.files.remove_missing();
+                all.remove(&vm.name);
+            }
+        }
         paging_in.close();
     }
 }
