@@ -263,10 +263,7 @@ impl Vm {
     /// Memory that its files hold already, in bytes.
     #[must_use]
     pub fn memory_taken_bytes(&self) -> u64 {
-        use std::os::unix::fs::MetadataExt;
-        let blocks =
-            |region: &Arc<Region>| std::fs::metadata(region.path()).map_or(0, |data| data.blocks() * 512);
-        self.regions.iter().map(blocks).sum()
+        self.regions.iter().map(|region| files::taken_bytes(region.path())).sum()
     }
 
     fn hypervisor_failed(&self, what: &str, error: &godwit_qemu::QmpError) -> ApiError {
