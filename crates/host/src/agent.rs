@@ -181,10 +181,7 @@ impl Agent {
     pub fn console(&self, name: &str) -> Result<(PathBuf, tokio::sync::OwnedMutexGuard<()>), ApiError> {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
-        let Some(vm) = &slot.vm else {
-            let message = format!("VM \"{name}\" has no console: it is {}", slot.condition.state());
-            return Err(ApiError::new(ErrorCode::WrongState, message, "start it first"));
-        };
+        let Some(vm) = &slot.vm else { return Err(slot.condition.without_console(name)) };
         let alone = slot.console.clone().try_lock_owned().map_err(|_| {
             let message = format!("somebody else has the console of VM \"{name}\" open");
             ApiError::new(
