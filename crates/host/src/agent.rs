@@ -199,7 +199,9 @@ impl Agent {
             _ => None,
         };
         let reason = match &slot.condition {
-            Condition::MigratingIn { from } => Some(format!("arriving from host {from}, which runs it")),
+            Condition::MigratingIn { from } if slot.reason.is_none() => {
+                Some(format!("arriving from host {from}, which runs it"))
+            }
             _ => slot.reason.clone(),
         };
         VmInfo {

@@ -145,8 +145,10 @@ impl Agent {
             false => Condition::Adopting,
         };
         let mut slot = Slot::new(record.spec.clone(), record.epoch, condition);
-        slot.reason =
-            Some("its QEMU has not answered this agent yet; pages of its memory are missing".into());
+        slot.reason = Some(format!(
+            "its QEMU (process {}) has not answered this agent yet; pages of its memory are missing",
+            process.pid
+        ));
         let place = Some(Arc::clone(&slot.identity));
         self.insert(slot)?;
         let taken_up = if is_shadow { None } else { Some(take_up(self, &process, true).await) };
