@@ -53,6 +53,8 @@ pub struct Agent {
 /// One VM in the agent's table.
 #[derive(Debug)]
 struct Slot {
+    /// Tells it from another VM that has its name later.
+    identity: Arc<()>,
     condition: Condition,
     /// What is known about how it came into that condition.
     reason: Option<String>,
@@ -66,7 +68,15 @@ struct Slot {
 
 impl Slot {
     fn new(spec: ResolvedSpec, epoch: u64, condition: Condition) -> Self {
-        Slot { condition, reason: None, spec: Arc::new(spec), epoch, vm: None, console: Arc::default() }
+        Slot {
+            identity: Arc::default(),
+            condition,
+            reason: None,
+            spec: Arc::new(spec),
+            epoch,
+            vm: None,
+            console: Arc::default(),
+        }
     }
 }
 
@@ -171,10 +181,7 @@ impl Agent {
     pub fn console(&self, name: &str) -> Result<(PathBuf, tokio::sync::OwnedMutexGuard<()>), ApiError> {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
-        let Some(vm) = &slot.vm else {
-            let message = format!("VM \"{name}\" has no console: it is {}", slot.condition.state());
-            return Err(ApiError::new(ErrorCode::WrongState, message, "start it first"));
-        };
+        let Some(vm) = &slot.vm else { return Err(slot.condition.without_console(name)) };
         let alone = slot.console.clone().try_lock_owned().map_err(|_| {
             let message = format!("somebody else has the console of VM \"{name}\" open");
             ApiError::new(
@@ -192,7 +199,9 @@ impl Agent {
             _ => None,
         };
         let reason = match &slot.condition {
-            Condition::MigratingIn { from } => Some(format!("arriving from host {from}, which runs it")),
+            Condition::MigratingIn { from } if slot.reason.is_none() => {
+                Some(format!("arriving from host {from}, which runs it"))
+            }
             _ => slot.reason.clone(),
         };
         VmInfo {

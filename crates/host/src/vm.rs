@@ -74,9 +74,9 @@ impl UnaskedVm {
         Ok(Some(UnaskedVm { name: spec.name.clone(), pid, start_time, regions, files }))
     }
 
-    /// Whether it runs.
-    pub(crate) fn is_alive(&self) -> bool {
-        godwit_qemu::is_alive(self.pid, self.start_time)
+    /// Whether it ends within the limit, or has ended. Blocks.
+    pub(crate) fn ends_within(&self, limit: Duration) -> bool {
+        godwit_qemu::ends_within(self.pid, self.start_time, limit)
     }
 }
 
@@ -163,9 +163,16 @@ impl Vm {
         if begin == Begin::Boot { self.resume().await } else { Ok(()) }
     }
 
-    /// Finds a VM's process again that an earlier agent started; none when it is gone.
-    pub async fn adopt(files: VmFiles, spec: &ResolvedSpec, epoch: u64) -> Result<Option<Vm>, ApiError> {
-        let Some((pid, start_time)) = files.read_pid().or_else(|| files.find_process()) else {
+    /// Finds a VM's process again that an earlier agent started; none when it is gone. `process`: its number and start time, where they
+    /// are known; else its files tell.
+    pub(crate) async fn adopt(
+        files: VmFiles,
+        spec: &ResolvedSpec,
+        epoch: u64,
+        process: Option<(i32, u64)>,
+    ) -> Result<Option<Vm>, ApiError> {
+        let noted = process.or_else(|| files.read_pid()).or_else(|| files.find_process());
+        let Some((pid, start_time)) = noted else {
             return Ok(None);
         };
         let process = match QemuProcess::adopt(files.dir.clone(), pid, start_time).await {
@@ -256,10 +263,7 @@ impl Vm {
     /// Memory that its files hold already, in bytes.
     #[must_use]
     pub fn memory_taken_bytes(&self) -> u64 {
-        use std::os::unix::fs::MetadataExt;
-        let blocks =
-            |region: &Arc<Region>| std::fs::metadata(region.path()).map_or(0, |data| data.blocks() * 512);
-        self.regions.iter().map(blocks).sum()
+        self.regions.iter().map(|region| files::taken_bytes(region.path())).sum()
     }
 
     fn hypervisor_failed(&self, what: &str, error: &godwit_qemu::QmpError) -> ApiError {

@@ -26,7 +26,7 @@ pub use launch::{
 };
 pub use mac::{MacAddress, MacError};
 pub use obstacle::Obstacle;
-pub use process::{AdoptError, Exit, QemuProcess, end_process, is_alive};
+pub use process::{AdoptError, Exit, QemuProcess, end_process, ends_within, is_alive};
 pub use qmp::{Qmp, QmpError, QmpEvent, wait_for_event};
 pub use size::{ByteSize, SizeError};
 pub use spec::{

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
@@ -190,6 +190,22 @@ pub fn is_alive(pid: i32, start_time: u64) -> bool {
     matches!(stat_of(pid), Ok(stat) if stat.start_time == start_time && !stat.is_ended)
 }
 
+/// Whether that process ends within the limit, or has ended. Blocks.
+#[must_use]
+pub fn ends_within(pid: i32, start_time: u64, limit: Duration) -> bool {
+    let Some(Ok(pidfd)) = Pid::from_raw(pid).map(|number| pidfd_open(number, PidfdFlags::empty())) else {
+        return !is_alive(pid, start_time);
+    };
+    // The one that is meant, or it is gone: the pidfd means whoever has the number since it was opened.
+    if is_alive(pid, start_time)
+        && let Ok(limit) = Timespec::try_from(limit)
+    {
+        // A signal ends it early; who asks looks once more.
+        let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit));
+    }
+    !is_alive(pid, start_time)
+}
+
 /// A process and the task that waits for its end.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
@@ -318,6 +334,19 @@ mod tests {
         child.wait().unwrap();
         assert!(!is_alive(pid, start_time));
         assert!(!is_alive(0, 0) && !is_alive(-1, 0));
+    }
+
+    #[test]
+    fn an_end_is_waited_for_and_no_longer() {
+        let mut child = sleeper();
+        let pid = child.id().cast_signed();
+        let start_time = stat_of(pid).unwrap().start_time;
+        assert!(!ends_within(pid, start_time, Duration::ZERO));
+        assert!(ends_within(pid, start_time + 1, Duration::from_secs(60)), "that one is gone");
+        child.kill().unwrap();
+        assert!(ends_within(pid, start_time, Duration::from_secs(60)));
+        child.wait().unwrap();
+        assert!(ends_within(pid, start_time, Duration::ZERO));
     }
 
     #[test]

@@ -181,9 +181,13 @@ impl Agent {
             slot.condition.holds_memory() && except.is_none_or(|except| except != name.as_str())
         });
         active
-            .map(|(_, slot)| Promise {
+            .map(|(name, slot)| Promise {
                 promised_bytes: slot.spec.memory_bytes(),
-                taken_bytes: slot.vm.as_ref().map_or(0, |vm| vm.memory_taken_bytes()),
+                // Also of one whose QEMU has not been spoken to yet.
+                taken_bytes: match &slot.vm {
+                    Some(vm) => vm.memory_taken_bytes(),
+                    None => self.places.vm(name).memory_taken_bytes(&slot.spec),
+                },
             })
             .collect()
     }

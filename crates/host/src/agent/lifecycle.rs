@@ -71,9 +71,7 @@ impl Agent {
     /// Settles what a specification leaves open, for this host.
     pub async fn resolve(&self, spec: VmSpec) -> Result<ResolvedSpec, ApiError> {
         spec.validate().map_err(|error| spec_refused(&error))?;
-        if self.table().contains_key(&spec.name) {
-            return Err(self.exists(&spec.name));
-        }
+        self.check_name(&spec.name)?;
         let qemu = self.qemu(spec.qemu.as_deref()).await?;
         // The probe takes seconds where KVM hangs: nobody waits for it who has chosen already.
         let accel = match spec.accel {
@@ -107,14 +105,10 @@ impl Agent {
             let message = format!("VM \"{name}\" is arriving at host {}, or being removed", self.config.name);
             return ApiError::new(ErrorCode::Busy, message, "wait a moment, then try again");
         }
-        self.exists(name)
-    }
-
-    fn exists(&self, name: &str) -> ApiError {
         ApiError::new(
             ErrorCode::AlreadyExists,
             format!("there is a VM \"{name}\" on host {} already", self.config.name),
-            "take another name, or delete that VM first",
+            known.mend_of_name(),
         )
     }
 
@@ -147,7 +141,7 @@ impl Agent {
             self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await?;
             return Ok(vm.clone());
         }
-        self.refuse_second_process(&begun.spec.name)?;
+        self.refuse_second_process(&begun.spec.name, &begun.before)?;
         let vm = self.launch(&begun.spec, epoch, Begin::Boot).await?;
         if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await {
             vm.process.quit().await;
@@ -169,13 +163,13 @@ impl Agent {
     }
 
     /// A QEMU that this agent could not adopt may still run the guest: nothing of it is touched.
-    fn refuse_second_process(&self, name: &str) -> Result<(), ApiError> {
+    fn refuse_second_process(&self, name: &str, before: &Condition) -> Result<(), ApiError> {
         match self.places.vm(name).living_process() {
             None => Ok(()),
             Some((pid, _)) => Err(ApiError::new(
                 ErrorCode::WrongState,
                 format!("VM \"{name}\" has a QEMU already, process {pid}, which does not answer"),
-                "end it with `godwit vm stop --force`, then start the VM",
+                before.end_of_silent(pid),
             )),
         }
     }
@@ -200,7 +194,7 @@ impl Agent {
     }
 
     async fn stop_now(&self, name: &str, request: StopVm) -> Result<(), ApiError> {
-        let begun = self.begin(name, &Operation::Stop)?;
+        let begun = self.begin(name, &Operation::Stop { force: request.force })?;
         // A stop ends no doubt: the other host may run the guest all the same.
         let doubt = begun.before.is_in_doubt();
         let saved = if doubt {
@@ -249,7 +243,7 @@ impl Agent {
                     References::withdraw(vm);
                 }
                 (None, Condition::InDoubt { .. }) => self.end_stray(name).await?,
-                (None, _) => self.refuse_second_process(name)?,
+                (None, _) => self.refuse_second_process(name, &begun.before)?,
             }
             Ok::<_, ApiError>(self.store.remove(name)?)
         };

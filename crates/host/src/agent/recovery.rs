@@ -1,7 +1,6 @@
 //! The agent's start: finds the VMs again that earlier agents left, running or dead, and removes what belongs to
 //! nobody.
 
-use std::collections::btree_map;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,10 +24,23 @@ use crate::vm::{Condition, Places, UnaskedVm, Vm};
 /// How long a shadow's QEMU is asked whether its guest runs before pages are fetched for it: a guest that has not run is the source's,
 /// which is to learn so by the shadow's end.
 const SHADOW_LIMIT: Duration = Duration::from_secs(5);
+/// Between two attempts to save what was found, on a disk that did not take it.
+const SAVE_AGAIN: Duration = Duration::from_secs(1);
 /// Between two attempts to speak to a QEMU that waits for a missing page.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// A VM that is taken into the table.
+#[derive(Clone)]
+struct TakingIn {
+    record: SavedVm,
+    /// What came of page-in, where it was tried already.
+    taken_up: Option<Result<(), Failure>>,
+    /// Its place in the table, where it has one already, for as long as its QEMU is waited for.
+    place: Option<Arc<()>>,
+}
+
 /// What became of a VM's process since the last agent.
+#[derive(Clone)]
 enum Found {
     /// It runs, and so do its vCPUs, or not.
     Answers(Arc<Vm>, bool),
@@ -96,8 +108,8 @@ impl Agent {
             match self.lacking(&record) {
                 Some(process) => self.take_in_lacking(record, process).await?,
                 None => {
-                    let found = self.find(&record).await;
-                    self.take_in(record, found, None).await?;
+                    let found = self.find(&record, None).await;
+                    self.take_in(TakingIn { record, taken_up: None, place: None }, found).await?;
                 }
             }
         }
@@ -133,61 +145,70 @@ impl Agent {
             false => Condition::Adopting,
         };
         let mut slot = Slot::new(record.spec.clone(), record.epoch, condition);
-        slot.reason =
-            Some("its QEMU has not answered this agent yet; pages of its memory are missing".into());
+        slot.reason = Some(format!(
+            "its QEMU (process {}) has not answered this agent yet; pages of its memory are missing",
+            process.pid
+        ));
+        let place = Some(Arc::clone(&slot.identity));
         self.insert(slot)?;
-        let taken_up = if is_shadow { None } else { Some(take_up(self, &process).await) };
+        let taken_up = if is_shadow { None } else { Some(take_up(self, &process, true).await) };
         if let Some(Err(failure)) = &taken_up {
             // Known now: QEMU may never answer while nobody brings what it waits for.
             let from = process.files.host_of_missing().unwrap_or_default();
             tracing::error!(vm = process.name, %failure, "page-in can't go on");
             self.settle(&process.name, Condition::LacksPages { from }, None, Some(cannot_fetch(failure)));
         }
-        tokio::spawn(self.clone().adopt_lacking(record, process, taken_up));
+        tokio::spawn(self.clone().adopt_lacking(TakingIn { record, taken_up, place }, process));
         Ok(())
     }
 
-    async fn adopt_lacking(
-        self: Arc<Self>,
-        record: SavedVm,
-        process: UnaskedVm,
-        mut taken_up: Option<Result<(), Failure>>,
-    ) {
-        let name = record.spec.name.clone();
-        let found = {
-            let mut finding = std::pin::pin!(self.find_patiently(&record));
-            let found = match taken_up {
-                Some(_) => None,
-                None => tokio::time::timeout(SHADOW_LIMIT, &mut finding).await.ok(),
-            };
-            match found {
-                Some(found) => found,
-                None => {
-                    if taken_up.is_none() {
-                        taken_up = Some(take_up(&self, &process).await);
-                    }
-                    finding.await
+    async fn adopt_lacking(self: Arc<Self>, mut taking: TakingIn, process: UnaskedVm) {
+        let name = taking.record.spec.name.clone();
+        let asked_of = taking.clone();
+        let mut finding = std::pin::pin!(self.find_patiently(&asked_of, &process));
+        let soon = match taking.taken_up {
+            Some(_) => None,
+            None => tokio::time::timeout(SHADOW_LIMIT, &mut finding).await.ok(),
+        };
+        let found = match soon {
+            Some(found) => found,
+            None => {
+                if taking.taken_up.is_none() {
+                    // The source keeps its copy all the same, until it is known that the guest runs here.
+                    taking.taken_up = Some(take_up(&self, &process, false).await);
                 }
+                finding.await
             }
         };
-        if !self.is_being_adopted(&name) {
-            return tracing::info!(vm = name, "it was ended before its QEMU answered");
+        self.take_in_in_the_end(&name, taking, found).await;
+    }
+
+    /// As [`Agent::take_in`], as soon as the disk takes what is to be saved.
+    async fn take_in_in_the_end(self: &Arc<Self>, name: &str, taking: TakingIn, found: Found) {
+        let mut every = tokio::time::interval(SAVE_AGAIN);
+        while self.has_place(&taking) {
+            every.tick().await;
+            match self.take_in(taking.clone(), found.clone()).await {
+                Ok(()) => return,
+                Err(error) => tracing::error!(vm = name, %error, "it can't be taken in yet"),
+            }
         }
-        if let Err(error) = self.take_in(record, found, taken_up).await {
-            tracing::error!(vm = name, %error, "it can't be taken in");
-        }
+        tracing::info!(vm = name, "it was ended before its QEMU answered, or before that could be saved");
     }
 
     /// As [`Agent::find`], for as long as pages come that QEMU may wait for.
-    async fn find_patiently(&self, record: &SavedVm) -> Found {
-        let name = &record.spec.name;
+    async fn find_patiently(&self, taking: &TakingIn, process: &UnaskedVm) -> Found {
+        let name = &process.name;
         let mut every = tokio::time::interval(ASK_AGAIN);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             every.tick().await;
-            let lacks = self.page_ins.state(name).is_some();
-            match self.find(record).await {
-                Found::Silent(why) if lacks && self.is_being_adopted(name) => {
+            let lacked = self.page_ins.state(name).is_some();
+            match self.find(&taking.record, Some((process.pid, process.start_time))).await {
+                // Also where pages have begun to come while it was asked, as for a shadow.
+                Found::Silent(why)
+                    if (lacked || self.page_ins.state(name).is_some()) && self.has_place(taking) =>
+                {
                     tracing::warn!(vm = name, why, "its QEMU does not answer while pages are missing");
                 }
                 found => return found,
@@ -195,12 +216,18 @@ impl Agent {
         }
     }
 
-    fn is_being_adopted(&self, name: &str) -> bool {
-        self.table().get(name).is_some_and(|slot| slot.condition.is_being_adopted())
+    /// Whether what is taken in may have its place: one that it has already is its own, and nobody has ended it meanwhile.
+    fn has_place(&self, taking: &TakingIn) -> bool {
+        let Some(place) = &taking.place else { return true };
+        let table = self.table();
+        let slot = table.get(&taking.record.spec.name);
+        slot.is_some_and(|slot| Arc::ptr_eq(&slot.identity, place) && slot.condition.is_being_adopted())
     }
 
-    async fn find(&self, record: &SavedVm) -> Found {
-        match Vm::adopt(self.places.vm(&record.spec.name), &record.spec, record.epoch).await {
+    /// `process`: the one that is meant, where it is known; else the one that its files tell of.
+    async fn find(&self, record: &SavedVm, process: Option<(i32, u64)>) -> Found {
+        let files = self.places.vm(&record.spec.name);
+        match Vm::adopt(files, &record.spec, record.epoch, process).await {
             Ok(None) => Found::Gone,
             Err(error) => Found::Silent(error.to_string()),
             Ok(Some(vm)) => match vm.is_running().await {
@@ -214,36 +241,30 @@ impl Agent {
         }
     }
 
-    /// `taken_up`: what came of page-in, where it was tried already.
-    async fn take_in(
-        self: &Arc<Self>,
-        record: SavedVm,
-        found: Found,
-        taken_up: Option<Result<(), Failure>>,
-    ) -> Result<(), ApiError> {
+    async fn take_in(self: &Arc<Self>, taking: TakingIn, found: Found) -> Result<(), ApiError> {
         match found {
-            Found::Answers(vm, running) => self.take_in_running(record, vm, running, taken_up).await,
-            Found::Gone => self.take_in_ended(record),
-            Found::Silent(why) => {
-                match taken_up {
-                    // It stays what it is: one that lacks pages.
-                    Some(Err(failure)) if record.role == Role::Owner => {
-                        tracing::error!(vm = record.spec.name, why, %failure, "it could not be paused");
-                        Ok(())
-                    }
-                    _ => self.take_in_unknown(record, why),
+            Found::Answers(vm, running) => self.take_in_running(taking, vm, running).await,
+            Found::Gone => self.take_in_ended(taking),
+            Found::Silent(why) => match taking.taken_up {
+                // It stays what it is: one that lacks pages.
+                Some(Err(failure)) if taking.record.role == Role::Owner => {
+                    tracing::error!(vm = taking.record.spec.name, why, %failure, "it could not be paused");
+                    Ok(())
                 }
-            }
+                _ => self.take_in_unknown(taking, why),
+            },
         }
     }
 
-    fn take_in_ended(&self, record: SavedVm) -> Result<(), ApiError> {
+    fn take_in_ended(&self, taking: TakingIn) -> Result<(), ApiError> {
+        self.check_place(&taking)?;
+        let TakingIn { record, place, .. } = taking;
         let name = record.spec.name.clone();
         let files = self.places.vm(&name);
         if record.role == Role::Shadow {
             files.remove_all();
             self.store.remove(&name)?;
-            self.table().remove(&name);
+            self.give_up_place(&name, place.as_ref());
             return Ok(());
         }
         let words = files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
@@ -262,23 +283,43 @@ impl Agent {
             slot.reason =
                 Some(format!("QEMU had ended when the agent started (did the host restart?){words}"));
         }
+        // Nobody begins anything with it before its files are gone.
+        let condition = std::mem::replace(&mut slot.condition, Condition::Stopping);
+        let reason = slot.reason.clone();
+        self.take_place(slot, place.as_ref())?;
         files.remove_runtime();
-        self.take_place(slot)
+        self.settle(&name, condition, None, reason);
+        Ok(())
     }
 
-    /// Puts a VM into the table, where it may be already for as long as its QEMU was waited for.
-    fn take_place(&self, slot: Slot) -> Result<(), ApiError> {
-        if let btree_map::Entry::Occupied(mut known) = self.table().entry(slot.spec.name.clone())
-            && known.get().condition.is_being_adopted()
-        {
-            known.insert(slot);
-            return Ok(());
+    fn check_place(&self, taking: &TakingIn) -> Result<(), ApiError> {
+        if self.has_place(taking) { Ok(()) } else { Err(self.no_vm(&taking.record.spec.name)) }
+    }
+
+    /// Puts a VM into the table: in its own `place`, where it has one, and nobody else's.
+    fn take_place(&self, slot: Slot, place: Option<&Arc<()>>) -> Result<(), ApiError> {
+        let Some(place) = place else { return self.insert(slot) };
+        let name = slot.spec.name.clone();
+        match self.table().get_mut(&name) {
+            Some(known) if Arc::ptr_eq(&known.identity, place) && known.condition.is_being_adopted() => {
+                *known = slot;
+                Ok(())
+            }
+            _ => Err(self.no_vm(&name)),
         }
-        self.insert(slot)
+    }
+
+    fn give_up_place(&self, name: &str, place: Option<&Arc<()>>) {
+        let mut table = self.table();
+        let ours = |slot: &Slot| place.is_some_and(|place| Arc::ptr_eq(&slot.identity, place));
+        if table.get(name).is_some_and(ours) {
+            table.remove(name);
+        }
     }
 
     /// A VM whose QEMU can't be spoken to. What the record says of other hosts stays true.
-    fn take_in_unknown(&self, record: SavedVm, why: String) -> Result<(), ApiError> {
+    fn take_in_unknown(&self, taking: TakingIn, why: String) -> Result<(), ApiError> {
+        let TakingIn { record, place, .. } = taking;
         let condition = match record.role {
             Role::Owner => Condition::Failed,
             Role::Shadow | Role::InDoubt => {
@@ -287,18 +328,19 @@ impl Agent {
         };
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = Some(why);
-        self.take_place(slot)
+        self.take_place(slot, place.as_ref())
     }
 
     async fn take_in_running(
         self: &Arc<Self>,
-        record: SavedVm,
+        taking: TakingIn,
         vm: Arc<Vm>,
         running: bool,
-        taken_up: Option<Result<(), Failure>>,
     ) -> Result<(), ApiError> {
-        let name = record.spec.name.clone();
-        let (condition, reason) = match (record.role, running) {
+        self.check_place(&taking)?;
+        let TakingIn { record, taken_up, place } = taking;
+        let (name, role) = (record.spec.name.clone(), record.role);
+        let (condition, reason) = match (role, running) {
             (Role::InDoubt, false) if record.pages_kept_for.is_some() => {
                 let to = record.pages_kept_for.clone().unwrap_or_default();
                 let reason = keeps_pages(&to);
@@ -320,13 +362,14 @@ impl Agent {
                 self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
                 (Condition::Running, None)
             }
-            // Its source runs the guest, or waits to be told that this host does not.
+            // Its source runs the guest, or waits to be told that this host does not. It has its copy: it is told that all pages are
+            // here only of a guest that is known to run here.
             (Role::Shadow, false) => {
                 tracing::warn!(vm = name, "a shadow is left from before the agent's start: it is removed");
                 self.store.remove(&name)?;
                 vm.process.kill().await;
                 vm.files.remove_all();
-                self.table().remove(&name);
+                self.give_up_place(&name, place.as_ref());
                 return Ok(());
             }
         };
@@ -338,13 +381,20 @@ impl Agent {
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = reason;
         slot.vm = Some(vm.clone());
-        self.take_place(slot)?;
+        self.take_place(slot, place.as_ref())?;
         self.watch(&vm);
         if vm.files.missing().exists() {
             self.page_in_further(&vm, taken_up).await;
         }
+        if role == Role::Shadow {
+            self.page_ins.let_source_go(&name);
+        }
         if let Some(host) = keeps_pages_for {
             serve_again(self, &vm, host);
+        }
+        // A disk may have kept this waiting since it was asked.
+        if running && place.is_some() && vm.is_running().await == Some(false) {
+            self.vcpus_changed(&vm, false);
         }
         Ok(())
     }
@@ -353,13 +403,24 @@ impl Agent {
     async fn page_in_further(self: &Arc<Self>, vm: &Arc<Vm>, taken_up: Option<Result<(), Failure>>) {
         let taken_up = match taken_up {
             Some(taken_up) => taken_up,
-            None => take_up(self, &vm.unasked()).await,
+            None => take_up(self, &vm.unasked(), true).await,
         };
         let Err(failure) = taken_up else { return };
         tracing::error!(vm = vm.name, %failure, "pages of it are missing and can't be fetched: it is paused");
         let reason = cannot_fetch(&failure);
         let from = vm.files.host_of_missing().unwrap_or_default();
-        self.settle(&vm.name, Condition::LacksPages { from }, Some(vm.clone()), Some(reason));
+        let lacks = |slot: &mut Slot| {
+            let ours = slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm));
+            let free = ours && matches!(slot.condition, Condition::Running | Condition::Paused);
+            if free {
+                (slot.condition, slot.reason) = (Condition::LacksPages { from }, Some(reason));
+            }
+            free
+        };
+        // Whoever has begun to end it meanwhile goes on.
+        if !self.table().get_mut(&vm.name).is_some_and(lacks) {
+            return;
+        }
         // A processor that waits for a page does not stop before it has it: nothing else has to wait for that.
         if let Err(error) = vm.process.qmp.stop().await {
             tracing::error!(vm = vm.name, %error, "it could not be paused");

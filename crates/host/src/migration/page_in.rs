@@ -29,6 +29,9 @@ const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
 /// How long it may take to answer: across a link that is cut it never does.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long a QEMU whose memory is gone may take to be gone itself: the kernel frees that memory.
+const ENDING_LIMIT: Duration = Duration::from_secs(5);
+
 /// The guests that run here while pages of them are missing.
 #[derive(Default)]
 pub struct PageIns {
@@ -58,6 +61,13 @@ impl PageIns {
         Some(PageInState { missing_pages: paging_in.missing_pages(), connected: paging_in.is_connected() })
     }
 
+    /// The guest runs here for sure: its source may forget it once all pages are here.
+    pub(crate) fn let_source_go(&self, vm: &str) {
+        if let Some(paging_in) = self.of(vm) {
+            paging_in.let_source_go();
+        }
+    }
+
     /// Keeps to a guest's page-in until nothing is missing, or the guest is gone. For a thread of its own.
     pub(super) fn keep(&self, vm: &UnaskedVm, paging_in: &Arc<PagingIn>) {
         self.lock().insert(vm.name.clone(), Arc::clone(paging_in));
@@ -65,16 +75,22 @@ impl PageIns {
             Ok(figures) => tracing::info!(vm = vm.name, pages = figures.pages, "all of its memory is here"),
             Err(failure) => {
                 tracing::error!(vm = vm.name, %failure, "page-in has ended before all pages were here");
-                if vm.is_alive() {
+                // Its memory is gone before its process is.
+                if !vm.ends_within(ENDING_LIMIT) {
                     // Whoever comes to a missing page waits still. The note stays: it says that this memory is not whole, and
                     // an agent that is started anew goes on.
                     return;
                 }
             }
         }
-        // The note first: an agent that starts now finds a guest like any other.
-        vm.files.remove_missing();
-        self.lock().remove(&vm.name);
+        {
+            let mut all = self.lock();
+            if all.get(&vm.name).is_some_and(|known| Arc::ptr_eq(known, paging_in)) {
+                // The note first: an agent that starts now finds a guest like any other.
+                vm.files.remove_missing();
+                all.remove(&vm.name);
+            }
+        }
         paging_in.close();
     }
 }
@@ -91,8 +107,9 @@ pub(super) async fn session(
         return Err(ApiError::new(ErrorCode::NotFound, message, "see `godwit vm list` for where it runs"));
     }
     let Some(paging_in) = agent.page_ins().of(name) else {
-        // Not arrived yet, or pages are missing that nobody fetches: what the source has is all that there is.
-        if info.state == VmState::MigratingIn || agent.files(name)?.missing().exists() {
+        // Not arrived yet, or perhaps not, or pages are missing that nobody fetches: what the source has is all that there is.
+        let arrived = info.state != VmState::MigratingIn && !info.in_doubt;
+        if !arrived || agent.files(name)?.missing().exists() {
             let message = format!("VM \"{name}\" is {} and can't take pages now", info.state);
             return Err(ApiError::new(ErrorCode::Busy, message, "ask again"));
         }
@@ -128,9 +145,10 @@ pub(super) async fn session(
     Ok(PageInAnswer { complete: false, id: Some(id.to_string()), addresses })
 }
 
-/// At the destination, after a restart of its agent: the guest runs, and whoever comes to a missing page waits for this. QEMU is not
-/// asked anything: its main loop may be among those who wait.
-pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm) -> Result<(), Failure> {
+/// At the destination, after a restart of its agent: whoever comes to a missing page waits for this. QEMU is not asked anything: its main
+/// loop may be among those who wait. `runs_here`: its guest is this host's; else the source is held until it is known to be
+/// ([`PageIns::let_source_go`]).
+pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm, runs_here: bool) -> Result<(), Failure> {
     let (agent, vm) = (Arc::clone(agent), vm.clone());
     let taken_up = tokio::task::spawn_blocking(move || {
         let failed = |why: String| Failure::new(FailureCode::MemoryFailed, why);
@@ -144,6 +162,9 @@ pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm) -> Result<(), Fa
         let faults = PageIn::attach_again(&vm.files.tracker_socket, vm.pid, &vm.regions)
             .map_err(|error| failed(error.to_string()))?;
         let paging_in = PagingIn::resume(Box::new(faults), vm.regions.clone(), &vm.files.missing())?;
+        if !runs_here {
+            paging_in.hold_source();
+        }
         tracing::warn!(
             vm = vm.name,
             missing = paging_in.missing_pages(),

@@ -60,8 +60,11 @@ pub(crate) enum Operation {
         /// The operator says that no other host runs it.
         force: bool,
     },
-    /// End it.
-    Stop,
+    /// End it; `force`: at once, also where its QEMU says nothing.
+    Stop {
+        /// Nobody is asked.
+        force: bool,
+    },
     /// Forget it.
     Delete,
     /// Move it to another host.
@@ -85,7 +88,7 @@ impl Operation {
     fn verb(&self) -> &'static str {
         match self {
             Operation::Start { .. } => "started",
-            Operation::Stop => "stopped",
+            Operation::Stop { .. } => "stopped",
             Operation::Delete => "deleted",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => "let go by a migration",
@@ -108,10 +111,10 @@ impl Condition {
                 | C::Paused
                 | C::InDoubt { keeps_pages_for: None }
                 | C::Failed
-                | C::LacksPages { .. }
-                | C::Adopting,
-                O::Stop,
-            ) => C::Stopping,
+                | C::LacksPages { .. },
+                O::Stop { .. },
+            )
+            | (C::Adopting, O::Stop { force: true }) => C::Stopping,
             (C::Stopped | C::Failed | C::InDoubt { .. }, O::Delete) | (C::MigratingIn { .. }, O::Discard) => {
                 C::Deleting
             }
@@ -131,73 +134,117 @@ impl Condition {
 
     fn refusal(&self, vm: &str, operation: &Operation) -> ApiError {
         let verb = operation.verb();
-        let busy = |why: String, mend: String| {
-            ApiError::new(ErrorCode::Busy, format!("VM \"{vm}\" can't be {verb}: {why}"), mend)
-        };
-        let wrong = |mend: &str| {
-            let state = self.state();
-            ApiError::new(ErrorCode::WrongState, format!("VM \"{vm}\" can't be {verb}: it is {state}"), mend)
-        };
+        let (code, why, mend) = self.obstacle(operation);
+        ApiError::new(code, format!("VM \"{vm}\" can't be {verb}: {why}"), mend)
+    }
+
+    /// What keeps an operation from beginning, and what to do about it.
+    fn obstacle(&self, operation: &Operation) -> (ErrorCode, String, String) {
+        let busy = |why: &str, mend: &str| (ErrorCode::Busy, why.to_owned(), mend.to_owned());
+        let wrong = |mend: &str| (ErrorCode::WrongState, format!("it is {}", self.state()), mend.to_owned());
         match self {
             Condition::MigratingOut { migration } => busy(
-                format!("migration {migration} has it"),
-                format!("wait for its end, or cancel it with `godwit migration cancel {migration}`"),
+                &format!("migration {migration} has it"),
+                &format!("wait for its end, or cancel it with `godwit migration cancel {migration}`"),
             ),
             Condition::MigratingIn { from } => busy(
-                format!("it is arriving from host {from}, which runs it"),
-                "wait for the migration's end; until then act on that host".to_owned(),
+                &format!("it is arriving from host {from}, which runs it"),
+                "wait for the migration's end; until then act on that host",
             ),
-            Condition::KeepsPages { to } => busy(
+            Condition::KeepsPages { .. }
+            | Condition::LacksPages { .. }
+            | Condition::Adopting
+            | Condition::InDoubt { .. } => self.obstacle_elsewhere(),
+            Condition::Starting => busy("a start is under way", "wait for it"),
+            Condition::Stopping => busy("a stop is under way", "wait for it"),
+            Condition::Deleting => busy("a deletion is under way", ""),
+            Condition::Running | Condition::Paused if matches!(operation, Operation::Delete) => {
+                wrong("stop it first")
+            }
+            Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
+                wrong("start it first; a stopped VM is created on the other host instead")
+            }
+            Condition::Running | Condition::Paused | Condition::Stopped => wrong("nothing to do"),
+            Condition::Failed => {
+                wrong("see `godwit vm show` for what happened; start it again, or stop or delete it")
+            }
+        }
+    }
+
+    /// The obstacle where the guest, or some of its memory, is or may be at another host.
+    fn obstacle_elsewhere(&self) -> (ErrorCode, String, String) {
+        match self {
+            Condition::KeepsPages { to } => (
+                ErrorCode::Busy,
                 format!("host {to} runs it, or may, and fetches pages of it from here"),
                 format!(
                     "wait until host {to} has them; if that host is gone for good, so is the guest: end its QEMU here (`godwit vm show` tells the process) and `godwit vm delete` it"
                 ),
             ),
-            Condition::LacksPages { from } => ApiError::new(
+            Condition::LacksPages { from } => (
                 ErrorCode::WrongState,
                 format!(
-                    "VM \"{vm}\" can't be {verb}: pages of its memory are still at host {from} and can't be fetched (`godwit vm show` says why): it would run on with zeros in their place"
+                    "pages of its memory are still at host {from} and can't be fetched (`godwit vm show` says why): it would run on with zeros in their place"
                 ),
                 format!(
                     "mend that and restart this host's agent, which fetches them from host {from} and keeps the VM paused; `godwit vm stop --force` gives the guest up"
                 ),
             ),
-            Condition::Adopting => busy(
-                "its QEMU has not answered since the agent's start: it may wait for a page that is missing"
-                    .to_owned(),
-                "wait until its pages come, see `godwit vm show`; `godwit vm stop --force` ends it"
-                    .to_owned(),
-            ),
-            Condition::Starting => busy("a start is under way".to_owned(), "wait for it".to_owned()),
-            Condition::Stopping => busy("a stop is under way".to_owned(), "wait for it".to_owned()),
-            Condition::Deleting => busy("a deletion is under way".to_owned(), String::new()),
-            Condition::InDoubt { keeps_pages_for: Some(to) } => ApiError::new(
+            Condition::InDoubt { keeps_pages_for: Some(to) } => (
                 ErrorCode::InDoubt,
                 format!(
-                    "VM \"{vm}\" can't be {verb}: it was handed over to host {to}, and pages that the guest lacks there are here alone"
+                    "it was handed over to host {to}, and pages that the guest lacks there are here alone"
                 ),
                 format!(
                     "look at host {to} with `godwit vm list`; if the VM is there, restart this host's agent, which serves the pages; if it certainly is not and will not be, `godwit vm delete` it here, or `godwit vm start --force` it as it was at the hand-over"
                 ),
             ),
-            Condition::InDoubt { keeps_pages_for: None } => ApiError::new(
+            Condition::InDoubt { keeps_pages_for: None } => (
                 ErrorCode::InDoubt,
-                format!(
-                    "VM \"{vm}\" can't be {verb}: the link broke at the hand-over and another host may run it"
-                ),
-                "look at the destination with `godwit vm list`; if it runs there, `godwit vm delete` it here; if it certainly does not, `godwit vm start --force` it here",
+                "the link broke at the hand-over and another host may run it".to_owned(),
+                "look at the destination with `godwit vm list`; if it runs there, `godwit vm delete` it here; if it certainly does not, `godwit vm start --force` it here"
+                    .to_owned(),
             ),
-            Condition::Running if matches!(operation, Operation::Delete) => wrong("stop it first"),
-            Condition::Running => wrong("nothing to do"),
-            Condition::Paused if matches!(operation, Operation::Delete) => wrong("stop it first"),
-            Condition::Paused => wrong("nothing to do"),
-            Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
-                wrong("start it first; a stopped VM is created on the other host instead")
+            _ => (
+                ErrorCode::Busy,
+                "its QEMU has not answered since the agent's start: it may wait for a page that is missing"
+                    .to_owned(),
+                "wait until its pages come, see `godwit vm show`; `godwit vm stop --force` ends it"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// Why nobody speaks with the guest of a VM that has no process in the table.
+    pub(crate) fn without_console(&self, vm: &str) -> ApiError {
+        let (why, mend) = match self.is_being_adopted() {
+            true => (
+                "its QEMU has not answered since the agent's start".to_owned(),
+                "wait until its pages come, see `godwit vm show`",
+            ),
+            false => (format!("it is {}", self.state()), "start it first"),
+        };
+        ApiError::new(ErrorCode::WrongState, format!("VM \"{vm}\" has no console: {why}"), mend)
+    }
+
+    /// How a QEMU is ended that says nothing to this agent.
+    pub(crate) fn end_of_silent(&self, pid: i32) -> String {
+        match self {
+            // A stop in passing is refused: pages would go with it.
+            Condition::InDoubt { keeps_pages_for: Some(_) } => format!(
+                "end it with `kill -9 {pid}`, then start the VM as before; `godwit vm delete` ends it too, and forgets the VM"
+            ),
+            _ => "end it with `godwit vm stop --force`, then start the VM".to_owned(),
+        }
+    }
+
+    /// What to do for a VM whose name this one has.
+    pub(crate) fn mend_of_name(&self) -> &'static str {
+        match self {
+            Condition::Adopting | Condition::LacksPages { .. } | Condition::KeepsPages { .. } => {
+                "take another name: that VM waits for pages, or keeps them, and is not deleted meanwhile"
             }
-            Condition::Stopped => wrong("nothing to do"),
-            Condition::Failed => {
-                wrong("see `godwit vm show` for what happened; start it again, or stop or delete it")
-            }
+            _ => "take another name, or delete that VM first",
         }
     }
 
@@ -254,13 +301,37 @@ mod tests {
     fn operations() -> impl Strategy<Value = Operation> {
         prop_oneof![
             any::<bool>().prop_map(|force| Operation::Start { force }),
-            Just(Operation::Stop),
+            any::<bool>().prop_map(|force| Operation::Stop { force }),
             Just(Operation::Delete),
             Just(Operation::MigrateOut { migration: "m1".into() }),
             Just(Operation::EndMigration),
             Just(Operation::HoldInDoubt),
             Just(Operation::Release),
         ]
+    }
+
+    /// What a VM may be found as, beside a stopped one: each has a process.
+    fn found() -> impl Strategy<Value = Condition> {
+        prop_oneof![
+            Just(Condition::Adopting),
+            Just(Condition::LacksPages { from: "a".into() }),
+            Just(Condition::KeepsPages { to: "b".into() }),
+            Just(Condition::InDoubt { keeps_pages_for: Some("b".into()) }),
+        ]
+    }
+
+    /// Whether nothing is lost by it that is in one place alone, but by the operator's word.
+    fn is_harmless(before: &Condition, operation: &Operation) -> bool {
+        use Operation as O;
+        match before {
+            Condition::Adopting => matches!(operation, O::Stop { force: true }),
+            Condition::LacksPages { .. } => matches!(operation, O::Stop { .. }),
+            Condition::KeepsPages { .. } => matches!(operation, O::HoldInDoubt | O::Release),
+            Condition::InDoubt { keeps_pages_for: Some(_) } => {
+                matches!(operation, O::Start { force: true } | O::Delete | O::Release)
+            }
+            _ => true,
+        }
     }
 
     /// What one host knows of a VM, with the process that the operations would make and end.
@@ -290,9 +361,11 @@ mod tests {
     proptest! {
         #[test]
         fn no_order_of_operations_runs_two_or_none(
+            found in prop::option::of(found()),
             steps in prop::collection::vec((operations(), any::<bool>(), any::<bool>()), 1..60)
         ) {
-            let mut vm = Model { condition: Condition::Stopped, process: false, runs: false };
+            let (process, runs) = (found.is_some(), found == Some(Condition::Adopting));
+            let mut vm = Model { condition: found.unwrap_or(Condition::Stopped), process, runs };
             for (operation, settle, works) in steps {
                 let before = vm.condition.clone();
                 let under_way = matches!(
@@ -302,6 +375,7 @@ mod tests {
                 match vm.condition.admit("web", &operation) {
                     Ok(next) => {
                         prop_assert!(!under_way, "two operations at once");
+                        prop_assert!(is_harmless(&before, &operation), "{before:?} {operation:?}");
                         if let Operation::Delete = operation {
                             prop_assert!(!vm.process || before.is_in_doubt(), "deleted a guest that runs");
                         }
@@ -324,7 +398,7 @@ mod tests {
     #[test]
     fn a_refusal_tells_the_reason_and_the_mend() {
         let migrating = Condition::MigratingOut { migration: "m7".into() };
-        let error = migrating.admit("web", &Operation::Stop).unwrap_err();
+        let error = migrating.admit("web", &Operation::Stop { force: true }).unwrap_err();
         assert_eq!(error.code, ErrorCode::Busy);
         assert!(
             error.to_string().contains("m7") && error.to_string().contains("migration cancel"),
@@ -341,7 +415,7 @@ mod tests {
     #[test]
     fn what_keeps_pages_for_another_host_is_not_thrown_away_in_passing() {
         let doubt = Condition::InDoubt { keeps_pages_for: Some("b".to_owned()) };
-        for operation in [Operation::Start { force: false }, Operation::Stop] {
+        for operation in [Operation::Start { force: false }, Operation::Stop { force: true }] {
             let error = doubt.admit("web", &operation).unwrap_err();
             assert_eq!(error.code, ErrorCode::InDoubt);
             assert!(!error.mend.contains("if it runs there, `godwit vm delete`"), "{error}");
@@ -350,6 +424,26 @@ mod tests {
         for operation in [Operation::Start { force: true }, Operation::Delete] {
             doubt.admit("web", &operation).unwrap();
         }
+    }
+
+    #[test]
+    fn what_a_refusal_proposes_is_admitted() {
+        let doubt = |keeps_pages_for| Condition::InDoubt { keeps_pages_for };
+        for (silent, stops) in
+            [(doubt(Some("b".to_owned())), false), (doubt(None), true), (Condition::Failed, true)]
+        {
+            let mend = silent.end_of_silent(42);
+            assert_eq!(mend.contains("vm stop --force"), stops, "{mend}");
+            assert_eq!(silent.admit("web", &Operation::Stop { force: true }).is_ok(), stops);
+            assert_eq!(mend.contains("kill -9 42"), !stops, "{mend}");
+        }
+        for waits in [Condition::Adopting, Condition::LacksPages { from: "a".to_owned() }] {
+            waits.admit("web", &Operation::Delete).unwrap_err();
+            assert!(!waits.mend_of_name().contains("delete that"), "{waits:?}");
+            waits.admit("web", &Operation::Start { force: true }).unwrap_err();
+            assert!(!waits.without_console("web").mend.contains("start"), "{waits:?}");
+        }
+        assert!(Condition::Stopped.without_console("web").mend.contains("start"));
     }
 
     #[test]
@@ -365,7 +459,14 @@ mod tests {
             assert!(error.message.contains("host a") && error.mend.contains("restart"), "{error}");
             Condition::Adopting.admit("web", &operation).unwrap_err();
         }
-        assert_eq!(lacks.admit("web", &Operation::Stop).unwrap(), Condition::Stopping);
-        assert_eq!(Condition::Adopting.admit("web", &Operation::Stop).unwrap(), Condition::Stopping);
+        assert_eq!(lacks.admit("web", &Operation::Stop { force: false }).unwrap(), Condition::Stopping);
+    }
+
+    #[test]
+    fn a_guest_that_runs_is_not_killed_in_passing_because_its_qemu_says_nothing() {
+        let stop = |force| Condition::Adopting.admit("web", &Operation::Stop { force });
+        let error = stop(false).unwrap_err();
+        assert!(error.code == ErrorCode::Busy && error.mend.contains("stop --force"), "{error}");
+        assert_eq!(stop(true).unwrap(), Condition::Stopping);
     }
 }

@@ -157,6 +157,12 @@ impl VmFiles {
         blocks.filter(|(_, block)| block.backing == Backing::Shared).map(|(i, _)| self.memory(i)).collect()
     }
 
+    /// Memory that those files hold already, in bytes.
+    #[must_use]
+    pub(crate) fn memory_taken_bytes(&self, spec: &ResolvedSpec) -> u64 {
+        self.memory_of(spec).iter().map(|path| taken_bytes(path)).sum()
+    }
+
     /// Makes the run directory afresh; what an earlier run left in it goes.
     pub fn make_dir(&self) -> io::Result<()> {
         remove_if_there(fs::remove_dir_all(&self.dir))?;
@@ -281,6 +287,12 @@ impl VmFiles {
         let start = text.char_indices().rev().nth(999).map_or(0, |(i, _)| i);
         (!text.is_empty()).then(|| text[start..].to_owned())
     }
+}
+
+/// What a file takes of its file system, in bytes; nothing where it is not there.
+pub(super) fn taken_bytes(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).map_or(0, |data| data.blocks() * 512)
 }
 
 fn remove_if_there(result: io::Result<()>) -> io::Result<()> {

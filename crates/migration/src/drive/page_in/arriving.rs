@@ -52,6 +52,8 @@ struct State {
     /// What is missing is known: pages may come.
     begun: bool,
     over: bool,
+    /// It is not known yet whether the guest runs here: the source's copy may be all that is left of it.
+    source_held: bool,
     /// Pages that were missing at first.
     pages: u64,
     session: Session,
@@ -156,6 +158,7 @@ impl PagingIn {
         let state = State {
             begun,
             over: false,
+            source_held: false,
             pages: 0,
             session: Session::default(),
             waiting: BTreeMap::new(),
@@ -315,6 +318,17 @@ impl PagingIn {
         }
         state.over = true;
         state.session.streams.iter().for_each(Stream::close);
+        self.changed.notify_all();
+    }
+
+    /// The source is not told that all pages are here before [`PagingIn::let_source_go`]: it forgets the guest by that word.
+    pub fn hold_source(&self) {
+        self.lock().source_held = true;
+    }
+
+    /// The guest runs here for sure.
+    pub fn let_source_go(&self) {
+        self.lock().source_held = false;
         self.changed.notify_all();
     }
 
@@ -544,13 +558,13 @@ impl PagingIn {
         self.changed.notify_all();
     }
 
-    /// Keeps the session until nothing is missing, and says so to the source. Returns the figures.
+    /// Keeps the session until nothing is missing, and says so to the source, unless that is held. Returns the figures.
     ///
     /// # Errors
     /// The guest is gone.
     pub fn until_complete(&self) -> Result<PagedIn, Failure> {
         let mut state = self.lock();
-        while !state.over && !self.is_whole() {
+        while !state.over && (state.source_held || !self.is_whole()) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if let Some(failure) = state.failure.clone() {
@@ -725,5 +739,71 @@ impl Reader {
 
     fn give_back(&self, block: u16, pages: PageRange) {
         self.paging_in.unclaimed.insert(usize::from(block), pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_ram::TrackError;
+
+    use super::*;
+
+    /// Nobody comes to any page.
+    struct Idle;
+
+    impl Faults for Idle {
+        fn watch(&self, _: usize, _: PageRange) -> Result<(), TrackError> {
+            Ok(())
+        }
+
+        fn mapped(&self, _: usize, _: PageRange) -> Result<Vec<PageRange>, TrackError> {
+            Ok(Vec::new())
+        }
+
+        fn accesses(&self, _: Duration, _: &mut Vec<Access>) -> Result<(), TrackError> {
+            Ok(())
+        }
+
+        fn show(&self, _: usize, _: PageRange) -> Result<(), TrackError> {
+            Ok(())
+        }
+
+        fn release(&self, _: usize, _: PageRange) -> Result<(), TrackError> {
+            Ok(())
+        }
+
+        fn end(&self) {}
+    }
+
+    #[test]
+    fn a_source_is_let_go_when_the_guest_runs_and_not_by_its_last_page() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = dir.path().join("web.missing");
+        let region = Region::create(&dir.path().join("web.0.ram"), 2 << 20, None).unwrap();
+        drop(MissingPages::create(&note, &[region.pages()]).unwrap());
+        let paging_in = PagingIn::resume(Box::new(Idle), vec![Arc::new(region)], &note).unwrap();
+        paging_in.hold_source();
+        let order = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                paging_in.until_complete().unwrap();
+                order.lock().unwrap().push("told");
+            });
+            assert_eq!(paging_in.missing_pages(), 0);
+            order.lock().unwrap().push("runs");
+            paging_in.let_source_go();
+        });
+        assert_eq!(*order.lock().unwrap(), ["runs", "told"]);
+    }
+
+    #[test]
+    fn a_held_source_is_told_nothing_of_a_guest_that_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = dir.path().join("web.missing");
+        drop(MissingPages::create(&note, &[]).unwrap());
+        let paging_in = PagingIn::resume(Box::new(Idle), Vec::new(), &note).unwrap();
+        paging_in.hold_source();
+        paging_in.abandon();
+        assert_eq!(paging_in.until_complete().unwrap_err().code, FailureCode::Cancelled);
     }
 }

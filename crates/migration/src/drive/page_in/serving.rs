@@ -530,7 +530,7 @@ pub fn serve(
     first: Option<(Vec<SessionStream>, Vec<BlockRun>)>,
     again: &AskAgain<'_>,
 ) -> Result<Option<PagedIn>, NotServed> {
-    // It gives streams only to a guest that it runs.
+    // It may run what it gave streams to: a shadow too, whose QEMU needs pages before it says whether its guest runs.
     let mut granted = false;
     let mut ended = first.map(|(streams, list)| kept.session(streams, Some(&list)));
     loop {
