@@ -73,7 +73,7 @@ impl PolicySettings {
         }
     }
 
-    /// What makes no sense for an intent that throttles so without them: the setting, what is wrong with it, and what to write.
+    /// What makes no sense together with what this intent does by itself: the setting, what is wrong with it, and what to write.
     #[must_use]
     pub fn problem(&self, intent: Intent) -> Option<(&'static str, String, &'static str)> {
         let policy = self.applied_to(intent.policy(DEFAULT_SWITCHOVER_BUDGET, PageInUse::default()));
@@ -104,8 +104,9 @@ impl PolicySettings {
     }
 }
 
-/// A guest that dirties more than the wire carries never converges by itself.
+/// One that dirties more than the wire carries never converges by itself: there it has to be slowed.
 const MOST_UNTHROTTLED_SHARE: f64 = 1.0;
+/// More than any move needs, so that none goes on without end.
 const MOST_ROUNDS: u32 = 1000;
 
 /// A text that is no intent.

@@ -1,5 +1,5 @@
 //! In what order a sweep comes to memory: what is written again and again comes last. Sent early in a round it would be dirty
-//! again at its end, and its throttled or unthrottled writer would have it sent in each round once more.
+//! again at its end, and would have to be sent in the next one as well.
 //!
 //! It goes by the chunks of the throttle, which must be taken whole ([`DirtyTracker::take_dirty`](godwit_ram::DirtyTracker)).
 
