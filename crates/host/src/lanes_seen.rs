@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use godwit_migration::predict::LanesKnownBy;
 use godwit_migration::probe::{Limit, ProbeReport, ThroughputRun};
 use godwit_migration::{EngineKind, Report, RoundReport};
+use godwit_ram::PAGE_SIZE;
 
 /// What is older than this is not counted with any more.
 const LATELY: Duration = Duration::from_secs(3600);
@@ -21,7 +22,9 @@ const HELD: f64 = 0.8;
 const WORTH_IT: f64 = 1.1;
 /// What a migration makes of CPUs that a probe has used up: it reads and writes the memory that the probe makes up and throws away.
 /// Measured on the lab's unshaped link, where both hosts and the guest share two cores.
-const OF_USED_UP_CPUS: f64 = 0.35;
+const OF_USED_UP_CPUS: f64 = 0.8;
+/// Pages of which this part goes are as good as raw.
+const HARDLY_COMPRESSED: f64 = 0.9;
 
 /// What was seen of the lanes to the other hosts, by their names.
 #[derive(Debug, Default)]
@@ -41,6 +44,8 @@ struct Seen {
 struct Figure {
     at: Instant,
     bytes_per_s: f64,
+    /// Probed: it used up the CPUs. Carried: its pages were compressed. The lanes themselves may carry more.
+    is_least: bool,
     round_trip: Duration,
 }
 
@@ -48,6 +53,8 @@ struct Figure {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LanesCarry {
     pub(crate) bytes_per_s: f64,
+    /// It is the CPUs that carry no more.
+    pub(crate) of_cpus: bool,
     pub(crate) round_trip: Duration,
     pub(crate) known_by: LanesKnownBy,
 }
@@ -55,28 +62,36 @@ pub(crate) struct LanesCarry {
 impl LanesSeen {
     /// What is known of the lanes to a host; none: nothing of lately.
     pub(crate) fn to(&self, host: &str) -> Option<LanesCarry> {
-        let seen = self.lock().get(host).copied()?;
+        let Seen { carried, probed } = self.lock().get(host).copied()?;
         let lately = |figure: &Figure| figure.at.elapsed() < LATELY;
+        let (carried, probed) = (carried.filter(lately), probed.filter(lately));
+        let of_cpus = probed.is_some_and(|probed| probed.is_least);
         // What a migration carried tells more of the next one than a probe does.
-        let carried = seen.carried.filter(lately).map(|figure| (figure, LanesKnownBy::Migration));
-        let (Figure { bytes_per_s, round_trip, .. }, known_by) =
-            carried.or_else(|| Some((seen.probed.filter(lately)?, LanesKnownBy::Probe)))?;
-        Some(LanesCarry { bytes_per_s, round_trip, known_by })
+        match (carried, probed) {
+            (Some(carried), Some(probed)) if carried.is_least && carried.bytes_per_s < probed.bytes_per_s => {
+                Some(probed.known_by(LanesKnownBy::Probe, of_cpus))
+            }
+            (Some(carried), _) => Some(carried.known_by(LanesKnownBy::Migration, of_cpus)),
+            (None, probed) => Some(probed?.known_by(LanesKnownBy::Probe, of_cpus)),
+        }
     }
 
-    /// What a probe that has just ended says; where it is the CPUs that it used up, what a migration carried lately says more.
+    /// What a probe that has just ended says, or a migration of lately where that says more: it carried more just now, or the probe
+    /// used up the CPUs.
     pub(crate) fn by_probe(&self, probe: &ProbeReport) -> Option<LanesCarry> {
-        let known = self.to(&probe.to).filter(|known| known.known_by == LanesKnownBy::Migration);
-        let Figure { bytes_per_s, round_trip, .. } = figure_of(probe)?;
-        let is_less = self
-            .lock()
-            .get(&probe.to)
-            .and_then(|seen| seen.carried)
-            .is_some_and(|carried| carried.at.elapsed() < JUST_NOW && bytes_per_s < carried.bytes_per_s);
-        match known {
-            Some(known) if is_less || is_of_cpus(probe) => Some(LanesCarry { round_trip, ..known }),
-            _ => Some(LanesCarry { bytes_per_s, round_trip, known_by: LanesKnownBy::Probe }),
-        }
+        let probed = figure_of(probe)?;
+        let carried = self.lock().get(&probe.to).and_then(|seen| seen.carried);
+        let says_more = |carried: &Figure| {
+            let is_more = carried.bytes_per_s > probed.bytes_per_s && carried.at.elapsed() < JUST_NOW;
+            is_more || (probed.is_least && !carried.is_least && carried.at.elapsed() < LATELY)
+        };
+        Some(match carried.filter(says_more) {
+            Some(carried) => {
+                let now = Figure { round_trip: probed.round_trip, ..carried };
+                now.known_by(LanesKnownBy::Migration, probed.is_least)
+            }
+            None => probed.known_by(LanesKnownBy::Probe, probed.is_least),
+        })
     }
 
     /// A probe has ended.
@@ -91,10 +106,13 @@ impl LanesSeen {
         if report.engine != EngineKind::Godwit {
             return;
         }
-        let telling = report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| tells(round));
-        let (Some(round), Some(round_trip_ms)) = (telling, report.round_trip_ms) else { return };
-        #[expect(clippy::cast_precision_loss, reason = "three digits count")]
-        let bytes_per_s = round.bytes as f64 / round.duration_ms * 1e3;
+        let rate = |round: &RoundReport| rate_of(round.bytes, round.duration_ms);
+        let telling = report.rounds.iter().filter(|round| tells(round));
+        let fastest = telling.max_by(|one, other| rate(one).total_cmp(&rate(other)));
+        let (Some(round), Some(round_trip_ms)) = (fastest, report.round_trip_ms) else { return };
+        let bytes_per_s = rate(round);
+        let raw_bytes = round.pages.saturating_sub(round.zero_pages) * u64::from(PAGE_SIZE);
+        let is_least = rate_of(raw_bytes, round.duration_ms) * HARDLY_COMPRESSED > bytes_per_s;
         #[expect(clippy::cast_precision_loss, reason = "three digits count")]
         let limit = report.bandwidth_limit.map(|limit| limit.bits_per_second() as f64 / 8.0);
         if limit.is_some_and(|limit| bytes_per_s > HELD * limit) {
@@ -105,7 +123,7 @@ impl LanesSeen {
         let carried = &mut hosts.entry(report.to.clone()).or_default().carried;
         // A guest whose pages are compressed leaves the wire waiting: the lanes carry what they have just carried for another.
         if carried.is_none_or(|known| known.bytes_per_s < bytes_per_s || known.at.elapsed() >= JUST_NOW) {
-            *carried = Some(Figure { at: Instant::now(), bytes_per_s, round_trip });
+            *carried = Some(Figure { at: Instant::now(), bytes_per_s, is_least, round_trip });
         }
     }
 
@@ -113,6 +131,17 @@ impl LanesSeen {
         // Figures are replaced whole.
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Figure {
+    fn known_by(self, known_by: LanesKnownBy, of_cpus: bool) -> LanesCarry {
+        LanesCarry { bytes_per_s: self.bytes_per_s, of_cpus, round_trip: self.round_trip, known_by }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "three digits count")]
+fn rate_of(bytes: u64, ms: f64) -> f64 {
+    bytes as f64 / ms * 1e3
 }
 
 /// Whether its time was the wire's, and not that of reading zeros.
@@ -138,10 +167,12 @@ fn figure_of(probe: &ProbeReport) -> Option<Figure> {
     })?;
     let least_ms = probe.lanes.iter().filter_map(|lane| Some(lane.round_trip?.least_ms));
     let round_trip_ms = least_ms.fold(f64::INFINITY, f64::min);
-    let bytes_per_s = if is_of_cpus(probe) { carried * OF_USED_UP_CPUS } else { carried };
+    let is_least = is_of_cpus(probe);
+    let bytes_per_s = if is_least { carried * OF_USED_UP_CPUS } else { carried };
     (bytes_per_s > 0.0).then(|| Figure {
         at: Instant::now(),
         bytes_per_s,
+        is_least,
         round_trip: Duration::try_from_secs_f64(round_trip_ms / 1e3).unwrap_or_default(),
     })
 }
@@ -236,8 +267,20 @@ mod tests {
         seen.carried(&report(None));
         let known = seen.by_probe(&of_cpus).unwrap();
         assert_eq!((known.bytes_per_s, known.known_by), (1e8, LanesKnownBy::Migration));
+        assert!(known.of_cpus);
         assert_eq!(known.round_trip, Duration::from_millis(3));
         assert_eq!(rate(seen.by_probe(&probe(&[2e9, 2e9], Limit::Wire))), Some(2e9));
+        // Unless its pages were compressed: then the lanes may have waited for that.
+        seen.probed(&of_cpus);
+        assert_eq!(rate(seen.to("b")), Some(1e8));
+        let compressed = LanesSeen::default();
+        let mut report = report(None);
+        report.rounds[0].pages = 60_000;
+        compressed.carried(&report);
+        assert_eq!(rate(compressed.by_probe(&of_cpus)), Some(OF_USED_UP_CPUS * 2e9));
+        assert_eq!(rate(compressed.to("b")), Some(1e8));
+        compressed.probed(&of_cpus);
+        assert_eq!(rate(compressed.to("b")), Some(OF_USED_UP_CPUS * 2e9));
         // Less than was carried just now.
         assert_eq!(rate(seen.by_probe(&probe(&[5e7, 5e7], Limit::Wire))), Some(1e8));
     }

@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use godwit_wire::PAGE_SIZE;
 
+use crate::dirty_rate::DirtyRate;
 use crate::phase::Phase;
 use crate::report::{PhaseReport, RoundReport, millis};
 
 /// Rounds smaller than this say more of the round trip than of the bandwidth.
 const TELLING_BYTES: u64 = 1 << 20;
+/// A round that took less than this may show that the wire is faster, and not that it is slower: what a round costs beside its
+/// bytes counts for too much in it.
+const TELLING_TIME: Duration = Duration::from_millis(100);
 /// A shorter sample says more of one moment than of the guest.
 const LEAST_SAMPLE: Duration = Duration::from_millis(50);
 /// Assumed before anything was measured: 1 Gb/s.
@@ -61,11 +65,13 @@ pub(crate) struct Ledger {
     throttle: Option<f64>,
     /// Pages of the last round that were told by their content.
     told_pages: u64,
-    /// On the wire, and of pages, zero pages apart.
-    measured_bytes_per_s: Option<(f64, f64)>,
+    /// On the wire.
+    wire_bytes_per_s: Option<f64>,
+    /// Bytes of pages, zero pages apart, to a byte on the wire.
+    expansion: f64,
     /// What the limits in force leave for pages.
     limit_bytes_per_s: Option<u64>,
-    dirty_pages_per_s: f64,
+    dirty_rate: DirtyRate,
     /// When tracking began.
     tracked_since: Duration,
     /// Pages written in a second while the destination prepared, or a while into round 0: a round that lasts shows less, as what
@@ -84,9 +90,10 @@ impl Ledger {
             padding_bytes: 0,
             throttle: None,
             told_pages: 0,
-            measured_bytes_per_s: None,
+            wire_bytes_per_s: None,
+            expansion: 1.0,
             limit_bytes_per_s: None,
-            dirty_pages_per_s: 0.0,
+            dirty_rate: DirtyRate::default(),
             tracked_since: Duration::ZERO,
             sampled_pages_per_s: None,
         }
@@ -108,6 +115,7 @@ impl Ledger {
     /// `throttle`: pages a second that the guest is held to from now on.
     pub(crate) fn round_begins(&mut self, now: Duration, throttle: Option<f64>) {
         (self.round_since, self.padding_bytes, self.throttle) = (now, 0, throttle);
+        self.dirty_rate.round_begins(throttle.is_some());
         if !self.rounds.is_empty() {
             self.sampled_pages_per_s = None;
         }
@@ -142,16 +150,18 @@ impl Ledger {
         let sent_pages = report.pages.saturating_sub(report.zero_pages).saturating_sub(self.told_pages);
         // A sweep that found zeros nearly everywhere, or what the destination has, took its time reading, not sending.
         let told_by_sending = report.zero_pages + self.told_pages <= 8 * sent_pages;
-        if report.bytes >= TELLING_BYTES && told_by_sending {
-            let on_the_wire = took.saturating_sub(round_trip).max(Duration::from_micros(100));
-            let padded = report.bytes.saturating_add(self.padding_bytes);
-            let on_the_wire = on_the_wire.mul_f64(report.bytes as f64 / padded as f64);
-            let wire = report.bytes as f64 / on_the_wire.as_secs_f64();
-            let pages = sent_pages * u64::from(PAGE_SIZE);
-            let carried = pages as f64 / on_the_wire.as_secs_f64();
-            // Raw pages cost a little more than their bytes.
-            self.measured_bytes_per_s = Some((wire, carried.max(wire)));
+        if report.bytes < TELLING_BYTES || !told_by_sending {
+            return;
         }
+        let on_the_wire = took.saturating_sub(round_trip).max(Duration::from_micros(100));
+        let padded = report.bytes.saturating_add(self.padding_bytes);
+        let wire = padded as f64 / on_the_wire.as_secs_f64();
+        if self.wire_bytes_per_s.is_none_or(|known| wire > known) || on_the_wire >= TELLING_TIME {
+            self.wire_bytes_per_s = Some(wire);
+        }
+        // Raw pages cost a little more than their bytes.
+        let pages = sent_pages * u64::from(PAGE_SIZE);
+        self.expansion = (pages as f64 / report.bytes as f64).max(1.0);
     }
 
     /// The limits in force leave so many bytes a second for pages.
@@ -173,13 +183,13 @@ impl Ledger {
 
     /// `remaining` pages were dirtied since the round began to protect them.
     pub(crate) fn counted(&mut self, now: Duration, remaining: u64) {
-        let since = now.saturating_sub(self.round_since).as_secs_f64();
-        self.dirty_pages_per_s = if since > 0.0 { remaining as f64 / since } else { 0.0 };
+        let since = now.saturating_sub(self.round_since);
+        let seen = if since > Duration::ZERO { remaining as f64 / since.as_secs_f64() } else { 0.0 };
         // Good for round 0, which lasts longest and has what was written before it among what remains.
         let sampled = self.sampled_pages_per_s.unwrap_or(0.0);
-        self.dirty_pages_per_s = self.dirty_pages_per_s.max(sampled);
+        self.dirty_rate.counted(since, seen.max(sampled));
         if let Some(report) = self.rounds.last_mut() {
-            report.dirty_pages_per_s = self.dirty_pages_per_s;
+            report.dirty_pages_per_s = self.dirty_rate.pages_per_s();
         }
     }
 
@@ -206,18 +216,23 @@ impl Ledger {
 
     /// As measured, and no more on the wire than the limits let through now: a round measured before a limit came is no promise.
     pub(crate) fn rates(&self) -> Rates {
-        let assumed = (ASSUMED_BYTES_PER_S, ASSUMED_BYTES_PER_S);
-        let (wire, carried) = self.measured_bytes_per_s.unwrap_or(assumed);
+        let wire = self.wire_bytes_per_s.unwrap_or(ASSUMED_BYTES_PER_S);
         let limited = self.limit_bytes_per_s.map_or(wire, |limit| wire.min(limit as f64));
         Rates {
             wire_bytes_per_s: limited,
-            carried_bytes_per_s: carried * limited / wire.max(1.0),
-            dirty_bytes_per_s: self.dirty_pages_per_s * f64::from(PAGE_SIZE),
+            carried_bytes_per_s: limited * self.expansion,
+            dirty_bytes_per_s: self.dirty_pages_per_s() * f64::from(PAGE_SIZE),
         }
     }
 
     pub(crate) fn dirty_pages_per_s(&self) -> f64 {
-        self.dirty_pages_per_s
+        self.dirty_rate.pages_per_s()
+    }
+
+    /// Most of the round was told by its content: the destination checks it before it takes what is sent after.
+    pub(crate) fn is_mostly_told(&self) -> bool {
+        let pages = self.rounds.last().map_or(0, |report| report.pages.saturating_sub(report.zero_pages));
+        self.told_pages > pages / 2
     }
 
     pub(crate) fn rounds(&self) -> Vec<RoundReport> {
@@ -266,6 +281,24 @@ mod tests {
     }
 
     #[test]
+    fn a_short_round_never_shows_a_slow_wire() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::PreCopy);
+        let mut round = |begins, ends, pages: u64, packed_to: u64| {
+            ledger.round_begins(ms(begins), None);
+            ledger.round_sent(0, Sweep { pages, bytes: pages * 4096 / packed_to, ..Sweep::default() });
+            ledger.round_over(ms(ends), ms(0));
+            let Rates { wire_bytes_per_s, carried_bytes_per_s, .. } = ledger.rates();
+            [wire_bytes_per_s, carried_bytes_per_s].map(|rate| (rate / 4096.0).round())
+        };
+        assert_eq!(round(0, 1000, 50_000, 2), [25_000.0, 50_000.0]);
+        // What becomes of its pages it does show.
+        assert_eq!(round(1000, 1050, 500, 1), [25_000.0, 25_000.0]);
+        assert_eq!(round(1050, 1060, 500, 1), [50_000.0, 50_000.0], "it is faster");
+        assert_eq!(round(1060, 1160, 500, 1), [5000.0, 5000.0], "long enough");
+    }
+
+    #[test]
     fn the_time_of_padding_is_not_the_pages() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
@@ -276,8 +309,8 @@ mod tests {
         // 16.4 MB in 164 ms.
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(204), None);
-        ledger.round_sent(2, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() });
-        ledger.round_over(ms(286), ms(0));
+        ledger.round_sent(2, Sweep { pages: 2000, zero_pages: 0, bytes: 8_200_000, ..Sweep::default() });
+        ledger.round_over(ms(368), ms(0));
         assert!((ledger.rates().wire_bytes_per_s - 5e7).abs() < 1.0, "the next round has none");
     }
 

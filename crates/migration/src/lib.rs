@@ -6,6 +6,7 @@ mod bandwidth;
 pub mod board;
 mod clock;
 pub mod destination;
+mod dirty_rate;
 pub mod drive;
 pub mod encoding;
 mod failure;

@@ -18,10 +18,11 @@ use std::time::Duration;
 use godwit_ram::CHUNK_PAGES;
 use godwit_wire::PAGE_SIZE;
 
+use crate::dirty_rate::DirtyRate;
 use crate::drive::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES, SAMPLED_AFTER};
 use crate::policy::{Convergence, Decision, FIXED_COST, Measured, Policy, TIME_TO_STOP};
 
-pub use cost::{Content, PageCost, Trial};
+pub use cost::{Carry, Content, PageCost, Trial};
 pub use report::{DirtySample, DryRun, GuestFigures, LanesFigures, LanesKnownBy, Predicted};
 pub use survey::Survey;
 
@@ -262,7 +263,7 @@ struct Play<'a> {
     number: u32,
     /// Pages that are dirty now.
     remaining: f64,
-    dirty_pages_per_s: f64,
+    dirty_rate: DirtyRate,
     /// All that was sent is applied.
     is_drained: bool,
     /// The lowest limit so far.
@@ -294,7 +295,7 @@ impl<'a> Play<'a> {
             number: 0,
             // What was left out is among it.
             remaining: conditions.written_by(round).max(left_out),
-            dirty_pages_per_s: 0.0,
+            dirty_rate: DirtyRate::default(),
             is_drained: false,
             least_limit: None,
         }
@@ -302,6 +303,7 @@ impl<'a> Play<'a> {
 
     fn next_round(&mut self) {
         let limit = self.convergence.throttle_pages_per_s();
+        self.dirty_rate.round_begins(limit.is_some());
         let lowest = self.least_limit.unwrap_or(f64::INFINITY);
         self.least_limit = limit.map(|limit| lowest.min(limit)).or(self.least_limit);
         let hot = &self.conditions.hot;
@@ -337,7 +339,6 @@ impl<'a> Play<'a> {
             self.count_remaining(drain);
             measured = self.measured(drain);
         }
-        self.dirty_pages_per_s = measured.dirty_pages_per_s;
         self.convergence.decide(&measured)
     }
 
@@ -350,20 +351,20 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn measured(&self, after: Duration) -> Measured {
+    fn measured(&mut self, after: Duration) -> Measured {
         let Conditions { curve, data, hot, round_trip, tracked, .. } = self.conditions;
-        let since_s = self.round.saturating_add(after).as_secs_f64();
-        let seen = if since_s > 0.0 { self.remaining / since_s } else { 0.0 };
+        let since = self.round.saturating_add(after);
+        let seen = if since > Duration::ZERO { self.remaining / since.as_secs_f64() } else { 0.0 };
         // What the tracking saw before round 0, or a while into it, tells more than round 0, which counts once what is written
         // again.
         let rate_of = |sample: Duration| curve.pages_within(sample) / sample.max(LEAST_SAMPLE).as_secs_f64();
         let into_round = if self.round >= SAMPLED_AFTER { SAMPLED_AFTER } else { Duration::ZERO };
         let sampled = rate_of(*tracked).max(rate_of(tracked.saturating_add(into_round)));
-        let (dirty_pages_per_s, cost) =
-            if self.number == 0 { (seen.max(sampled), data) } else { (seen, hot) };
+        let (seen, cost) = if self.number == 0 { (seen.max(sampled), data) } else { (seen, hot) };
+        self.dirty_rate.counted(since, seen);
         Measured {
             remaining_pages: whole(self.remaining),
-            dirty_pages_per_s,
+            dirty_pages_per_s: self.dirty_rate.pages_per_s(),
             bandwidth_bytes_per_s: cost.carried_bytes_per_s(),
             round_trip: *round_trip,
             elapsed: self.took,
@@ -386,7 +387,7 @@ impl<'a> Play<'a> {
 
     fn end(self, means: Means) -> Prediction {
         let Conditions { last, round_trip, let_go, .. } = self.conditions;
-        let at_stop = self.remaining + self.dirty_pages_per_s * TIME_TO_STOP.as_secs_f64();
+        let at_stop = self.remaining + self.dirty_rate.pages_per_s() * TIME_TO_STOP.as_secs_f64();
         let carried = last.time_of(at_stop);
         // A guest whose pages follow it does not stand still for them.
         let within_the_pause = if means == Means::PageIn { Duration::ZERO } else { carried };

@@ -479,7 +479,8 @@ impl Source {
         // Each round begins and ends with full buffers: what it sent is what was carried meanwhile.
         self.ledger.round_over(now, Duration::ZERO);
         let measured = self.measured(now, remaining, round_trip);
-        if self.convergence.is_far(&measured) {
+        // Behind contents that are checked the next round would wait, and the wire seem slow.
+        if self.convergence.is_far(&measured) && !self.ledger.is_mostly_told() {
             return self.decide(now, &measured);
         }
         self.ledger.enter(now, Phase::Convergence);

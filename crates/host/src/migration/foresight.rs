@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use godwit_lanes::Lane;
 use godwit_migration::drive::Tracking;
-use godwit_migration::predict::{Conditions, DirtyCurve, LEARNING_UNITS, PageCost, Survey, predict};
+use godwit_migration::predict::{Carry, Conditions, DirtyCurve, LEARNING_UNITS, PageCost, Survey, predict};
 use godwit_migration::{Compression, EncodingName, Policy, Predicted, RateLimit, first_streams};
 use godwit_ram::{PageRange, Region};
 use tokio::task::{JoinError, JoinHandle};
@@ -208,7 +208,8 @@ impl Outgoing {
         policy: Policy,
         preflight: Duration,
     ) -> Conditions {
-        let LanesCarry { bytes_per_s, round_trip, .. } = carry;
+        let LanesCarry { bytes_per_s, of_cpus, round_trip, .. } = carry;
+        let of_cpus_bytes_per_s = of_cpus.then_some(bytes_per_s);
         let GuestSeen { curve, all, hot } = seen;
         let at_most = |limit: Option<RateLimit>| {
             let pace = self.agent.limits().migration(limit);
@@ -218,8 +219,14 @@ impl Outgoing {
         };
         let (wire, unlimited) = (at_most(self.request.bandwidth_limit), at_most(Some(RateLimit::NONE)));
         let cores = std::thread::available_parallelism().map_or(1, Into::into);
-        let cost =
-            |survey: &Survey, wire| PageCost::of(&survey.content, self.request.compression, wire, cores);
+        let cost = |survey: &Survey, wire| {
+            PageCost::of(
+                &survey.content,
+                self.request.compression,
+                Carry { bytes_per_s: wire, of_cpus_bytes_per_s },
+                cores,
+            )
+        };
         let of_a_lane =
             self.request.streams.map_or_else(|| first_streams(round_trip), |streams| streams as usize);
         let streams = (of_a_lane * lanes.len().max(1)) as u64;

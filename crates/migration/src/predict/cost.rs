@@ -13,6 +13,16 @@ const OVERHEAD: f64 = 1.003;
 /// The cheapest method with this part of the best rate is good enough, as in `encoding.rs`.
 const AS_FAST: f64 = 0.96;
 
+/// What lanes carry.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Carry {
+    /// Bytes a second on the wire.
+    pub bytes_per_s: f64,
+    /// As fast as the CPUs would go that are used up by sending alone: what compresses takes from them. None: it is the wire that
+    /// does not carry more.
+    pub of_cpus_bytes_per_s: Option<f64>,
+}
+
 /// Pages of one kind on their way, in the mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PageCost {
@@ -63,28 +73,33 @@ impl PageCost {
         PageCost { wire_bytes, time_s: wire_bytes / wire_bytes_per_s.max(1.0), sent_as: EncodingName::Raw }
     }
 
-    /// Pages of such content on lanes that carry `wire_bytes_per_s`, compressed as a migration would: by what is asked for, or by
-    /// what brings most of them over. A codec has half of `cores`: the other half sends what it made.
+    /// Pages of such content on lanes that carry so much, compressed as a migration would: by what is asked for, or by what brings
+    /// most of them over, as far as a stream sees it: it compresses while the wire carries what was before. A codec has half of
+    /// `cores`: the other half sends what it made. Where sending alone uses up the CPUs, the two take turns.
     #[must_use]
-    pub fn of(content: &Content, compression: Compression, wire_bytes_per_s: f64, cores: usize) -> PageCost {
-        let raw = PageCost::raw(wire_bytes_per_s);
+    pub fn of(content: &Content, compression: Compression, carry: Carry, cores: usize) -> PageCost {
+        let raw = PageCost::raw(carry.bytes_per_s);
         let by = |trial: Option<Trial>, sent_as| {
             let Trial { bytes_per_s, ratio } = trial?;
             let compressing = bytes_per_s * (cores as f64 / 2.0).max(1.0);
+            let compressing_s = f64::from(PAGE_SIZE) / compressing.max(1.0);
             let wire_bytes = raw.wire_bytes * ratio;
-            let time_s =
-                (wire_bytes / wire_bytes_per_s.max(1.0)).max(f64::from(PAGE_SIZE) / compressing.max(1.0));
-            Some(PageCost { wire_bytes, time_s, sent_as })
+            let seen = PageCost { wire_bytes, time_s: (raw.time_s * ratio).max(compressing_s), sent_as };
+            let in_turns_s =
+                carry.of_cpus_bytes_per_s.map_or(0.0, |rate| compressing_s + wire_bytes / rate.max(1.0));
+            Some((seen, PageCost { time_s: seen.time_s.max(in_turns_s), ..seen }))
         };
+        let raw = (raw, raw);
         let (lz4, zstd) = (by(content.lz4, EncodingName::Lz4), by(content.zstd, EncodingName::Zstd));
         let candidates = match compression {
-            Compression::None => return raw,
-            Compression::Lz4 => return lz4.unwrap_or(raw),
-            Compression::Zstd => return zstd.unwrap_or(raw),
+            Compression::None => return raw.1,
+            Compression::Lz4 => return lz4.unwrap_or(raw).1,
+            Compression::Zstd => return zstd.unwrap_or(raw).1,
             Compression::Auto => [Some(raw), lz4, zstd],
         };
-        let least = candidates.iter().flatten().map(|cost| cost.time_s).fold(f64::INFINITY, f64::min);
-        candidates.into_iter().flatten().find(|cost| cost.time_s * AS_FAST <= least).unwrap_or(raw)
+        let least = candidates.iter().flatten().map(|(seen, _)| seen.time_s).fold(f64::INFINITY, f64::min);
+        let taken = candidates.into_iter().flatten().find(|(seen, _)| seen.time_s * AS_FAST <= least);
+        taken.unwrap_or(raw).1
     }
 
     /// The time of so many of them.
@@ -110,24 +125,45 @@ mod tests {
         zstd: Some(Trial { bytes_per_s: 300e6, ratio: 0.4 }),
     };
 
+    /// Lanes that carry no more.
+    fn wire(bytes_per_s: f64) -> Carry {
+        Carry { bytes_per_s, of_cpus_bytes_per_s: None }
+    }
+
+    #[test]
+    fn where_sending_uses_up_the_cpus_a_codec_takes_its_time_from_it() {
+        let carry = Carry { of_cpus_bytes_per_s: Some(400e6), ..wire(400e6) };
+        let cost = PageCost::of(&SHRINKS, Compression::Auto, carry, 2);
+        let alone = PageCost::of(&SHRINKS, Compression::Auto, wire(400e6), 2);
+        assert_eq!((cost.sent_as, cost.wire_bytes), (alone.sent_as, alone.wire_bytes));
+        assert!((cost.time_s - 4096.0 / 800e6 - cost.wire_bytes / 400e6).abs() < 1e-9, "{cost:?}");
+        // Held to a limit it has the time.
+        let held = Carry { bytes_per_s: 100e6, ..carry };
+        assert_eq!(
+            PageCost::of(&SHRINKS, Compression::Lz4, held, 2),
+            PageCost::of(&SHRINKS, Compression::Lz4, wire(100e6), 2)
+        );
+        assert_eq!(PageCost::of(&SHRINKS, Compression::None, carry, 2), PageCost::raw(400e6));
+    }
+
     #[test]
     fn what_brings_most_over_is_taken() {
-        let sent_as = |wire: f64| PageCost::of(&SHRINKS, Compression::Auto, wire, 2).sent_as;
+        let sent_as = |rate: f64| PageCost::of(&SHRINKS, Compression::Auto, wire(rate), 2).sent_as;
         assert_eq!(sent_as(25e6), EncodingName::Zstd);
         assert_eq!(sent_as(300e6), EncodingName::Lz4);
         assert_eq!(sent_as(2e9), EncodingName::Raw);
-        let cost = PageCost::of(&SHRINKS, Compression::Auto, 25e6, 2);
+        let cost = PageCost::of(&SHRINKS, Compression::Auto, wire(25e6), 2);
         assert!((cost.carried_bytes_per_s() - 25e6 / 0.4 / OVERHEAD).abs() < 1.0, "{cost:?}");
     }
 
     #[test]
     fn what_is_asked_for_holds_whatever_it_brings() {
-        let cost = |compression| PageCost::of(&SHRINKS, compression, 2e9, 2);
+        let cost = |compression| PageCost::of(&SHRINKS, compression, wire(2e9), 2);
         assert_eq!(cost(Compression::Zstd).sent_as, EncodingName::Zstd);
         assert_eq!(cost(Compression::None), PageCost::raw(2e9));
         assert!((cost(Compression::Zstd).carried_bytes_per_s() - 300e6).abs() < 1.0);
         // Nothing was tried, as there was nothing to try it on.
-        assert_eq!(PageCost::of(&Content::default(), Compression::Zstd, 2e9, 2), PageCost::raw(2e9));
+        assert_eq!(PageCost::of(&Content::default(), Compression::Zstd, wire(2e9), 2), PageCost::raw(2e9));
     }
 
     #[test]
