@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use godwit_api::MigrationRequest;
-use godwit_lab::trial::{GuestPlan, Trial, other_host};
+use godwit_lab::trial::{GuestPlan, Trial};
 use godwit_lab::{BitRate, LabOptions, Rtt};
 use godwit_migration::{DryRun, Intent, Means, Outcome, Predicted, Report};
 use godwit_qemu::ByteSize;
@@ -18,7 +18,6 @@ use crate::results;
 use crate::results::as_text;
 use crate::subject::{Engine, Subject};
 use crate::switchover::ODD_BYTES;
-use crate::warm;
 
 /// How long the guest does something else before it is looked at.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -180,18 +179,13 @@ fn on_link(settings: &Settings, link: &Link, cases: &mut Vec<Figures>) -> Result
     let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
     let mut subject = Subject::new(&trial, plan)?;
     for case in link.cases {
-        cases.push(foretell_and_move(&trial, &mut subject, settings, (link, case))?);
+        cases.push(foretell_and_move(&trial, &mut subject, link, case)?);
     }
     subject.guest.verify().with_context(|| format!("{} at the end", link.name))?;
     trial.finish()
 }
 
-fn foretell_and_move(
-    trial: &Trial,
-    subject: &mut Subject<'_>,
-    settings: &Settings,
-    (link, case): (&Link, &Case),
-) -> Result<Figures> {
+fn foretell_and_move(trial: &Trial, subject: &mut Subject<'_>, link: &Link, case: &Case) -> Result<Figures> {
     let Case { workload, limit, policy } = case;
     subject.work(workload)?;
     let bandwidth_limit = limit.map(str::parse).transpose()?;
@@ -203,7 +197,7 @@ fn foretell_and_move(
     let request = change(subject.guest.to_other_host());
     let dry_run = trial.ask(trial.agent(&subject.guest.host).dry_run("bench", &request))?;
     subject.guest.unwatch()?;
-    warm::memory(trial, other_host(&subject.guest.host), settings.memory.bytes())?;
+    subject.warm_destination()?;
     let report = subject.move_by(Engine::Godwit, change)?.map(|watched| watched.report);
     let figures = compare(link, case, dry_run, report);
     eprintln!("  {}", row(&figures).join("  "));

@@ -5,9 +5,11 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::ValueEnum;
 use godwit_api::{MigrationRequest, QemuEngineOptions};
-use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched};
+use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched, other_host};
 use godwit_migration::{EngineKind, Outcome, PageInUse, Progress, Report};
 use serde::Serialize;
+
+use crate::warm;
 
 /// Who moves the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -122,6 +124,12 @@ impl<'a> Subject<'a> {
     pub(crate) fn work(&mut self, workload: &str) -> Result<()> {
         workload.clone_into(&mut self.plan.workload);
         self.guest.workload(workload)
+    }
+
+    /// Has the other host's memory touched, as much of it as the guest will take there.
+    pub(crate) fn warm_destination(&self) -> Result<()> {
+        let bytes = self.plan.memory.iter().map(|block| block.bytes()).sum();
+        warm::memory(self.trial, other_host(&self.guest.host), bytes)
     }
 
     /// Moves it to the other host. A move that does not complete is a result: the guest runs on at the source. A guest

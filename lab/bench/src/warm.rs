@@ -1,5 +1,5 @@
 //! Memory that was not used for a while costs more at its first touch than all else of a migration where this machine is
-//! itself virtual: its host has to find a page for it again. Before each move that measures bandwidth the memory that the
+//! itself virtual: its host has to find a page for it again, and takes back what lies free for a few seconds. Right before each move that measures bandwidth the memory that the
 //! destination will take is touched and given back, whoever moves.
 
 use std::fs::File;

@@ -89,6 +89,8 @@ pub(crate) struct Run {
     pub(crate) lost_writes: f64,
     /// The computing thread's speed meanwhile, as a share of its undisturbed one.
     pub(crate) computing_share: Option<f64>,
+    /// The same while its writers were slowed.
+    pub(crate) computing_share_while_slowed: Option<f64>,
     /// From the vCPUs' stop until the guest wrote 90 % of what it writes undisturbed.
     pub(crate) back_ms: Option<f64>,
     pub(crate) report: Report,
@@ -105,6 +107,8 @@ impl Run {
         self.back_ms = stopped_ms(&self.report).and_then(back_after);
         self.lost_writes = self.moving.lost_writes(undisturbed);
         self.computing_share = self.moving.computing_share(undisturbed);
+        let slowed = self.computing_share.and(self.series.rounds_per_s_while_slowed(&self.report));
+        self.computing_share_while_slowed = slowed.map(|rate| rate / undisturbed.rounds_per_s());
         self.series.undisturbed_writes_per_s = writes_per_s;
         self
     }
@@ -127,8 +131,10 @@ pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration
     subject.guest.watch()?;
     let before = Work::of(&subject.guest)?;
     pass(UNDISTURBED);
+    let undisturbed = Work::of(&subject.guest)?.since(before);
+    // At the last moment: what lies free for a second or two goes back to the machine below.
+    subject.warm_destination()?;
     let begun = Work::of(&subject.guest)?;
-    let undisturbed = begun.since(before);
     let sampler = subject.guest.sample(ASKED_EVERY)?;
     let mut progress = Vec::new();
     let Some(watched) = subject.move_followed_by(engine, limit, |told| progress.push(told.clone()))? else {
@@ -147,6 +153,7 @@ pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration
         moving,
         lost_writes: 0.0,
         computing_share: None,
+        computing_share_while_slowed: None,
         back_ms: None,
         report,
         series,

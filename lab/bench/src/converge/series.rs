@@ -80,6 +80,21 @@ impl Series {
         self.progress.iter().map(sent).collect()
     }
 
+    /// Rounds of its computation that the guest did a second while its writers were slowed; none where they were not, or not for as
+    /// long as a rate takes. The report's rounds say when: from the first slowed one on, until the vCPUs were stopped.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+    pub(crate) fn rounds_per_s_while_slowed(&self, report: &Report) -> Option<f64> {
+        let slowed = report.rounds.iter().position(|round| round.throttled_to_pages_per_s.is_some())?;
+        let before: f64 = report.rounds[..slowed].iter().map(|round| round.duration_ms).sum();
+        let prepared_ms = follow(0.0, report, |phase| phase < Phase::PreCopy).last()?.to_ms;
+        let (from_ms, to_ms) = (prepared_ms + before, stopped_ms(report)?);
+        let within = self.guest.iter().filter(|seen| (from_ms..=to_ms).contains(&seen.ms));
+        let mut answers = within.filter_map(|seen| Some((seen.ms, seen.done?.rounds)));
+        let (first, last) = (answers.next()?, answers.next_back()?);
+        let took_ms = last.0 - first.0;
+        (took_ms >= LEAST_STEP_MS).then(|| last.1.saturating_sub(first.1) as f64 / took_ms * 1e3)
+    }
+
     /// Pages that the guest wrote a second, each step at least so long; none over times in which it did not answer.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
     pub(crate) fn writes_per_s(&self, least_step_ms: f64) -> Vec<Step> {
@@ -233,6 +248,31 @@ pub(crate) mod tests {
         let precopy = Span { phase: Phase::PreCopy, from_ms: 100.0, to_ms: 900.0 };
         assert_eq!(spans(&progress, &report), [prepare, precopy]);
         assert_eq!(spans(&[], &report), [prepare]);
+    }
+
+    #[test]
+    fn the_slowed_time_is_from_the_first_slowed_round_to_the_stop() {
+        let seen = |ms: f64, rounds| Seen { ms, done: Some(Done { writes: 0, rounds }) };
+        let series = Series {
+            guest: vec![seen(0.0, 0), seen(450.0, 9), seen(650.0, 10), seen(850.0, 14), seen(1050.0, 30)],
+            ..Series::default()
+        };
+        let mut report =
+            report(&[(Phase::Prepare, 100.0), (Phase::PreCopy, 900.0), (Phase::Switchover, 20.0)]);
+        let round = |number: u32, duration_ms: f64, limit: &str| {
+            let text = format!(
+                r#"{{"round":{number},"pages":1,"zero_pages":0,"bytes":1,"duration_ms":{duration_ms},"dirty_pages_per_s":0.0,
+                "throttled_to_pages_per_s":{limit}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        report.rounds = vec![round(0, 500.0, "null"), round(1, 300.0, "null")];
+        assert_eq!(series.rounds_per_s_while_slowed(&report), None);
+        report.rounds = vec![round(0, 500.0, "null"), round(1, 300.0, "9.0")];
+        // From 600 to 1000 ms: 4 rounds in 200 ms.
+        assert_eq!(series.rounds_per_s_while_slowed(&report), Some(20.0));
+        report.rounds[0] = round(0, 700.0, "null");
+        assert_eq!(series.rounds_per_s_while_slowed(&report), None, "too short");
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(crate) struct Row {
     /// Those of moves that did not end are among them, until they were ended.
     pub(crate) lost_writes: Option<Spread>,
     pub(crate) computing_percent: Option<Spread>,
+    /// While its writers were slowed.
+    pub(crate) computing_while_slowed_percent: Option<Spread>,
     pub(crate) back_ms: Option<Spread>,
     /// Pages that the guest came to before they were there.
     pub(crate) demanded_pages: Option<Spread>,
@@ -88,6 +90,7 @@ impl Row {
             undisturbed_writes_per_s: Spread::of(runs.iter().map(|run| run.undisturbed.writes_per_s())),
             lost_writes: Spread::of(runs.iter().map(|run| run.lost_writes)),
             computing_percent: Spread::of(runs.iter().filter_map(|run| Some(100.0 * run.computing_share?))),
+            computing_while_slowed_percent: spread(&|run| Some(100.0 * run.computing_share_while_slowed?)),
             back_ms: spread(&|run| run.back_ms),
             demanded_pages: spread(&demanded),
             fetch_beyond_round_trip_ms: spread(&fetch),
@@ -148,6 +151,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
         "writes lost",
         "lost x",
         "computing %",
+        "slowed %",
         "back ms",
     ];
     let mut rows = vec![head.map(str::to_owned)];
@@ -159,6 +163,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
         .collect();
     let mut text = String::from(
         "\nmedians (least to most); once: the memory in use on that wire; lost x: writes lost by those of auto-converge;\n\
+         computing: the computing thread's speed over the whole move, slowed: while the engine slowed its writers;\n\
          back: from the vCPUs' stop to 90 % of the undisturbed writes; writes of moves that did not end count until then\n",
     );
     for row in &rows {
@@ -172,7 +177,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
     text
 }
 
-fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 11] {
+fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 12] {
     let dash = || "-".to_owned();
     let writes = row.undisturbed_writes_per_s.map_or(0.0, |writes| writes.median);
     [
@@ -186,6 +191,7 @@ fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 11] {
         cell(row.lost_writes, 0),
         figures.lost_by_auto_converge(row.engine).map_or_else(dash, |ratio| format!("{ratio:.2}")),
         cell(row.computing_percent, 0),
+        cell(row.computing_while_slowed_percent, 0),
         cell(row.back_ms, 0),
     ]
 }
@@ -217,6 +223,7 @@ pub(crate) mod tests {
             moving: Done { took_s: 1.0, writes: 500.0, rounds: 0.0 },
             lost_writes,
             computing_share: None,
+            computing_share_while_slowed: None,
             back_ms: None,
             report,
             series: Series::default(),
@@ -250,7 +257,7 @@ pub(crate) mod tests {
         let text = render(&all, 180);
         assert!(text.contains("9000 (9000–9000), 1 of 3 not within 180 s, 1 of 3 guest lost"), "{text}");
         assert!(text.contains(" 0.33 "), "{text}");
-        let lengths: Vec<usize> = text.lines().skip(3).map(|line| line.chars().count()).collect();
+        let lengths: Vec<usize> = text.lines().skip(4).map(|line| line.chars().count()).collect();
         assert!(lengths.iter().all(|length| *length == lengths[0]), "{text}");
     }
 
