@@ -109,7 +109,7 @@ impl LanesSeen {
         let telling = report.rounds.iter().max_by_key(|round| round.bytes).filter(|round| tells(round));
         let (Some(round), Some(round_trip_ms)) = (telling, report.round_trip_ms) else { return };
         let bytes_per_s = rate_of(round.bytes, round.duration_ms);
-        let raw_bytes = round.pages.saturating_sub(round.zero_pages) * u64::from(PAGE_SIZE);
+        let raw_bytes = round.pages.saturating_sub(round.zero_pages) * PAGE_SIZE;
         let is_least = rate_of(raw_bytes, round.duration_ms) * HARDLY_COMPRESSED > bytes_per_s;
         #[expect(clippy::cast_precision_loss, reason = "three digits count")]
         let limit = report.bandwidth_limit.map(|limit| limit.bits_per_second() as f64 / 8.0);
