@@ -123,7 +123,10 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
 fn throttle_text(report: &Report, throttle: &ThrottleReport) -> String {
     let ThrottleReport { faults, held_ms, least_cpu_percent, .. } = throttle;
     let limits = report.rounds.iter().filter_map(|round| round.throttled_to_pages_per_s);
-    let mut text = format!("to {:.0} pages/s", limits.fold(f64::INFINITY, f64::min));
+    let mut text = match limits.min_by(f64::total_cmp) {
+        Some(limit) => format!("to {limit:.0} pages/s"),
+        None => "in a round that did not end".to_owned(),
+    };
     if let Some(percent) = least_cpu_percent {
         text.push_str(&format!("; vCPUs got {percent:.0} % of their CPUs at the least"));
     }

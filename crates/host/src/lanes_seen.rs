@@ -16,6 +16,8 @@ const LATELY: Duration = Duration::from_secs(3600);
 const JUST_NOW: Duration = Duration::from_secs(600);
 /// A round of fewer bytes says more of buffers than of the wire.
 const TELLING_BYTES: u64 = 8 << 20;
+/// Unless a wire that it found full carries so much less.
+const MUCH_MORE: f64 = 1.5;
 /// From this part of a limit on, a rate tells the limit and not the lanes.
 const HELD: f64 = 0.8;
 /// Twice the streams that bring less than this bring nothing, and a migration does without them.
@@ -82,7 +84,10 @@ impl LanesSeen {
         let probed = figure_of(probe)?;
         let carried = self.lock().get(&probe.to).and_then(|seen| seen.carried);
         let says_more = |carried: &Figure| {
-            let is_more = carried.bytes_per_s > probed.bytes_per_s && carried.at.elapsed() < JUST_NOW;
+            // As probes scatter; a wire that carries much less than it did is another wire.
+            let may_be_luck = carried.bytes_per_s < MUCH_MORE * probed.bytes_per_s || !is_of_wire(probe);
+            let is_just_now = carried.at.elapsed() < JUST_NOW;
+            let is_more = carried.bytes_per_s > probed.bytes_per_s && is_just_now && may_be_luck;
             is_more || (probed.is_least && !carried.is_least && carried.at.elapsed() < LATELY)
         };
         Some(match carried.filter(says_more) {
@@ -150,6 +155,10 @@ fn tells(round: &RoundReport) -> bool {
 
 fn is_of_cpus(probe: &ProbeReport) -> bool {
     matches!(probe.limit, Some(Limit::SourceCpu | Limit::DestinationCpu))
+}
+
+fn is_of_wire(probe: &ProbeReport) -> bool {
+    probe.limit == Some(Limit::Wire)
 }
 
 fn figure_of(probe: &ProbeReport) -> Option<Figure> {
@@ -279,7 +288,9 @@ mod tests {
         assert_eq!(rate(compressed.to("b")), Some(1e8));
         compressed.probed(&of_cpus);
         assert_eq!(rate(compressed.to("b")), Some(OF_USED_UP_CPUS * 2e9));
-        // Less than was carried just now.
-        assert_eq!(rate(seen.by_probe(&probe(&[5e7, 5e7], Limit::Wire))), Some(1e8));
+        // Less than was carried just now; and so much less that a lane has failed since.
+        assert_eq!(rate(seen.by_probe(&probe(&[8e7, 8e7], Limit::Wire))), Some(1e8));
+        assert_eq!(rate(seen.by_probe(&probe(&[5e7, 5e7], Limit::Unclear))), Some(1e8));
+        assert_eq!(rate(seen.by_probe(&probe(&[5e7, 5e7], Limit::Wire))), Some(5e7));
     }
 }

@@ -19,35 +19,49 @@ pub(crate) struct DirtyRate {
 }
 
 /// What a guest writes while it is held says nothing of what it writes while it is not, and the other way round.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Hold {
     #[default]
     Free,
     /// In the first round memory comes under the throttle only as the sweep comes to it.
     Begins,
-    Held,
+    /// To so many pages a second.
+    Held(f64),
 }
 
+/// Held to less than this part of what it was held to, it shows another rate.
+const LESS: f64 = 0.9;
+
 impl DirtyRate {
-    /// A round begins, in which the guest's writers are slowed, or are not.
-    pub(crate) fn round_begins(&mut self, throttled: bool) {
-        let hold = match (throttled, self.hold) {
-            (false, _) => Hold::Free,
-            (true, Hold::Free) => Hold::Begins,
-            (true, _) => Hold::Held,
+    /// A round begins, in which the guest's writers are held to so many pages a second, or are not.
+    pub(crate) fn round_begins(&mut self, limit_pages_per_s: Option<f64>) {
+        let hold = match (limit_pages_per_s, self.hold) {
+            (None, _) => Hold::Free,
+            (Some(_), Hold::Free) => Hold::Begins,
+            (Some(limit), _) => Hold::Held(limit),
         };
         if let Some(over) = self.current.take() {
             self.earlier.push_front(over);
         }
-        if hold != self.hold {
-            (self.hold, self.earlier) = (hold, VecDeque::new());
+        let is_the_same = match (self.hold, hold) {
+            (Hold::Held(before), Hold::Held(now)) => now > LESS * before,
+            (before, now) => before == now,
+        };
+        if !is_the_same {
+            self.earlier.clear();
         }
+        self.hold = hold;
         let mut reaches_back = Duration::ZERO;
         self.earlier.retain(|(lasted, _)| {
             let is_near = reaches_back < WITHIN;
             reaches_back += *lasted;
             is_near
         });
+    }
+
+    /// It is not held after all.
+    pub(crate) fn not_held(&mut self) {
+        self.hold = Hold::Free;
     }
 
     /// The round under way has shown this so far.
@@ -72,8 +86,10 @@ impl DirtyRate {
 mod tests {
     use super::*;
 
-    /// Rounds of so many milliseconds that left so many pages, and whether the guest was held in them.
-    fn after(rounds: &[(u64, u64, bool)]) -> f64 {
+    const HELD: Option<f64> = Some(2000.0);
+
+    /// Rounds of so many milliseconds that left so many pages, and what the guest was held to in them.
+    fn after(rounds: &[(u64, u64, Option<f64>)]) -> f64 {
         let mut rate = DirtyRate::default();
         for &(ms, pages, held) in rounds {
             let lasted = Duration::from_millis(ms);
@@ -85,26 +101,28 @@ mod tests {
 
     #[test]
     fn a_burst_in_a_short_round_is_no_rate() {
-        assert_eq!(after(&[(5000, 5000, false)]), 1000.0);
+        assert_eq!(after(&[(5000, 5000, None)]), 1000.0);
         // 60 pages in 4 ms, as in each round that short.
-        assert_eq!(after(&[(5000, 5000, false), (4, 60, false)]), 1560.0);
-        assert_eq!(after(&[(5000, 5000, false), (50, 60, false), (50, 60, false)]), 1200.0);
-        assert_eq!(after(&[(5000, 5000, false), (200, 60, false)]), 300.0);
-        assert_eq!(after(&[(4, 60, false)]), 15_000.0, "nothing else is known");
+        assert_eq!(after(&[(5000, 5000, None), (4, 60, None)]), 1560.0);
+        assert_eq!(after(&[(5000, 5000, None), (50, 60, None), (50, 60, None)]), 1200.0);
+        assert_eq!(after(&[(5000, 5000, None), (200, 60, None)]), 300.0);
+        assert_eq!(after(&[(4, 60, None)]), 15_000.0, "nothing else is known");
     }
 
     #[test]
     fn one_that_is_held_shows_another_rate() {
-        assert_eq!(after(&[(5000, 500_000, false), (10, 100, true)]), 10_000.0);
-        assert_eq!(after(&[(5000, 500_000, false), (50, 500, true), (10, 20, true)]), 2000.0);
-        assert_eq!(after(&[(5000, 500_000, true), (10, 20, true), (10, 40, true)]), 3000.0);
-        assert_eq!(after(&[(5000, 500, true), (10, 1000, false)]), 100_000.0);
+        assert_eq!(after(&[(5000, 500_000, None), (10, 100, HELD)]), 10_000.0);
+        assert_eq!(after(&[(5000, 500_000, None), (50, 500, HELD), (10, 20, HELD)]), 2000.0);
+        assert_eq!(after(&[(5000, 500_000, HELD), (10, 20, HELD), (10, 40, HELD)]), 3000.0);
+        assert_eq!(after(&[(5000, 500, HELD), (10, 1000, None)]), 100_000.0);
+        let lower = Some(1000.0);
+        assert_eq!(after(&[(5000, 500, HELD), (25, 50, HELD), (25, 25, lower), (25, 25, lower)]), 1000.0);
     }
 
     #[test]
     fn what_is_counted_again_replaces_what_was() {
         let mut rate = DirtyRate::default();
-        rate.round_begins(false);
+        rate.round_begins(None);
         assert_eq!(rate.pages_per_s(), 0.0);
         rate.counted(Duration::ZERO, 0.0);
         assert_eq!(rate.pages_per_s(), 0.0);

@@ -10,9 +10,14 @@ use crate::report::{PhaseReport, RoundReport, millis};
 
 /// Rounds smaller than this say more of the round trip than of the bandwidth.
 const TELLING_BYTES: u64 = 1 << 20;
-/// A round that took less than this tells nothing of the wire where a larger one has told: what a round costs beside its bytes
-/// counts for too much in it, and so do buffers.
+/// A round that took less than this tells little of the wire where a larger one has told: what a round costs beside its bytes
+/// counts for too much in it, and so do buffers. Nor does one of less than so many looks at all of the memory, which a round takes
+/// at the least.
 const TELLING_TIME: Duration = Duration::from_millis(100);
+const TELLING_SCANS: u32 = 3;
+/// A round that took so many times as long as the wire that is known would, and this time, shows that the wire has become slower.
+const MUCH_SLOWER: f64 = 2.0;
+const SLOWER_BY: Duration = Duration::from_millis(50);
 /// A shorter sample says more of one moment than of the guest.
 const LEAST_SAMPLE: Duration = Duration::from_millis(50);
 /// Assumed before anything was measured: 1 Gb/s.
@@ -25,8 +30,10 @@ pub struct Sweep {
     pub pages: u64,
     /// Zero pages of them.
     pub zero_pages: u64,
-    /// Pages of them that were told by their content.
+    /// Pages of them that were told by their content, or by what differs.
     pub told_pages: u64,
+    /// Pages of those that the destination was pointed to, which it checks before it takes what is sent after.
+    pub referred_pages: u64,
     /// Bytes handed to the wire.
     pub bytes: u64,
 }
@@ -37,6 +44,7 @@ impl Sweep {
         self.pages += other.pages;
         self.zero_pages += other.zero_pages;
         self.told_pages += other.told_pages;
+        self.referred_pages += other.referred_pages;
         self.bytes += other.bytes;
     }
 }
@@ -63,8 +71,11 @@ pub(crate) struct Ledger {
     padding_bytes: u64,
     /// Pages a second that the guest is held to in it.
     throttle: Option<f64>,
-    /// Pages of the last round that were told by their content.
+    /// Pages of the last round that were told by their content or by what differs, and those that the destination was pointed to.
     told_pages: u64,
+    referred_pages: u64,
+    /// What a look at all of the memory takes.
+    scan: Duration,
     /// On the wire,
     wire_bytes_per_s: Option<f64>,
     /// as the round of so many bytes has told.
@@ -92,6 +103,8 @@ impl Ledger {
             padding_bytes: 0,
             throttle: None,
             told_pages: 0,
+            referred_pages: 0,
+            scan: Duration::ZERO,
             wire_bytes_per_s: None,
             telling_bytes: 0,
             expansion: 1.0,
@@ -118,7 +131,7 @@ impl Ledger {
     /// `throttle`: pages a second that the guest is held to from now on.
     pub(crate) fn round_begins(&mut self, now: Duration, throttle: Option<f64>) {
         (self.round_since, self.padding_bytes, self.throttle) = (now, 0, throttle);
-        self.dirty_rate.round_begins(throttle.is_some());
+        self.dirty_rate.round_begins(throttle);
         if !self.rounds.is_empty() {
             self.sampled_pages_per_s = None;
         }
@@ -131,7 +144,7 @@ impl Ledger {
 
     /// The sweep's pages are handed to the wire; the destination has not applied them yet.
     pub(crate) fn round_sent(&mut self, round: u32, sweep: Sweep) {
-        self.told_pages = sweep.told_pages;
+        (self.told_pages, self.referred_pages) = (sweep.told_pages, sweep.referred_pages);
         self.rounds.push(RoundReport {
             round,
             pages: sweep.pages,
@@ -143,33 +156,67 @@ impl Ledger {
         });
     }
 
-    /// What was sent is on the wire, or, with a round trip that says so, applied.
-    pub(crate) fn round_over(&mut self, now: Duration, round_trip: Duration) {
+    /// What was sent is on the wire; or applied, by a word of the destination that took this round trip.
+    pub(crate) fn round_over(&mut self, now: Duration, applied: Option<Duration>) {
         let Some(report) = self.rounds.last_mut() else {
             return;
         };
         let took = now.saturating_sub(self.round_since);
         report.duration_ms = millis(took);
+        let report = report.clone();
         let sent_pages = report.pages.saturating_sub(report.zero_pages).saturating_sub(self.told_pages);
-        // A sweep that found zeros nearly everywhere, or what the destination has, took its time reading, not sending.
+        // A sweep that found zeros nearly everywhere, or what the destination has, took its time reading and checking, not sending.
         let told_by_sending = report.zero_pages + self.told_pages <= 8 * sent_pages;
-        if report.bytes < TELLING_BYTES || !told_by_sending {
+        let is_known_better = self.is_mostly_referred() && self.wire_bytes_per_s.is_some();
+        if !told_by_sending || is_known_better {
             return;
         }
-        let on_the_wire = took.saturating_sub(round_trip).max(Duration::from_micros(100));
+        let on_the_wire = took.saturating_sub(applied.unwrap_or_default()).max(Duration::from_micros(100));
         let padded = report.bytes.saturating_add(self.padding_bytes);
         let wire = padded as f64 / on_the_wire.as_secs_f64();
-        if on_the_wire >= TELLING_TIME || report.bytes >= self.telling_bytes {
+        if self.tells(report.bytes, wire, on_the_wire, applied.is_some()) {
             (self.wire_bytes_per_s, self.telling_bytes) = (Some(wire), report.bytes);
         }
-        // Raw pages cost a little more than their bytes.
-        let pages = sent_pages * u64::from(PAGE_SIZE);
-        self.expansion = (pages as f64 / report.bytes as f64).max(1.0);
+        if report.bytes >= TELLING_BYTES {
+            // Raw pages cost a little more than their bytes.
+            let pages = sent_pages * u64::from(PAGE_SIZE);
+            self.expansion = (pages as f64 / report.bytes as f64).max(1.0);
+        }
     }
 
-    /// The limits in force leave so many bytes a second for pages.
+    /// Whether a round of so many bytes, its padding apart, says what the wire carries.
+    fn tells(&self, bytes: u64, wire_bytes_per_s: f64, on_the_wire: Duration, applied: bool) -> bool {
+        let is_large = bytes >= TELLING_BYTES;
+        let Some(known) = self.wire_bytes_per_s else { return is_large };
+        let is_long = on_the_wire >= TELLING_TIME.max(TELLING_SCANS * self.scan);
+        // What is applied sits in no buffer; padding does not wait for its windows as pages do.
+        let is_faster = applied && self.padding_bytes == 0 && wire_bytes_per_s > known;
+        let expected_s = (bytes + self.padding_bytes) as f64 / known;
+        let slower_by = SLOWER_BY.max(TELLING_SCANS * self.scan);
+        let is_slower = on_the_wire.as_secs_f64() > MUCH_SLOWER * expected_s + slower_by.as_secs_f64();
+        is_slower || (is_large && (is_long || is_faster || bytes >= self.telling_bytes))
+    }
+
+    /// The limits in force leave so many bytes a second for pages. Where that changes the next round tells anew what the wire carries.
     pub(crate) fn limited(&mut self, bytes_per_s: Option<u64>) {
-        self.limit_bytes_per_s = bytes_per_s;
+        if self.limit_bytes_per_s != bytes_per_s {
+            (self.limit_bytes_per_s, self.telling_bytes) = (bytes_per_s, 0);
+        }
+    }
+
+    /// A look at all of the memory has taken so long.
+    pub(crate) fn scanned(&mut self, scan: Duration) {
+        self.scan = scan;
+    }
+
+    pub(crate) fn scan(&self) -> Duration {
+        self.scan
+    }
+
+    /// The guest can't be held to what the round began with.
+    pub(crate) fn not_throttled(&mut self) {
+        self.throttle = None;
+        self.dirty_rate.not_held();
     }
 
     pub(crate) fn tracking_begins(&mut self, now: Duration) {
@@ -190,9 +237,10 @@ impl Ledger {
         let seen = if since > Duration::ZERO { remaining as f64 / since.as_secs_f64() } else { 0.0 };
         // Good for round 0, which lasts longest and has what was written before it among what remains.
         let sampled = self.sampled_pages_per_s.unwrap_or(0.0);
-        self.dirty_rate.counted(since, seen.max(sampled));
+        let seen = seen.max(sampled);
+        self.dirty_rate.counted(since, seen);
         if let Some(report) = self.rounds.last_mut() {
-            report.dirty_pages_per_s = self.dirty_rate.pages_per_s();
+            report.dirty_pages_per_s = seen;
         }
     }
 
@@ -232,10 +280,10 @@ impl Ledger {
         self.dirty_rate.pages_per_s()
     }
 
-    /// Most of the round was told by its content: the destination checks it before it takes what is sent after.
-    pub(crate) fn is_mostly_told(&self) -> bool {
+    /// The destination was pointed to most of the round's pages: it checks them before it takes what is sent after.
+    pub(crate) fn is_mostly_referred(&self) -> bool {
         let pages = self.rounds.last().map_or(0, |report| report.pages.saturating_sub(report.zero_pages));
-        self.told_pages > pages / 2
+        self.referred_pages > pages / 2
     }
 
     pub(crate) fn rounds(&self) -> Vec<RoundReport> {
@@ -275,11 +323,11 @@ mod tests {
         let mut ledger = Ledger::new(Phase::PreCopy);
         ledger.round_begins(ms(0), None);
         ledger.round_sent(0, Sweep { pages: 24_000, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() });
-        ledger.round_over(ms(1040), ms(40));
+        ledger.round_over(ms(1040), Some(ms(40)));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(1040), None);
         ledger.round_sent(1, Sweep { pages: 1, zero_pages: 0, bytes: 4124, ..Sweep::default() });
-        ledger.round_over(ms(1080), ms(40));
+        ledger.round_over(ms(1080), Some(ms(40)));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
     }
 
@@ -287,19 +335,54 @@ mod tests {
     fn a_short_round_tells_nothing_of_the_wire() {
         let ms = Duration::from_millis;
         let mut ledger = Ledger::new(Phase::PreCopy);
-        let mut round = |begins, ends, pages: u64, packed_to: u64| {
+        let mut round = |begins, ends, applied: bool, pages: u64, packed_to: u64| {
             ledger.round_begins(ms(begins), None);
             ledger.round_sent(0, Sweep { pages, bytes: pages * 4096 / packed_to, ..Sweep::default() });
-            ledger.round_over(ms(ends), ms(0));
+            ledger.round_over(ms(ends), applied.then_some(ms(0)));
             let Rates { wire_bytes_per_s, carried_bytes_per_s, .. } = ledger.rates();
             [wire_bytes_per_s, carried_bytes_per_s].map(|rate| (rate / 4096.0).round())
         };
-        assert_eq!(round(0, 1000, 50_000, 2), [25_000.0, 50_000.0]);
+        assert_eq!(round(0, 1000, true, 50_000, 2), [25_000.0, 50_000.0]);
         // What becomes of its pages it does show.
-        assert_eq!(round(1000, 1050, 500, 1), [25_000.0, 25_000.0]);
-        assert_eq!(round(1050, 1055, 500, 1), [25_000.0, 25_000.0], "it sits in buffers");
-        assert_eq!(round(1055, 1155, 500, 1), [5000.0, 5000.0], "long enough");
-        assert_eq!(round(1155, 1165, 600, 1), [60_000.0, 60_000.0], "more than what told");
+        assert_eq!(round(1000, 1050, true, 500, 1), [25_000.0, 25_000.0]);
+        assert_eq!(round(1050, 1055, false, 500, 1), [25_000.0, 25_000.0], "it sits in buffers");
+        assert_eq!(round(1055, 1060, true, 500, 1), [100_000.0, 100_000.0], "it is applied");
+        assert_eq!(round(1060, 1160, true, 500, 1), [5000.0, 5000.0], "long enough");
+        assert_eq!(round(1160, 1180, false, 600, 1), [30_000.0, 30_000.0], "more than what told");
+        // However few bytes: they would take 3 ms.
+        assert_eq!(round(1180, 2180, true, 100, 1), [100.0, 100.0]);
+    }
+
+    #[test]
+    fn one_look_at_a_large_guest_is_no_slow_wire() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::PreCopy);
+        ledger.scanned(ms(130));
+        let mut round = |begins, ends, pages: u64| {
+            ledger.round_begins(ms(begins), None);
+            ledger.round_sent(0, Sweep { pages, bytes: pages * 4096, ..Sweep::default() });
+            ledger.round_over(ms(ends), Some(ms(0)));
+            (ledger.rates().wire_bytes_per_s / 1e9).round()
+        };
+        assert_eq!(round(0, 10_000, 10_000_000), 4.0);
+        assert_eq!(round(10_000, 10_140, 3000), 4.0);
+    }
+
+    #[test]
+    fn what_is_pointed_to_says_nothing_of_a_wire_that_is_known() {
+        let ms = Duration::from_millis;
+        let mut ledger = Ledger::new(Phase::PreCopy);
+        let round = |ledger: &mut Ledger, begins, ends, pages, referred_pages| {
+            let told_pages = referred_pages;
+            ledger.round_begins(ms(begins), None);
+            let bytes = (pages - referred_pages) * 4096;
+            ledger.round_sent(0, Sweep { pages, bytes, told_pages, referred_pages, ..Sweep::default() });
+            ledger.round_over(ms(ends), Some(ms(0)));
+            ((ledger.rates().wire_bytes_per_s / 4096.0).round(), ledger.is_mostly_referred())
+        };
+        assert_eq!(round(&mut ledger, 0, 1000, 30_000, 0), (30_000.0, false));
+        assert_eq!(round(&mut ledger, 1000, 3000, 30_000, 20_000), (30_000.0, true));
+        assert_eq!(round(&mut ledger, 3000, 4000, 30_000, 10_000), (20_000.0, false));
     }
 
     #[test]
@@ -309,12 +392,12 @@ mod tests {
         ledger.round_begins(ms(0), None);
         ledger.round_sent(1, Sweep { pages: 1000, zero_pages: 0, bytes: 4_100_000, ..Sweep::default() });
         ledger.padded(12_300_000);
-        ledger.round_over(ms(204), ms(40));
+        ledger.round_over(ms(204), Some(ms(40)));
         // 16.4 MB in 164 ms.
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
         ledger.round_begins(ms(204), None);
         ledger.round_sent(2, Sweep { pages: 2000, zero_pages: 0, bytes: 8_200_000, ..Sweep::default() });
-        ledger.round_over(ms(368), ms(0));
+        ledger.round_over(ms(368), Some(ms(0)));
         assert!((ledger.rates().wire_bytes_per_s - 5e7).abs() < 1.0, "the next round has none");
     }
 
@@ -326,7 +409,7 @@ mod tests {
         assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "nothing was measured yet");
         ledger.round_begins(ms(0), None);
         ledger.round_sent(0, Sweep { pages: 25_600, zero_pages: 0, bytes: 100_000_000, ..Sweep::default() });
-        ledger.round_over(ms(1000), ms(0));
+        ledger.round_over(ms(1000), Some(ms(0)));
         assert!((ledger.rates().wire_bytes_per_s - 1e6).abs() < 1.0, "it was faster before the limit came");
         ledger.limited(Some(1_000_000_000));
         assert!((ledger.rates().wire_bytes_per_s - 1e8).abs() < 1.0);
@@ -343,12 +426,12 @@ mod tests {
             0,
             Sweep { pages: 50_000, told_pages: 25_000, bytes: 103_000_000, ..Sweep::default() },
         );
-        ledger.round_over(ms(1000), ms(0));
+        ledger.round_over(ms(1000), Some(ms(0)));
         assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
         ledger.round_begins(ms(1000), None);
         ledger
             .round_sent(1, Sweep { pages: 50_000, told_pages: 49_000, bytes: 8_000_000, ..Sweep::default() });
-        ledger.round_over(ms(2000), ms(0));
+        ledger.round_over(ms(2000), Some(ms(0)));
         assert!((ledger.rates().carried_bytes_per_s - 103e6).abs() < 1.0);
     }
 
@@ -359,7 +442,7 @@ mod tests {
         ledger.round_begins(ms(0), None);
         ledger
             .round_sent(0, Sweep { pages: 26_000, zero_pages: 1000, bytes: 25_000_000, ..Sweep::default() });
-        ledger.round_over(ms(1000), ms(0));
+        ledger.round_over(ms(1000), Some(ms(0)));
         let rates = ledger.rates();
         assert!((rates.wire_bytes_per_s - 25e6).abs() < 1.0);
         assert!((rates.carried_bytes_per_s - 25_000.0 * 4096.0).abs() < 1.0);

@@ -20,7 +20,7 @@ use godwit_wire::PAGE_SIZE;
 
 use crate::dirty_rate::DirtyRate;
 use crate::drive::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES, SAMPLED_AFTER};
-use crate::policy::{Convergence, Decision, FIXED_COST, Measured, Policy, TIME_TO_STOP};
+use crate::policy::{Convergence, Decision, Measured, Policy, TIME_TO_STOP, fixed_cost};
 
 pub use cost::{Carry, Content, PageCost, Trial};
 pub use report::{DirtySample, DryRun, GuestFigures, LanesFigures, LanesKnownBy, Predicted};
@@ -174,6 +174,8 @@ pub struct Conditions {
     pub prepare: Duration,
     /// Of that, the time for which the guest's writes are tracked: what it writes then is left to round 1.
     pub tracked: Duration,
+    /// What it takes to look for dirty pages in all of the memory.
+    pub scan: Duration,
     /// From the guest running at the destination until the source has let go.
     pub let_go: Duration,
     /// When to switch over, and by what means.
@@ -303,7 +305,7 @@ impl<'a> Play<'a> {
 
     fn next_round(&mut self) {
         let limit = self.convergence.throttle_pages_per_s();
-        self.dirty_rate.round_begins(limit.is_some());
+        self.dirty_rate.round_begins(limit);
         let lowest = self.least_limit.unwrap_or(f64::INFINITY);
         self.least_limit = limit.map(|limit| lowest.min(limit)).or(self.least_limit);
         let hot = &self.conditions.hot;
@@ -352,7 +354,7 @@ impl<'a> Play<'a> {
     }
 
     fn measured(&mut self, after: Duration) -> Measured {
-        let Conditions { curve, data, hot, round_trip, tracked, .. } = self.conditions;
+        let Conditions { curve, data, hot, round_trip, tracked, scan, .. } = self.conditions;
         let since = self.round.saturating_add(after);
         let seen = if since > Duration::ZERO { self.remaining / since.as_secs_f64() } else { 0.0 };
         // What the tracking saw before round 0, or a while into it, tells more than round 0, which counts once what is written
@@ -368,6 +370,7 @@ impl<'a> Play<'a> {
             bandwidth_bytes_per_s: cost.carried_bytes_per_s(),
             round_trip: *round_trip,
             elapsed: self.took,
+            scan: *scan,
         }
     }
 
@@ -386,7 +389,7 @@ impl<'a> Play<'a> {
     }
 
     fn end(self, means: Means) -> Prediction {
-        let Conditions { last, round_trip, let_go, .. } = self.conditions;
+        let Conditions { last, round_trip, let_go, scan, .. } = self.conditions;
         let at_stop = self.remaining + self.dirty_rate.pages_per_s() * TIME_TO_STOP.as_secs_f64();
         let carried = last.time_of(at_stop);
         // A guest whose pages follow it does not stand still for them.
@@ -396,7 +399,7 @@ impl<'a> Play<'a> {
             .unwrap_or(Duration::MAX);
         let switchover = [*round_trip / 2, device_state, within_the_pause]
             .into_iter()
-            .fold(FIXED_COST, Duration::saturating_add);
+            .fold(fixed_cost(*scan), Duration::saturating_add);
         let all = [HANDED_OVER, *round_trip, device_state, carried, *let_go];
         let gave_up = means == Means::None;
         Prediction {
@@ -465,6 +468,7 @@ mod tests {
             round_trip: ms(0),
             prepare: ms(300),
             tracked: ms(50),
+            scan: ms(1),
             let_go: ms(50),
             policy: Policy::default(),
         }

@@ -46,6 +46,8 @@ pub enum Event {
         round_trip: Duration,
         /// What the limits that hold now leave for pages, bytes a second.
         limit_bytes_per_s: Option<u64>,
+        /// How long it took to count.
+        scan: Duration,
     },
     /// The vCPUs stand still.
     GuestStopped,
@@ -129,6 +131,8 @@ pub enum Action {
         /// Pages written anew.
         pages_per_s: f64,
     },
+    /// Let them write as they like again.
+    LetWritersGo,
     /// Have the destination, and streams to it, ready for a guest that lacks pages. Answered by [`Event::PageInReady`].
     PreparePageIn,
     /// Stop the guest. Answered by [`Event::GuestStopped`].
@@ -235,6 +239,8 @@ pub struct Source {
     last_pages_at: Option<Duration>,
     committed_at: Option<Duration>,
     running: Option<Running>,
+    /// The guest's writers are held.
+    is_throttled: bool,
     ending: Option<(Outcome, Option<Failure>)>,
 }
 
@@ -268,6 +274,7 @@ impl Source {
             last_pages_at: None,
             committed_at: None,
             running: None,
+            is_throttled: false,
             ending: None,
         }
     }
@@ -297,20 +304,23 @@ impl Source {
                 self.ledger.round_sent(self.round, sweep);
                 self.to(State::Looking, vec![Action::CountRemaining])
             }
-            (State::Looking, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s }) => {
+            (State::Looking, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s, scan }) => {
                 self.ledger.limited(limit_bytes_per_s);
+                self.ledger.scanned(scan);
                 self.look(now, pages, round_trip)
             }
             (State::Draining, Event::RoundApplied { round, padding_bytes }) if round == self.round => {
                 self.ledger.padded(padding_bytes);
                 self.to(State::Counting, vec![Action::CountRemaining])
             }
-            (State::Counting, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s }) => {
+            (State::Counting, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s, scan }) => {
                 self.ledger.limited(limit_bytes_per_s);
+                self.ledger.scanned(scan);
                 self.converge(now, pages, round_trip)
             }
             (_, Event::CannotThrottle) => {
                 self.convergence.cannot_throttle();
+                self.ledger.not_throttled();
                 vec![]
             }
             (State::Stopping, Event::GuestStopped) => {
@@ -467,8 +477,12 @@ impl Source {
         self.ledger.enter(now, Phase::PreCopy);
         let throttle = self.convergence.throttle_pages_per_s();
         self.ledger.round_begins(now, throttle);
-        let mut actions: Vec<_> =
-            throttle.map(|pages_per_s| Action::Throttle { pages_per_s }).into_iter().collect();
+        let mut actions = match throttle {
+            Some(pages_per_s) => vec![Action::Throttle { pages_per_s }],
+            None if self.is_throttled => vec![Action::LetWritersGo],
+            None => vec![],
+        };
+        self.is_throttled = throttle.is_some();
         actions.push(Action::SendRound { round });
         self.to(State::Sending, actions)
     }
@@ -477,10 +491,10 @@ impl Source {
     /// run empty.
     fn look(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
         // Each round begins and ends with full buffers: what it sent is what was carried meanwhile.
-        self.ledger.round_over(now, Duration::ZERO);
+        self.ledger.round_over(now, None);
         let measured = self.measured(now, remaining, round_trip);
         // Behind contents that are checked the next round would wait, and the wire seem slow.
-        if self.convergence.is_far(&measured) && !self.ledger.is_mostly_told() {
+        if self.convergence.is_far(&measured) && !self.ledger.is_mostly_referred() {
             return self.decide(now, &measured);
         }
         self.ledger.enter(now, Phase::Convergence);
@@ -488,7 +502,7 @@ impl Source {
     }
 
     fn converge(&mut self, now: Duration, remaining: u64, round_trip: Duration) -> Vec<Action> {
-        self.ledger.round_over(now, round_trip);
+        self.ledger.round_over(now, Some(round_trip));
         let measured = self.measured(now, remaining, round_trip);
         self.decide(now, &measured)
     }
@@ -501,6 +515,7 @@ impl Source {
             bandwidth_bytes_per_s: self.ledger.rates().carried_bytes_per_s,
             round_trip,
             elapsed: now,
+            scan: self.ledger.scan(),
         }
     }
 

@@ -173,6 +173,7 @@ impl World {
                     pages,
                     round_trip,
                     limit_bytes_per_s: None,
+                    scan: Duration::ZERO,
                 });
             }
             // On some hosts it can't be done; where it can, the guest writes less from then on.
@@ -180,6 +181,7 @@ impl World {
                 self.source_events.push_back(SourceEvent::CannotThrottle);
             }
             SourceAction::Throttle { .. } => self.writes_per_step = self.writes_per_step.div_ceil(2),
+            SourceAction::LetWritersGo => self.writes_per_step *= 2,
             SourceAction::PreparePageIn => {
                 let able = !self.random().is_multiple_of(4);
                 self.source_events.push_back(SourceEvent::PageInReady { able });
@@ -504,8 +506,12 @@ fn what_nobody_knows_is_no_refusal() {
         preflight: Duration::ZERO,
     });
     let second = Duration::from_secs(1);
-    let counted =
-        |pages| SourceEvent::RemainingCounted { pages, round_trip: Duration::ZERO, limit_bytes_per_s: None };
+    let counted = |pages| SourceEvent::RemainingCounted {
+        pages,
+        round_trip: Duration::ZERO,
+        limit_bytes_per_s: None,
+        scan: Duration::ZERO,
+    };
     let sweep = Sweep { pages: 90_000, bytes: 90_000 * 4128, ..Sweep::default() };
     let script = [
         SourceEvent::Connected,
@@ -553,11 +559,26 @@ fn silence_after_the_commit_is_doubt() {
     let script = [
         SourceEvent::Connected,
         SourceEvent::PeerReady,
-        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
+        SourceEvent::RemainingCounted {
+            pages: 1,
+            round_trip: Duration::ZERO,
+            limit_bytes_per_s: None,
+            scan: Duration::ZERO,
+        },
         SourceEvent::RoundSent(sweep),
-        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
+        SourceEvent::RemainingCounted {
+            pages: 1,
+            round_trip: Duration::ZERO,
+            limit_bytes_per_s: None,
+            scan: Duration::ZERO,
+        },
         SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
-        SourceEvent::RemainingCounted { pages: 1, round_trip: Duration::ZERO, limit_bytes_per_s: None },
+        SourceEvent::RemainingCounted {
+            pages: 1,
+            round_trip: Duration::ZERO,
+            limit_bytes_per_s: None,
+            scan: Duration::ZERO,
+        },
         SourceEvent::GuestStopped,
         SourceEvent::LastPagesSent(sweep),
         SourceEvent::DeviceStateEnded,

@@ -39,7 +39,11 @@ fn device_obstacle(argument: &str) -> Option<Obstacle> {
         ("device-vhost-user", why, "use --engine qemu, or a virtio device that QEMU itself serves")
     } else if driver.starts_with("vfio") {
         let why = "the hardware writes guest memory, which dirty tracking doesn't see";
-        ("device-vfio", why, "unplug the device before the migration")
+        (
+            "device-vfio",
+            why,
+            "unplug the device before the migration, or use --engine qemu where its driver can migrate it",
+        )
     } else if driver.starts_with("vhost-") {
         let why = "its state is in this host's kernel";
         ("device-vhost", why, "unplug the device before the migration, or use --engine qemu")

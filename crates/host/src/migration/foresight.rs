@@ -37,6 +37,8 @@ const MOST_FORETOLD_BYTES: u64 = 64 << 30;
 #[derive(Debug)]
 pub(super) struct GuestSeen {
     pub(super) curve: DirtyCurve,
+    /// What it takes to look for dirty pages in all of the memory.
+    scan: Duration,
     /// What its memory holds,
     all: Survey,
     /// and those pages that it wrote while it was looked at.
@@ -49,12 +51,20 @@ pub(super) struct Looking {
     regions: Vec<Arc<Region>>,
     begun: Instant,
     samples: Vec<(Duration, u64)>,
+    /// What the last count took.
+    scan: Duration,
 }
 
 impl Looking {
     /// Not begun yet.
     pub(super) fn new(tracker: Tracker, regions: &[Arc<Region>]) -> Looking {
-        Looking { tracker, regions: regions.to_vec(), begun: Instant::now(), samples: Vec::new() }
+        Looking {
+            tracker,
+            regions: regions.to_vec(),
+            begun: Instant::now(),
+            samples: Vec::new(),
+            scan: Duration::ZERO,
+        }
     }
 
     /// Begins. Blocks for some milliseconds a GiB; the guest runs.
@@ -79,7 +89,9 @@ impl Looking {
     pub(super) fn count(&mut self) -> Result<(), String> {
         let since = self.begun.elapsed();
         let count = self.tracker.count_dirty().map_err(|error| error.to_string())?;
-        self.samples.push((since, count.pages));
+        self.scan = self.begun.elapsed().saturating_sub(since);
+        // Of a large guest a count takes long, and what is written meanwhile is seen by half.
+        self.samples.push((since + self.scan / 2, count.pages));
         Ok(())
     }
 
@@ -95,7 +107,7 @@ impl Looking {
             written.push(runs);
         }
         let hot = Survey::of(&self.regions, &written).map_err(|error| error.to_string())?;
-        Ok(GuestSeen { curve: DirtyCurve::new(self.samples.iter().copied()), all, hot })
+        Ok(GuestSeen { curve: DirtyCurve::new(self.samples.iter().copied()), scan: self.scan, all, hot })
     }
 }
 
@@ -210,7 +222,7 @@ impl Outgoing {
     ) -> Conditions {
         let LanesCarry { bytes_per_s, of_cpus, round_trip, .. } = carry;
         let of_cpus_bytes_per_s = of_cpus.then_some(bytes_per_s);
-        let GuestSeen { curve, all, hot } = seen;
+        let GuestSeen { curve, scan, all, hot } = seen;
         let at_most = |limit: Option<RateLimit>| {
             let pace = self.agent.limits().migration(limit);
             lanes.iter().filter_map(|lane| lane.from).for_each(|from| pace.uses(from));
@@ -251,6 +263,7 @@ impl Outgoing {
             prepare: preflight + SHADOW + ROUND_TRIPS * round_trip,
             tracked: TRACKED + round_trip,
             let_go: LET_GO,
+            scan,
             policy,
         }
     }

@@ -478,6 +478,7 @@ impl Dispatch {
             pages: self.lock().board.pages(),
             zero_pages: self.zero_pages.load(Ordering::Relaxed),
             told_pages: self.encodings().told_pages(),
+            referred_pages: self.encodings().referred_pages(),
             bytes: self.bytes.load(Ordering::Relaxed),
         }
     }

@@ -513,7 +513,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.later(Event::GuestResumed(resumed));
             }
             // Dropping the tracker unregisters.
-            Action::StopTracking => self.let_writers_go(),
+            Action::LetWritersGo | Action::StopTracking => self.let_writers_go(),
             Action::AskVerdict => {
                 let verdict = (self.job.ask_verdict)();
                 self.later(Event::Verdict(verdict));

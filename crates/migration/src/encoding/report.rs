@@ -100,6 +100,12 @@ impl Encodings {
         self.reference.pages + self.delta.pages
     }
 
+    /// Pages that the destination was pointed to.
+    #[must_use]
+    pub fn referred_pages(&self) -> u64 {
+        self.reference.pages
+    }
+
     /// Bytes of pages for each byte on the wire, zero pages apart; 1 where nothing was compressed or told.
     #[must_use]
     pub fn expansion(&self) -> f64 {

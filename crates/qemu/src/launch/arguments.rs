@@ -113,7 +113,7 @@ impl Launch {
 
     fn add_nics(&self, arguments: &mut Arguments) {
         for (index, (nic, tap)) in self.spec.nics.iter().zip(&self.tap_fds).enumerate() {
-            // vhost=off: the kernel's vhost threads would write guest memory beside the tracker.
+            // vhost=off: what vhost-net writes would be tracked (`ram::tracking`), and has not been seen running.
             arguments.add("-netdev", format!("tap,id=net{index},fd={},vhost=off", tap.as_raw_fd()));
             // No boot ROM: 256 KiB less in QEMU's own stream.
             // QEMU announces the address itself (RARP), before the guest runs; a guest that did it too would spend its first

@@ -89,8 +89,9 @@ pub(crate) struct Run {
     pub(crate) lost_writes: f64,
     /// The computing thread's speed meanwhile, as a share of its undisturbed one.
     pub(crate) computing_share: Option<f64>,
-    /// The same while its writers were slowed.
+    /// The same while its writers were slowed, and before that in the rounds.
     pub(crate) computing_share_while_slowed: Option<f64>,
+    pub(crate) computing_share_before_slowed: Option<f64>,
     /// From the vCPUs' stop until the guest wrote 90 % of what it writes undisturbed.
     pub(crate) back_ms: Option<f64>,
     pub(crate) report: Report,
@@ -107,8 +108,12 @@ impl Run {
         self.back_ms = stopped_ms(&self.report).and_then(back_after);
         self.lost_writes = self.moving.lost_writes(undisturbed);
         self.computing_share = self.moving.computing_share(undisturbed);
-        let slowed = self.computing_share.and(self.series.rounds_per_s_while_slowed(&self.report));
-        self.computing_share_while_slowed = slowed.map(|rate| rate / undisturbed.rounds_per_s());
+        let share =
+            |rate: Option<f64>| self.computing_share.and(rate).map(|rate| rate / undisturbed.rounds_per_s());
+        let while_slowed = share(self.series.rounds_per_s_while_slowed(&self.report));
+        let before_slowed = share(self.series.rounds_per_s_before_slowed(&self.report));
+        (self.computing_share_while_slowed, self.computing_share_before_slowed) =
+            (while_slowed, before_slowed);
         self.series.undisturbed_writes_per_s = writes_per_s;
         self
     }
@@ -154,6 +159,7 @@ pub(crate) fn measure(subject: &mut Subject<'_>, engine: Engine, limit: Duration
         lost_writes: 0.0,
         computing_share: None,
         computing_share_while_slowed: None,
+        computing_share_before_slowed: None,
         back_ms: None,
         report,
         series,

@@ -80,14 +80,21 @@ impl Series {
         self.progress.iter().map(sent).collect()
     }
 
-    /// Rounds of its computation that the guest did a second while its writers were slowed; none where they were not, or not for as
-    /// long as a rate takes. The report's rounds say when: from the first slowed one on, until the vCPUs were stopped.
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+    /// Rounds of its computation that the guest did a second while its writers were slowed: from the first slowed round on, as the
+    /// report says, until the vCPUs were stopped. None where they were not, or not for as long as a rate takes.
     pub(crate) fn rounds_per_s_while_slowed(&self, report: &Report) -> Option<f64> {
-        let slowed = report.rounds.iter().position(|round| round.throttled_to_pages_per_s.is_some())?;
-        let before: f64 = report.rounds[..slowed].iter().map(|round| round.duration_ms).sum();
-        let prepared_ms = follow(0.0, report, |phase| phase < Phase::PreCopy).last()?.to_ms;
-        let (from_ms, to_ms) = (prepared_ms + before, stopped_ms(report)?);
+        let (_, slowed_ms) = unslowed(report)?;
+        self.rounds_per_s(slowed_ms, stopped_ms(report)?)
+    }
+
+    /// The same in the rounds before that: memory travels, and nobody is slowed.
+    pub(crate) fn rounds_per_s_before_slowed(&self, report: &Report) -> Option<f64> {
+        let (prepared_ms, slowed_ms) = unslowed(report)?;
+        self.rounds_per_s(prepared_ms, slowed_ms)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+    fn rounds_per_s(&self, from_ms: f64, to_ms: f64) -> Option<f64> {
         let within = self.guest.iter().filter(|seen| (from_ms..=to_ms).contains(&seen.ms));
         let mut answers = within.filter_map(|seen| Some((seen.ms, seen.done?.rounds)));
         let (first, last) = (answers.next()?, answers.next_back()?);
@@ -116,6 +123,14 @@ impl Series {
         }
         steps
     }
+}
+
+/// From when memory travelled, and from when on writers were slowed; none where they were not.
+fn unslowed(report: &Report) -> Option<(f64, f64)> {
+    let slowed = report.rounds.iter().position(|round| round.throttled_to_pages_per_s.is_some())?;
+    let before: f64 = report.rounds[..slowed].iter().map(|round| round.duration_ms).sum();
+    let prepared_ms = follow(0.0, report, |phase| phase < Phase::PreCopy).last()?.to_ms;
+    Some((prepared_ms, prepared_ms + before))
 }
 
 /// When the vCPUs were stopped; none where they were not. The report's sums of the phases before are more exact than the words of
@@ -271,6 +286,7 @@ pub(crate) mod tests {
         report.rounds = vec![round(0, 500.0, "null"), round(1, 300.0, "9.0")];
         // From 600 to 1000 ms: 4 rounds in 200 ms.
         assert_eq!(series.rounds_per_s_while_slowed(&report), Some(20.0));
+        assert_eq!(series.rounds_per_s_before_slowed(&report), None, "one answer alone");
         report.rounds[0] = round(0, 700.0, "null");
         assert_eq!(series.rounds_per_s_while_slowed(&report), None, "too short");
     }

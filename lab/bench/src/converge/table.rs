@@ -28,8 +28,9 @@ pub(crate) struct Row {
     /// Those of moves that did not end are among them, until they were ended.
     pub(crate) lost_writes: Option<Spread>,
     pub(crate) computing_percent: Option<Spread>,
-    /// While its writers were slowed.
+    /// While its writers were slowed, and before that in the rounds.
     pub(crate) computing_while_slowed_percent: Option<Spread>,
+    pub(crate) computing_before_slowed_percent: Option<Spread>,
     pub(crate) back_ms: Option<Spread>,
     /// Pages that the guest came to before they were there.
     pub(crate) demanded_pages: Option<Spread>,
@@ -91,6 +92,7 @@ impl Row {
             lost_writes: Spread::of(runs.iter().map(|run| run.lost_writes)),
             computing_percent: Spread::of(runs.iter().filter_map(|run| Some(100.0 * run.computing_share?))),
             computing_while_slowed_percent: spread(&|run| Some(100.0 * run.computing_share_while_slowed?)),
+            computing_before_slowed_percent: spread(&|run| Some(100.0 * run.computing_share_before_slowed?)),
             back_ms: spread(&|run| run.back_ms),
             demanded_pages: spread(&demanded),
             fetch_beyond_round_trip_ms: spread(&fetch),
@@ -151,6 +153,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
         "writes lost",
         "lost x",
         "computing %",
+        "unslowed %",
         "slowed %",
         "back ms",
     ];
@@ -163,7 +166,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
         .collect();
     let mut text = String::from(
         "\nmedians (least to most); once: the memory in use on that wire; lost x: writes lost by those of auto-converge;\n\
-         computing: the computing thread's speed over the whole move, slowed: while the engine slowed its writers;\n\
+         computing: the computing thread's speed over the whole move; unslowed: in the rounds before writers were slowed; slowed: while they were;\n\
          back: from the vCPUs' stop to 90 % of the undisturbed writes; writes of moves that did not end count until then\n",
     );
     for row in &rows {
@@ -177,7 +180,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
     text
 }
 
-fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 12] {
+fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 13] {
     let dash = || "-".to_owned();
     let writes = row.undisturbed_writes_per_s.map_or(0.0, |writes| writes.median);
     [
@@ -191,6 +194,7 @@ fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 12] {
         cell(row.lost_writes, 0),
         figures.lost_by_auto_converge(row.engine).map_or_else(dash, |ratio| format!("{ratio:.2}")),
         cell(row.computing_percent, 0),
+        cell(row.computing_before_slowed_percent, 0),
         cell(row.computing_while_slowed_percent, 0),
         cell(row.back_ms, 0),
     ]
@@ -224,6 +228,7 @@ pub(crate) mod tests {
             lost_writes,
             computing_share: None,
             computing_share_while_slowed: None,
+            computing_share_before_slowed: None,
             back_ms: None,
             report,
             series: Series::default(),

@@ -135,19 +135,21 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             pages: sent.pages.saturating_sub(before.pages),
             zero_pages: sent.zero_pages - before.zero_pages,
             told_pages: sent.told_pages - before.told_pages,
+            referred_pages: sent.referred_pages - before.referred_pages,
             bytes: sent.bytes - before.bytes,
         }
     }
 
     pub(super) fn count_remaining(&mut self) {
-        let round_trip = self.round_trip();
+        let (round_trip, begun) = (self.round_trip(), Instant::now());
         match self.job.tracker.count_dirty() {
             Ok(dirty) => {
                 let pages = dirty.pages + self.referring.waiting();
                 self.remaining_pages = pages;
                 self.fullest_chunk_pages = dirty.fullest_chunk_pages;
                 let limit_bytes_per_s = self.job.pace.data_bytes_per_s();
-                self.later(Event::RemainingCounted { pages, round_trip, limit_bytes_per_s });
+                let scan = begun.elapsed();
+                self.later(Event::RemainingCounted { pages, round_trip, limit_bytes_per_s, scan });
             }
             Err(error) => self.later(Event::Failed(memory_failure(&error))),
         }
