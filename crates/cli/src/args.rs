@@ -477,7 +477,8 @@ pub(crate) struct MigrateArgs {
     /// How long the vCPUs may stand still
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
     pub(crate) switchover_budget: Duration,
-    /// What matters most: auto, minimal-pause, minimal-impact, fast-evacuation or deadline=TIME [default: auto]
+    /// What matters most: minimal-pause (the budget is kept, whatever writers lose), minimal-impact (they are slowed as little as will
+    /// do), fast-evacuation (the host is empty soonest), deadline=TIME (they are slowed as far as that takes), or auto [default: auto]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Option<Intent>,
     /// Let it run at the destination as soon as each page has been sent once, and fetch what it has written since

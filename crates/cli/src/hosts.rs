@@ -245,6 +245,12 @@ impl Hosts {
         if found.iter().any(|(_, vm)| !passing(vm)) {
             found.retain(|(_, vm)| !passing(vm));
         }
+        // Handed over already: its source serves the pages that it still lacks there.
+        let runs = |vm: &VmInfo| vm.state == VmState::Running && !vm.in_doubt;
+        let only_one_runs = found.iter().filter(|(_, vm)| runs(vm)).count() == 1;
+        if only_one_runs && found.iter().all(|(_, vm)| runs(vm) || vm.state == VmState::MigratingOut) {
+            found.retain(|(_, vm)| runs(vm));
+        }
         if found.len() > 1 {
             let places: Vec<String> =
                 found.iter().map(|(host, vm)| format!("{host} ({})", vm.state)).collect();

@@ -34,6 +34,11 @@ pub(crate) async fn run(
         let message = format!("VM \"{}\" is on host {} already", options.vm, options.to);
         return Err(Failure::new(Exit::Conflict, message, "name another host with --to"));
     }
+    if options.page_in && found.vm.spec.refuses_page_in {
+        let vm = &options.vm;
+        output
+            .note(&format!("VM {vm} refuses page-in (it was created with --no-page-in): it goes by rounds"));
+    }
     if options.dry_run {
         return dry_run::run(found.client, &options.vm, &request, output).await;
     }

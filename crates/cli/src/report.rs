@@ -1,8 +1,8 @@
 //! A migration's report for people. The JSON form is the type itself.
 
 use godwit_migration::{
-    EncodingName, EncodingReport, FetchTimes, LaneReport, Outcome, PageInReport, Phase, Predicted, Report,
-    SwitchoverReport, ThrottleReport,
+    EncodingName, EncodingReport, FetchTimes, Intent, LaneReport, Means, Outcome, PageInReport, Phase,
+    Predicted, Report, SwitchoverReport, ThrottleReport,
 };
 
 use crate::output::{Output, Tone, fields, table};
@@ -73,6 +73,9 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     }
     if let Some(policy) = report.policy {
         lines.push(("policy", policy.to_string()));
+        if let Some(over) = beyond_deadline(policy, report.migration_time_ms) {
+            lines.push(("over deadline", over));
+        }
     }
     if let Some(means) = report.means {
         lines.push(("means", means.to_string()));
@@ -155,11 +158,21 @@ fn page_in_lines(page_in: &PageInReport) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// By how much a deadline was, or will be, missed.
+pub(crate) fn beyond_deadline(policy: Intent, migration_time_ms: f64) -> Option<String> {
+    let Intent::Deadline(deadline) = policy else { return None };
+    let deadline_ms = deadline.as_secs_f64() * 1e3;
+    let over_ms = migration_time_ms - deadline_ms;
+    (over_ms > 0.0)
+        .then(|| format!("by {}: it was to be over after {}", millis(over_ms), millis(deadline_ms)))
+}
+
 /// What was foreseen, to be compared with what is measured.
 fn predicted_text(predicted: &Predicted) -> String {
     let Predicted { migration_time_ms, wire_bytes, rounds, switchover_ms, means, throttled_to_pages_per_s } =
         predicted;
-    let held = throttled_to_pages_per_s.map_or_else(String::new, |limit| format!(" to {limit:.0} pages/s"));
+    let limit = throttled_to_pages_per_s.filter(|_| *means == Means::Throttle);
+    let held = limit.map_or_else(String::new, |limit| format!(" to {limit:.0} pages/s"));
     format!(
         "{}, {} on the wire in {rounds} rounds, a pause of {}; {means}{held}",
         millis(*migration_time_ms),
@@ -338,6 +351,21 @@ mod tests {
         let within = Report { switchover_budget_ms: Some(12.3), ..report() };
         let text = render(&within, Output::new(false));
         assert!(!text.contains("over budget") && text.contains("vCPUs' pause:"), "{text}");
+    }
+
+    #[test]
+    fn a_deadline_that_was_missed_is_told() {
+        let after = |deadline: &str| {
+            let policy = Some(deadline.parse().unwrap());
+            render(&Report { policy, migration_time_ms: 10_900.0, ..report() }, Output::new(false))
+        };
+        assert!(
+            after("deadline=5s").contains("by 5.90 s: it was to be over after 5.00 s"),
+            "{}",
+            after("deadline=5s")
+        );
+        assert!(!after("deadline=11s").contains("over deadline"));
+        assert!(!after("auto").contains("over deadline"));
     }
 
     #[test]

@@ -112,6 +112,14 @@ fn describe(vm: &VmInfo) -> String {
     if let Some(migration) = &vm.migration {
         lines.push(("migration", migration.clone()));
     }
+    if let Some(page_in) = &vm.page_in {
+        let comes =
+            if page_in.connected { "they are coming" } else { "the source does not answer at the moment" };
+        lines.push(("missing pages", format!("{}: {comes}", page_in.missing_pages)));
+    }
+    if vm.spec.refuses_page_in {
+        lines.push(("page-in", "refused".to_owned()));
+    }
     lines.extend([
         ("epoch", vm.epoch.to_string()),
         ("process", vm.pid.map_or_else(|| "none".to_owned(), |pid| pid.to_string())),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus, RateLimit};
@@ -51,6 +51,8 @@ pub struct MigrationControl {
 #[derive(Clone, Debug)]
 pub struct ProgressTeller {
     progress: watch::Sender<Progress>,
+    /// What the whole migration was foreseen to take, once it has been.
+    foreseen_ms: Arc<OnceLock<f64>>,
     bandwidth: Arc<Mutex<Bandwidth>>,
 }
 
@@ -58,7 +60,8 @@ impl ProgressTeller {
     /// Shows how far it is.
     pub fn tell(&self, progress: Progress) {
         lock(&self.bandwidth).take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
-        self.progress.send_replace(progress);
+        let foreseen_ms = self.foreseen_ms.get().copied();
+        self.progress.send_replace(progress.with_foreseen(foreseen_ms));
     }
 }
 
@@ -72,6 +75,12 @@ impl MigrationControl {
     #[must_use]
     pub fn engine_began(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.engine_began)
+    }
+
+    /// So long the whole of it was foreseen to take: how far it is, is told with that from here on.
+    pub fn foresees(&self, migration_time_ms: f64) {
+        // It is foreseen once.
+        let _ = self.progress.foreseen_ms.set(migration_time_ms);
     }
 
     /// Shows how far it is.
@@ -125,7 +134,8 @@ impl Migrations {
     ) -> MigrationControl {
         let (progress, progress_watch) = watch::channel(Progress::begin(total_bytes));
         let bandwidth = Arc::default();
-        let teller = ProgressTeller { progress, bandwidth: Arc::clone(&bandwidth) };
+        let teller =
+            ProgressTeller { progress, foreseen_ms: Arc::default(), bandwidth: Arc::clone(&bandwidth) };
         let (cancel, cancel_watch) = watch::channel(false);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let entry = Entry {

@@ -15,6 +15,8 @@ pub(crate) struct DirtyRate {
     /// Before the round under way, the latest first: how long each lasted, and what it showed, pages a second.
     earlier: VecDeque<(Duration, f64)>,
     current: Option<(Duration, f64)>,
+    /// What was told before the window was begun anew.
+    last_pages_per_s: f64,
     hold: Hold,
 }
 
@@ -40,6 +42,7 @@ impl DirtyRate {
             (Some(_), Hold::Free) => Hold::Begins,
             (Some(limit), _) => Hold::Held(limit),
         };
+        self.last_pages_per_s = self.pages_per_s();
         if let Some(over) = self.current.take() {
             self.earlier.push_front(over);
         }
@@ -69,7 +72,7 @@ impl DirtyRate {
         self.current = Some((lasted, pages_per_s));
     }
 
-    /// Pages a second, in the mean of the last rounds.
+    /// Pages a second, in the mean of the last rounds; until the first of a new kind shows anything, as told before.
     pub(crate) fn pages_per_s(&self) -> f64 {
         let (mut left, mut pages) = (WITHIN, 0.0);
         for (lasted, pages_per_s) in self.current.iter().chain(&self.earlier) {
@@ -78,7 +81,7 @@ impl DirtyRate {
             left -= counts;
         }
         let over = WITHIN.saturating_sub(left).as_secs_f64();
-        if over > 0.0 { pages / over } else { 0.0 }
+        if over > 0.0 { pages / over } else { self.last_pages_per_s }
     }
 }
 

@@ -86,10 +86,12 @@ impl DirtyCurve {
         before.1 + last.map_or(0.0, |last| last.beyond(earlier, before.0.as_secs_f64(), beyond_s))
     }
 
-    /// Pages a second at the beginning, when hardly any has been written twice.
+    /// Pages a second at the beginning, when hardly any has been written twice; or later, where it wrote more then.
     #[must_use]
     pub fn pages_per_s(&self) -> f64 {
-        self.pages_within(BEGINNING) / BEGINNING.as_secs_f64()
+        let mean = |time: Duration| self.pages_within(time) / time.as_secs_f64();
+        let sampled = self.points.iter().map(|(time, _)| *time).filter(|time| *time > BEGINNING);
+        sampled.map(mean).fold(mean(BEGINNING), f64::max)
     }
 
     /// Pages written within the longest time sampled: the working set, as far as it can be told.
@@ -230,6 +232,8 @@ pub struct Prediction {
     pub means: Means,
     /// The lowest limit that its writers will be held to.
     pub throttled_to_pages_per_s: Option<f64>,
+    /// The shortest round trip.
+    pub round_trip: Duration,
 }
 
 /// Plays a migration through.
@@ -389,9 +393,11 @@ impl<'a> Play<'a> {
     }
 
     fn end(self, means: Means) -> Prediction {
-        let Conditions { last, round_trip, let_go, scan, .. } = self.conditions;
+        let Conditions { hot, last, round_trip, let_go, scan, .. } = self.conditions;
         let at_stop = self.remaining + self.dirty_rate.pages_per_s() * TIME_TO_STOP.as_secs_f64();
-        let carried = last.time_of(at_stop);
+        // A limit of the migration's own holds for what follows a guest that runs, and not while it stands still.
+        let pages = if means == Means::PageIn { hot } else { last };
+        let carried = pages.time_of(at_stop);
         // A guest whose pages follow it does not stand still for them.
         let within_the_pause = if means == Means::PageIn { Duration::ZERO } else { carried };
         let wire_bytes_per_s = last.wire_bytes / last.time_s.max(1e-12);
@@ -411,7 +417,8 @@ impl<'a> Play<'a> {
             wire_bytes: self.wire_bytes + if gave_up { 0.0 } else { at_stop * last.wire_bytes },
             rounds: self.number + if gave_up { 1 } else { 2 },
             means,
-            throttled_to_pages_per_s: self.least_limit,
+            throttled_to_pages_per_s: self.least_limit.filter(|_| means != Means::PageIn),
+            round_trip: *round_trip,
         }
     }
 }

@@ -330,7 +330,7 @@ pub struct Progress {
     pub bandwidth_bytes_per_s: f64,
     /// The limit that holds its pages now: the least of its own, its lanes' and its host's.
     pub bandwidth_limit: Option<BitRate>,
-    /// Time to the end, as far as it can be told.
+    /// Time to the end, as far as it can be told: by what was foreseen, or by the rates where those say that it will be later.
     pub eta_ms: Option<f64>,
     /// Time since the request.
     pub elapsed_ms: f64,
@@ -353,6 +353,15 @@ impl Progress {
             elapsed_ms: 0.0,
         }
     }
+
+    /// With what the whole migration was foreseen to take: a round's rates know nothing of the rounds to come.
+    #[must_use]
+    pub fn with_foreseen(self, migration_time_ms: Option<f64>) -> Self {
+        let foreseen_ms = migration_time_ms.map(|all_ms| (all_ms - self.elapsed_ms).max(0.0));
+        let by_both = |eta_ms: f64| foreseen_ms.map_or(eta_ms, |foreseen_ms| foreseen_ms.max(eta_ms));
+        let eta_ms = self.eta_ms.map(by_both).or(foreseen_ms.filter(|left_ms| *left_ms > 0.0));
+        Progress { eta_ms, ..self }
+    }
 }
 
 /// Milliseconds of a duration, with the fraction.
@@ -365,4 +374,24 @@ pub fn millis(duration: Duration) -> f64 {
 #[must_use]
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_is_what_was_foreseen_or_later() {
+        let eta = |eta_ms, foreseen_ms| {
+            let told = Progress { eta_ms, elapsed_ms: 4000.0, ..Progress::begin(1) };
+            told.with_foreseen(foreseen_ms).eta_ms
+        };
+        assert_eq!(eta(Some(500.0), None), Some(500.0));
+        assert_eq!(eta(Some(500.0), Some(10_000.0)), Some(6000.0));
+        assert_eq!(eta(Some(7000.0), Some(10_000.0)), Some(7000.0));
+        assert_eq!(eta(None, Some(10_000.0)), Some(6000.0));
+        // It takes longer than that: how long nobody knows.
+        assert_eq!(eta(None, Some(3000.0)), None);
+        assert_eq!(eta(Some(500.0), Some(3000.0)), Some(500.0));
+    }
 }

@@ -9,6 +9,7 @@ use godwit_migration::{DryRun, Means};
 use crate::exit::{Exit, Failure};
 use crate::migrate::interrupts;
 use crate::output::{Output, Tone, fields, spinner};
+use crate::report::beyond_deadline;
 use crate::units::{byte_count, bytes, millis};
 
 /// How often the moving line moves.
@@ -87,6 +88,7 @@ fn foretold(dry_run: &DryRun, predicted: &Predicted) -> Vec<(&'static str, Strin
         return lines;
     }
     lines.push(("migration time", about(*migration_time_ms)));
+    lines.extend(beyond_deadline(dry_run.policy, *migration_time_ms).map(|over| ("over deadline", over)));
     let budget_ms = dry_run.switchover_budget_ms;
     let over = if *switchover_ms > budget_ms {
         format!("; it was to be {} at most", millis(budget_ms))

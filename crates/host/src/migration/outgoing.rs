@@ -14,8 +14,8 @@ use godwit_migration::drive::{
     self, Inbox, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, lane_failure,
 };
 use godwit_migration::{
-    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Outcome, PageInUse, Policy, Predicted,
-    ReferenceUse, Report, SwitchoverReport, millis,
+    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome, PageInUse, Policy,
+    Predicted, ReferenceUse, Report, SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
 use godwit_qemu::VcpuGroup;
@@ -71,6 +71,9 @@ impl Outgoing {
             Ok(glance) => {
                 let (tracker, seen) = tokio::task::block_in_place(|| glance.end());
                 predicted = self.foresee(seen, &accepted.addresses, preflight).await;
+                if let Some(predicted) = predicted.filter(|predicted| predicted.means != Means::None) {
+                    control.foresees(predicted.migration_time_ms);
+                }
                 self.send(control, tracker, &accepted, preflight).await
             }
             Err(error) => Err(Failure::new(FailureCode::Internal, error.to_string())),

@@ -479,6 +479,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::BeginSwitchover { page_in } => {
                 self.switchover_since = Some(Instant::now());
                 self.job.tracker.let_stop();
+                if page_in && let Err(failure) = self.note_what_is_dirty() {
+                    return self.later(Event::Failed(failure));
+                }
                 if let Err(failure) = self.job.hypervisor.begin_switchover(self.inbox, page_in) {
                     self.later(Event::Failed(failure));
                 }
@@ -500,7 +503,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                     self.say(&Message::PagesEnd(end));
                 }
             }
-            Action::SendCommit => self.say(&Message::Commit { epoch: self.job.epoch }),
+            Action::SendCommit => {
+                self.say(&Message::Commit { epoch: self.job.epoch });
+                self.page_in.kept.let_hot_go();
+            }
             Action::AbortPeer(failure) => {
                 // The destination also notices by the lane's end.
                 let _ = self.sender.send(&Message::Abort(failure.to_reason()));
@@ -547,13 +553,20 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn ping_and_tell(&mut self) {
         let pages_in = self.machine.state() == State::PagingIn;
-        let remaining_pages = if pages_in { self.page_in.kept.left_pages() } else { self.remaining_pages };
+        let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
+        let remaining_pages = match self.machine.state() {
+            State::PagingIn => self.page_in.kept.left_pages(),
+            State::Releasing | State::Ended => 0,
+            _ => {
+                let of_round = if self.machine.round() == 0 { total } else { self.remaining_pages };
+                of_round.saturating_sub(self.dispatch.sent().pages.saturating_sub(self.counted.pages))
+            }
+        };
         if pages_in {
             self.last_ping = Instant::now();
         } else {
             self.ping();
         }
-        let total: u64 = self.job.regions.iter().map(|region| region.pages()).sum();
         let sent = SentSoFar { bytes: self.wire_bytes(), expansion: self.dispatch.encodings().expansion() };
         let told = progress_of(&self.machine, total, remaining_pages, sent, self.job.begun);
         (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });

@@ -59,6 +59,10 @@ struct State {
     listed: bool,
     /// What nobody waits for may go: not while the guest stands still for what goes beside it.
     all_may_go: bool,
+    /// What the guest had just written when it was stopped, and comes to first where it runs: before all else that nobody waits for,
+    hot: VecDeque<BlockRun>,
+    /// from when on nothing of the hand-over comes after it.
+    hot_may_go: bool,
     /// Who waits for what.
     demands: VecDeque<(usize, u64)>,
     /// Where the pages are sent from that nobody waits for: behind the last that somebody waited for.
@@ -229,6 +233,17 @@ impl KeptPages {
         self.changed.notify_all();
     }
 
+    /// The guest has just written these.
+    pub(crate) fn set_hot(&self, hot: Vec<BlockRun>) {
+        self.lock().hot = hot.into();
+    }
+
+    /// The guest will run there as soon as what has been said arrives: what it comes to first may follow.
+    pub(crate) fn let_hot_go(&self) {
+        self.lock().hot_may_go = true;
+        self.changed.notify_all();
+    }
+
     /// What the round trip is, as far as it is known.
     pub(crate) fn set_round_trip(&self, round_trip: Duration) {
         self.lock().window.round_trip = round_trip;
@@ -273,7 +288,8 @@ impl KeptPages {
             self.left.insert(usize::from(run.block), PageRange::new(run.first, run.count));
         }
         let mut state = self.lock();
-        let State { abandoned, sent_bytes, cursor, window, all_may_go, .. } = *state;
+        let State { abandoned, sent_bytes, cursor, window, all_may_go, hot_may_go, .. } = *state;
+        let hot = std::mem::take(&mut state.hot);
         let connected_in = streams.iter().filter_map(|one| one.stream.connected_in()).min();
         let round_trip =
             connected_in.into_iter().chain(Some(window.round_trip).filter(|known| !known.is_zero())).min();
@@ -281,6 +297,8 @@ impl KeptPages {
             listed: list.is_some(),
             // One that follows a cut finds a guest that runs; and the word that it runs may be quicker than this thread.
             all_may_go: all_may_go || list.is_none(),
+            hot,
+            hot_may_go,
             window: Window { round_trip: round_trip.unwrap_or_default(), ..Window::default() },
             streams: streams.iter().map(|one| one.stream.clone()).collect(),
             abandoned,
@@ -451,7 +469,8 @@ impl KeptPages {
             if left.is_zero() {
                 return Room::NotYet;
             }
-            if !(state.listed && state.all_may_go) {
+            let may_go = state.all_may_go || (state.hot_may_go && !state.hot.is_empty());
+            if !(state.listed && may_go) {
                 let waited = self.changed.wait_timeout(state, left);
                 (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -473,6 +492,9 @@ impl KeptPages {
         if state.ended.is_some() || state.abandoned {
             return None;
         }
+        if let Some(piece) = self.next_hot(&mut state.hot) {
+            return Some(piece);
+        }
         let (mut block, mut page) = state.cursor;
         while self.left.count() > 0 {
             let Some(region) = self.regions.get(block).filter(|region| page < region.pages()) else {
@@ -493,6 +515,26 @@ impl KeptPages {
             page = end;
         }
         None
+    }
+
+    /// As many of one block as make a piece.
+    fn next_hot(&self, hot: &mut VecDeque<BlockRun>) -> Option<(usize, Vec<PageRange>)> {
+        let (mut claimed, mut pages, mut of_block) = (Vec::new(), 0, None);
+        while let Some(run) = hot.front_mut() {
+            let block = usize::from(run.block);
+            if run.count == 0 {
+                hot.pop_front();
+            } else if pages == BACKGROUND_PAGES || of_block.is_some_and(|one| one != block) {
+                break;
+            } else {
+                if self.left.remove(block, run.first) {
+                    push_merged(&mut claimed, 0, PageRange::new(run.first, 1));
+                    (pages, of_block) = (pages + 1, Some(block));
+                }
+                *run = BlockRun { first: run.first + 1, count: run.count - 1, ..*run };
+            }
+        }
+        Some((of_block?, claimed))
     }
 
     fn send(&self, sender: &mut StreamSender, block: usize, pages: &[PageRange]) -> Result<u64, LaneError> {
@@ -553,5 +595,35 @@ pub fn serve(
             Again::Refused(failure) if granted => return Err(NotServed::Lost(failure)),
             Again::Refused(failure) => return Err(NotServed::Refused(failure)),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_ram::PAGE_SIZE;
+
+    use super::*;
+
+    #[test]
+    fn what_was_just_written_goes_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let region =
+            |name: &str| Arc::new(Region::create(&dir.path().join(name), 64 * PAGE_SIZE, None).unwrap());
+        let kept = KeptPages::new(vec![region("a.ram"), region("b.ram")]);
+        let run = |block, first, count| BlockRun { block, first, count };
+        kept.set_hot(vec![run(0, 40, 20), run(1, 3, 2)]);
+        // Page 41 is not missing.
+        kept.begin(&[], Some(&[run(0, 0, 2), run(0, 40, 1), run(0, 42, 18), run(1, 0, 10)]));
+        let pieces: Vec<_> = std::iter::from_fn(|| kept.next_piece()).collect();
+        let pages = |first, count| PageRange::new(first, count);
+        let expected = [
+            (0, vec![pages(40, 1), pages(42, 15)]),
+            (0, vec![pages(57, 3)]),
+            (1, vec![pages(3, 2)]),
+            (0, vec![pages(0, 2)]),
+            (1, vec![pages(0, 3), pages(5, 5)]),
+        ];
+        assert_eq!(pieces, expected);
+        assert_eq!(kept.left_pages(), 0);
     }
 }

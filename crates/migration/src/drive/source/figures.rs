@@ -6,6 +6,7 @@ use godwit_ram::{PAGE_SIZE, ThrottleFigures};
 
 use crate::clock::PeerClock;
 use crate::drive::Tracking;
+use crate::phase::Phase;
 use crate::report::{Progress, SwitchoverReport, ThrottleReport, millis};
 use crate::source::{Source, SwitchoverTimes};
 use crate::throttle::ThrottleMeans;
@@ -30,12 +31,14 @@ pub(super) fn progress_of(
     let elapsed = begun.elapsed();
     // During round 0 the rate so far is the best that is known.
     let so_far = sent.bytes as f64 / elapsed.as_secs_f64().max(1e-3);
-    let (wire, carried) = if machine.round() == 0 {
-        (so_far, so_far * sent.expansion)
-    } else {
-        (rates.wire_bytes_per_s, rates.carried_bytes_per_s)
+    let (wire, carried) = match (machine.phase(), machine.round()) {
+        (_, 0) => (so_far, so_far * sent.expansion),
+        // What is missing goes raw.
+        (Phase::PageIn, _) => (rates.wire_bytes_per_s, rates.wire_bytes_per_s),
+        _ => (rates.wire_bytes_per_s, rates.carried_bytes_per_s),
     };
-    let net = carried - rates.dirty_bytes_per_s;
+    let writes = if machine.phase() == Phase::PageIn { 0.0 } else { rates.dirty_bytes_per_s };
+    let net = carried - writes;
     Progress {
         phase: machine.phase(),
         round: machine.round(),

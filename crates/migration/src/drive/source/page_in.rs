@@ -37,6 +37,8 @@ pub(super) struct PageInDesk<'a> {
     pub(super) peer_ready: bool,
     /// The streams are.
     pub(super) streams_ready: bool,
+    /// What was dirty right before the guest was stopped, of each block.
+    pub(super) dirty_before: Vec<Vec<PageRange>>,
     /// Pages that the guest lacked when it was handed over.
     pub(super) pages: u64,
     pub(super) since: Option<Instant>,
@@ -51,6 +53,7 @@ impl<'a> PageInDesk<'a> {
             kept,
             peer_ready: false,
             streams_ready: false,
+            dirty_before: Vec::new(),
             pages: 0,
             since: None,
             took: None,
@@ -158,10 +161,25 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         }
     }
 
-    /// What is dirty at this moment, the guest standing still and its devices too, is all that it will lack.
+    /// What is dirty right before the guest is stopped, taken so that it shows what it writes until then: that is what it comes to
+    /// first where it runs.
+    pub(super) fn note_what_is_dirty(&mut self) -> Result<(), Failure> {
+        self.page_in.dirty_before = self.take_all_dirty()?;
+        Ok(())
+    }
+
+    /// What is dirty at this moment, the guest standing still and its devices too, and what was before, is all that it will lack.
     pub(super) fn tell_remaining(&mut self) {
-        match self.remaining() {
-            Ok(runs) => {
+        match self.take_all_dirty() {
+            Ok(just_written) => {
+                self.page_in.kept.set_hot(block_runs(&just_written));
+                let mut dirty = std::mem::take(&mut self.page_in.dirty_before);
+                dirty.resize(just_written.len(), Vec::new());
+                for (dirty, written) in dirty.iter_mut().zip(just_written) {
+                    dirty.extend(written);
+                    normalise(dirty);
+                }
+                let runs = block_runs(&dirty);
                 let pages = runs.iter().map(|run| run.count).sum();
                 self.say_remaining(&runs);
                 self.pages_end = self.dispatch.seal();
@@ -179,8 +197,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         }
     }
 
-    fn remaining(&mut self) -> Result<Vec<BlockRun>, Failure> {
-        let mut runs = Vec::new();
+    /// Of each block.
+    fn take_all_dirty(&mut self) -> Result<Vec<Vec<PageRange>>, Failure> {
+        let mut dirty = Vec::new();
         self.job.tracker.let_grow(false);
         for (number, region) in self.job.regions.iter().enumerate() {
             let all = region.all_pages();
@@ -193,9 +212,9 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             }
             self.referring.take(block, all, &mut found);
             normalise(&mut found);
-            runs.extend(found.iter().map(|run| BlockRun { block, first: run.first, count: run.count }));
+            dirty.push(found);
         }
-        Ok(runs)
+        Ok(dirty)
     }
 
     fn say_remaining(&mut self, runs: &[BlockRun]) {
@@ -217,4 +236,13 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         }
         self.take(at, Event::PagedIn(ended.map(drop)));
     }
+}
+
+/// Pages of each block, in one list.
+fn block_runs(pages: &[Vec<PageRange>]) -> Vec<BlockRun> {
+    let each = (0_u16..).zip(pages);
+    each.flat_map(|(block, runs)| {
+        runs.iter().map(move |run| BlockRun { block, first: run.first, count: run.count })
+    })
+    .collect()
 }

@@ -70,10 +70,13 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     fn sweep(&mut self, scope: Scope) -> Result<bool, Failure> {
         let total_pages = self.job.regions.iter().map(|region| region.pages()).sum();
         let (dispatch, referring) = (self.dispatch, self.referring);
+        // Round 0 is over when all has been looked at, and later ones when so many pages have been sent.
+        let round = (scope != Scope::Untouched).then_some((self.remaining_pages, self.counted.pages));
         let Driver {
             job, sender, lanes, events, waiting, clock, last_heard, last_ping, machine, heat, ..
         } = self;
         let mut beside = Beside {
+            round,
             begun: job.begun,
             progress: job.progress,
             pace: &job.pace,
@@ -197,6 +200,8 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
 
 /// What goes on beside a sweep: the destination is pinged, progress told, the lanes looked at.
 struct Beside<'d, 'a> {
+    /// Pages that were dirty when the round began, and pages sent before it; none in round 0.
+    round: Option<(u64, u64)>,
     begun: Instant,
     progress: &'a (dyn Fn(Progress) + Sync),
     pace: &'d MigrationPace,
@@ -261,7 +266,12 @@ impl Beside<'_, '_> {
     fn tell(&self, looked_at: u64) {
         let bytes = self.sender.sent_bytes() + self.dispatch.handed_bytes();
         let sent = SentSoFar { bytes, expansion: self.dispatch.encodings().expansion() };
-        let remaining = self.total_pages - looked_at;
+        let remaining = match self.round {
+            Some((pages, sent_before)) => {
+                pages.saturating_sub(self.dispatch.sent().pages.saturating_sub(sent_before))
+            }
+            None => self.total_pages - looked_at,
+        };
         let told = progress_of(self.machine, self.total_pages, remaining, sent, self.begun);
         (self.progress)(Progress { bandwidth_limit: self.pace.holding(), ..told });
     }
