@@ -237,6 +237,9 @@ impl TryFrom<String> for BaseMemory {
 pub struct NetworkConfig {
     /// The bridge that taps join. It must exist; the agent does not make it.
     pub bridge: String,
+    /// Whether this host's kernel serves its NICs (vhost-net), and not QEMU. Each host has it its own way: a VM moves between the two.
+    #[serde(default)]
+    pub vhost: bool,
 }
 
 fn default_socket() -> PathBuf {

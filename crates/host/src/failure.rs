@@ -49,7 +49,7 @@ pub(crate) fn start_failed(error: &StartError) -> ApiError {
 impl From<NetworkError> for ApiError {
     fn from(error: NetworkError) -> Self {
         let code = match error {
-            NetworkError::NoBridge { .. } => ErrorCode::NotFound,
+            NetworkError::NoBridge { .. } | NetworkError::NoVhost { .. } => ErrorCode::NotFound,
             _ => ErrorCode::HostFailed,
         };
         ApiError::new(code, error.to_string(), "")

@@ -1,16 +1,19 @@
 //! Taps for NICs: made here, joined to their network's bridge, and handed to QEMU as an open file. A tap lives as
 //! long as a process holds that file, so the end of QEMU is its end too; nothing has to be removed.
 
+use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use futures::TryStreamExt;
 use godwit_lanes::Near;
-use godwit_qemu::ResolvedNic;
+use godwit_qemu::{ResolvedNic, Tap};
 use rtnetlink::packet_route::address::AddressHeader;
 use rtnetlink::packet_route::link::LinkAttribute;
 use rtnetlink::{Handle, LinkUnspec, new_connection};
 use tun_rs::{DeviceBuilder, Layer};
+
+use crate::config::NetworkConfig;
 
 /// Why a NIC has no network.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +35,16 @@ pub(crate) enum NetworkError {
         network: String,
         /// The bridge's name.
         bridge: String,
+    },
+    /// The kernel is to serve its NICs and can't.
+    #[error(
+        "network \"{network}\" is to be served by vhost-net, and {VHOST_NET} can't be opened: {source} (load the kernel module vhost_net, or set networks.{network}.vhost = false in the configuration)"
+    )]
+    NoVhost {
+        /// The network's name.
+        network: String,
+        /// Why.
+        source: std::io::Error,
     },
     /// Netlink says no.
     #[error("{what} failed: {why} (the agent needs CAP_NET_ADMIN in its network namespace)")]
@@ -55,11 +68,18 @@ fn tap_mend(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// A tap on its bridge.
-#[derive(Debug)]
-pub(crate) struct Tap {
-    /// The open file that keeps it alive; QEMU inherits it.
-    pub file: OwnedFd,
+/// Where the kernel has what serves NICs in QEMU's stead.
+const VHOST_NET: &str = "/dev/vhost-net";
+
+/// Opens what serves the NICs of a network in the kernel; none: QEMU serves them.
+pub(crate) fn open_vhost(name: &str, network: &NetworkConfig) -> Result<Option<OwnedFd>, NetworkError> {
+    if !network.vhost {
+        return Ok(None);
+    }
+    match File::options().read(true).write(true).open(VHOST_NET) {
+        Ok(file) => Ok(Some(file.into())),
+        Err(source) => Err(NetworkError::NoVhost { network: name.to_owned(), source }),
+    }
 }
 
 /// The name of a VM's tap: at most 15 bytes (IFNAMSIZ), the same at every start, another for every host, VM and
@@ -72,15 +92,16 @@ pub(crate) fn tap_name(host: &str, vm: &str, nic: usize) -> String {
     format!("gw{:010x}.{}", (hash ^ (hash >> 24)) & 0xff_ffff_ffff, nic % 100)
 }
 
-/// Makes a tap, joins it to `bridge` and sets it up. Dropping the result removes it.
+/// Makes a tap, joins it to its network's bridge and sets it up. Dropping the result removes it.
 pub(crate) async fn attach_tap(
     host: &str,
     vm: &str,
     index: usize,
     nic: &ResolvedNic,
-    bridge: &str,
+    network: &NetworkConfig,
 ) -> Result<Tap, NetworkError> {
-    let netlink = netlink()?;
+    let (netlink, bridge) = (netlink()?, network.bridge.as_str());
+    let vhost = open_vhost(&nic.network, network)?;
     let bridge_index = link_index(&netlink, bridge)
         .await?
         .ok_or_else(|| NetworkError::NoBridge { network: nic.network.clone(), bridge: bridge.to_owned() })?;
@@ -104,7 +125,7 @@ pub(crate) async fn attach_tap(
         what: format!("joining the tap {name} to the bridge {bridge}"),
         why: error.to_string(),
     })?;
-    Ok(Tap { file })
+    Ok(Tap { file, vhost })
 }
 
 /// Whether an interface of that name exists in the agent's network namespace.
@@ -197,6 +218,16 @@ async fn link_index(netlink: &Handle, name: &str) -> Result<Option<u32>, Network
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_serves_a_network_is_as_configured() {
+        let network = |vhost| NetworkConfig { bridge: "br0".into(), vhost };
+        assert!(open_vhost("lan", &network(false)).unwrap().is_none());
+        match open_vhost("lan", &network(true)) {
+            Ok(vhost) => assert!(vhost.is_some(), "this kernel has it"),
+            Err(error) => assert!(error.to_string().contains("networks.lan.vhost = false"), "{error}"),
+        }
+    }
 
     #[test]
     fn tap_names_fit_and_differ() {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::reference::Content;
-use godwit_qemu::{AdoptError, Launch, QemuProcess, ResolvedSpec, Tracker};
+use godwit_qemu::{AdoptError, Launch, QemuProcess, ResolvedSpec, Tap, Tracker};
 use godwit_ram::{Region, tracker_listener};
 
 pub(crate) use admission::{Condition, Operation};
@@ -22,7 +22,7 @@ pub(crate) use tracking_turn::TrackingTurn;
 
 use crate::config::NetworkConfig;
 use crate::failure::{host_failed, ram_failed};
-use crate::network::{Tap, attach_tap};
+use crate::network::attach_tap;
 
 /// How long the kernel may take to end a process that has closed its files: it frees the guest's memory.
 const ENDING_LIMIT: Duration = Duration::from_secs(5);
@@ -126,7 +126,7 @@ impl Vm {
             qemu: site.qemu.to_owned(),
             run_dir: files.dir.clone(),
             ram_files: files.memory_of(spec),
-            tap_fds: taps.into_iter().map(|tap| tap.file).collect(),
+            taps,
             tracker,
             user: site.places.owner,
             incoming: begin != Begin::Boot,
@@ -314,7 +314,7 @@ fn make_memory(
 async fn attach_taps(site: &LaunchSite<'_>, spec: &ResolvedSpec) -> Result<Vec<Tap>, ApiError> {
     let mut taps = Vec::new();
     for (index, (nic, network)) in spec.nics.iter().zip(site.bridges).enumerate() {
-        taps.push(attach_tap(site.host, &spec.name, index, nic, &network.bridge).await?);
+        taps.push(attach_tap(site.host, &spec.name, index, nic, network).await?);
     }
     Ok(taps)
 }

@@ -118,7 +118,7 @@ impl Lab {
             qemu: self.qemu.path.clone(),
             run_dir,
             ram_files: vec![self.ram.clone()],
-            tap_fds: Vec::new(),
+            taps: Vec::new(),
             tracker: None,
             user: None,
             incoming,

@@ -51,8 +51,8 @@ pub struct Launch {
     pub run_dir: PathBuf,
     /// The files of the shared memory blocks, in the blocks' order, of the blocks' sizes.
     pub ram_files: Vec<PathBuf>,
-    /// An open tap for each NIC, in order.
-    pub tap_fds: Vec<OwnedFd>,
+    /// What each NIC is behind, in order.
+    pub taps: Vec<Tap>,
     /// The library that hands out QEMU's userfaultfd; none: the external engine can't move this VM.
     pub tracker: Option<Tracker>,
     /// Whom QEMU runs as; none: the agent's own user. Supplementary groups are dropped.
@@ -62,6 +62,15 @@ pub struct Launch {
     /// Does not start the vCPUs: they wait for [`Qmp::cont`]. An incoming VM that is not paused takes its disks and
     /// runs by itself as soon as its state is loaded, where it ran at the source.
     pub paused: bool,
+}
+
+/// A tap, as QEMU inherits it. It lives as long as a process has it open.
+#[derive(Debug)]
+pub struct Tap {
+    /// The tap itself, open.
+    pub file: OwnedFd,
+    /// The kernel's vhost-net, open, where that is to serve the NIC; none: QEMU does.
+    pub vhost: Option<OwnedFd>,
 }
 
 /// The library preloaded into QEMU.
@@ -171,7 +180,7 @@ impl Launch {
             command.uid(uid).gid(gid);
         }
         let mut inherited = vec![prepared.qmp, prepared.serial, prepared.console_log];
-        inherited.extend(self.tap_fds);
+        inherited.extend(self.taps.into_iter().flat_map(|tap| [Some(tap.file), tap.vhost]).flatten());
         if let Some(tracker) = self.tracker {
             let number: RawFd = tracker.listener.as_raw_fd();
             command

@@ -11,7 +11,7 @@ use crate::agent::Agent;
 use crate::config::NetworkConfig;
 use crate::failure::{host_failed, qemu_unusable};
 use crate::memory::{self, Promise};
-use crate::network::link_exists;
+use crate::network::{link_exists, open_vhost};
 
 impl Agent {
     /// What `GET /v1/host` tells.
@@ -124,6 +124,7 @@ impl Agent {
                     ),
                 ));
             }
+            drop(open_vhost(&nic.network, network)?);
             bridges.push(network.clone());
         }
         Ok(bridges)

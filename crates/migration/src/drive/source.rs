@@ -476,16 +476,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.page_in.kept.let_all_go();
                 self.switchover_since = None;
             }
-            Action::BeginSwitchover { page_in } => {
-                self.switchover_since = Some(Instant::now());
-                self.job.tracker.let_stop();
-                if page_in && let Err(failure) = self.note_what_is_dirty() {
-                    return self.later(Event::Failed(failure));
-                }
-                if let Err(failure) = self.job.hypervisor.begin_switchover(self.inbox, page_in) {
-                    self.later(Event::Failed(failure));
-                }
-            }
+            Action::BeginSwitchover { page_in } => self.begin_switchover(page_in),
             Action::WriteDeviceState => {
                 if let Err(failure) = self.job.hypervisor.write_device_state() {
                     self.later(Event::Failed(failure));
@@ -529,6 +520,16 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.later(Event::Released);
             }
             Action::Finish => self.finished = true,
+        }
+    }
+
+    fn begin_switchover(&mut self, page_in: bool) {
+        self.switchover_since = Some(Instant::now());
+        self.job.tracker.let_stop();
+        let noted = if page_in { self.note_what_is_dirty() } else { Ok(()) };
+        let begun = noted.and_then(|()| self.job.hypervisor.begin_switchover(self.inbox, page_in));
+        if let Err(failure) = begun {
+            self.later(Event::Failed(failure));
         }
     }
 

@@ -112,9 +112,14 @@ impl Launch {
     }
 
     fn add_nics(&self, arguments: &mut Arguments) {
-        for (index, (nic, tap)) in self.spec.nics.iter().zip(&self.tap_fds).enumerate() {
-            // vhost=off: what vhost-net writes would be tracked (`ram::tracking`), and has not been seen running.
-            arguments.add("-netdev", format!("tap,id=net{index},fd={},vhost=off", tap.as_raw_fd()));
+        for (index, (nic, tap)) in self.spec.nics.iter().zip(&self.taps).enumerate() {
+            let number = tap.file.as_raw_fd();
+            // What the kernel writes for vhost-net goes through QEMU's page tables, and is tracked (`ram::tracking`).
+            let served = match &tap.vhost {
+                Some(vhost) => format!("vhost=on,vhostfd={}", vhost.as_raw_fd()),
+                None => "vhost=off".to_owned(),
+            };
+            arguments.add("-netdev", format!("tap,id=net{index},fd={number},{served}"));
             // No boot ROM: 256 KiB less in QEMU's own stream.
             // QEMU announces the address itself (RARP), before the guest runs; a guest that did it too would spend its first
             // milliseconds at the destination on that instead of on its clients.

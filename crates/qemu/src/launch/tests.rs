@@ -20,7 +20,7 @@ fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
         spec,
         qemu: "/q".into(),
         run_dir: "/run/web".into(),
-        tap_fds: Vec::new(),
+        taps: Vec::new(),
         tracker: None,
         user: None,
         incoming: false,
@@ -91,11 +91,16 @@ fn a_nic_gets_its_tap() {
         let mac = Some("52:54:00:00:00:07".to_owned());
         spec.nics = vec![Nic { network: "lan".into(), mac, address: None }];
     });
-    let tap: OwnedFd = File::open("/dev/null").unwrap().into();
-    let number = tap.as_raw_fd();
-    launch.tap_fds.push(tap);
+    let open = || OwnedFd::from(File::open("/dev/null").unwrap());
+    let file = open();
+    let number = file.as_raw_fd();
+    launch.taps.push(Tap { file, vhost: None });
     let text = line(&launch);
     assert!(text.contains(&format!("-netdev tap,id=net0,fd={number},vhost=off")), "{text}");
+    let vhost = open();
+    let by_kernel = format!("-netdev tap,id=net0,fd={number},vhost=on,vhostfd={} ", vhost.as_raw_fd());
+    launch.taps[0].vhost = Some(vhost);
+    assert!(line(&launch).contains(&by_kernel), "{}", line(&launch));
     assert!(text.contains(r#""mac":"52:54:00:00:00:07","netdev":"net0","romfile":"""#), "{text}");
 }
 

@@ -95,7 +95,7 @@ impl Bench {
             qemu: self.qemu.path.clone(),
             run_dir,
             ram_files,
-            tap_fds: Vec::new(),
+            taps: Vec::new(),
             tracker: None,
             user: None,
             incoming: false,
