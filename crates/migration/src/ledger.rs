@@ -14,10 +14,13 @@ const TELLING_BYTES: u64 = 1 << 20;
 /// counts for too much in it, and so do buffers. Nor does one of less than so many looks at all of the memory, which a round takes
 /// at the least.
 const TELLING_TIME: Duration = Duration::from_millis(100);
+/// Of that, what its bytes are to account for by the rate that is known: a stall is no slow wire.
+const TELLING_SHARE: f64 = 0.5;
 const TELLING_SCANS: u32 = 3;
-/// A round that took so many times as long as the wire that is known would, and this time, shows that the wire has become slower.
+/// A round that took so many times as long as the wire that is known would, and this time, shows that the wire has become slower,
+/// however few its bytes. Single rounds of 0.1 MB were seen to stall for up to 0.22 s in the lab.
 const MUCH_SLOWER: f64 = 2.0;
-const SLOWER_BY: Duration = Duration::from_millis(50);
+const SLOWER_BY: Duration = Duration::from_millis(250);
 /// A shorter sample says more of one moment than of the guest.
 const LEAST_SAMPLE: Duration = Duration::from_millis(50);
 /// Assumed before anything was measured: 1 Gb/s.
@@ -188,10 +191,11 @@ impl Ledger {
     fn tells(&self, bytes: u64, wire_bytes_per_s: f64, on_the_wire: Duration, applied: bool) -> bool {
         let is_large = bytes >= TELLING_BYTES;
         let Some(known) = self.wire_bytes_per_s else { return is_large };
-        let is_long = on_the_wire >= TELLING_TIME.max(TELLING_SCANS * self.scan);
         // What is applied sits in no buffer; padding does not wait for its windows as pages do.
         let is_faster = applied && self.padding_bytes == 0 && wire_bytes_per_s > known;
         let expected_s = (bytes + self.padding_bytes) as f64 / known;
+        let is_long = on_the_wire >= TELLING_TIME.max(TELLING_SCANS * self.scan)
+            && expected_s >= TELLING_SHARE * TELLING_TIME.as_secs_f64();
         let slower_by = SLOWER_BY.max(TELLING_SCANS * self.scan);
         let is_slower = on_the_wire.as_secs_f64() > MUCH_SLOWER * expected_s + slower_by.as_secs_f64();
         is_slower || (is_large && (is_long || is_faster || bytes >= self.telling_bytes))
@@ -346,11 +350,13 @@ mod tests {
         // What becomes of its pages it does show.
         assert_eq!(round(1000, 1050, true, 500, 1), [25_000.0, 25_000.0]);
         assert_eq!(round(1050, 1055, false, 500, 1), [25_000.0, 25_000.0], "it sits in buffers");
-        assert_eq!(round(1055, 1060, true, 500, 1), [100_000.0, 100_000.0], "it is applied");
-        assert_eq!(round(1060, 1160, true, 500, 1), [5000.0, 5000.0], "long enough");
-        assert_eq!(round(1160, 1180, false, 600, 1), [30_000.0, 30_000.0], "more than what told");
+        assert_eq!(round(1055, 1205, true, 500, 1), [25_000.0, 25_000.0], "it has stalled");
+        assert_eq!(round(1205, 1455, true, 2500, 1), [10_000.0, 10_000.0], "long enough");
+        assert_eq!(round(1455, 1460, true, 500, 1), [100_000.0, 100_000.0], "it is applied, and faster");
+        assert_eq!(round(1460, 1560, true, 500, 1), [5000.0, 5000.0], "no less than what told");
+        assert_eq!(round(1560, 1580, false, 600, 1), [30_000.0, 30_000.0], "more than what told");
         // However few bytes: they would take 3 ms.
-        assert_eq!(round(1180, 2180, true, 100, 1), [100.0, 100.0]);
+        assert_eq!(round(1580, 2580, true, 100, 1), [100.0, 100.0]);
     }
 
     #[test]
