@@ -166,24 +166,24 @@ impl Ledger {
         };
         let took = now.saturating_sub(self.round_since);
         report.duration_ms = millis(took);
-        let report = report.clone();
-        let sent_pages = report.pages.saturating_sub(report.zero_pages).saturating_sub(self.told_pages);
+        let RoundReport { pages, zero_pages, bytes, .. } = *report;
+        let sent_pages = pages.saturating_sub(zero_pages).saturating_sub(self.told_pages);
         // A sweep that found zeros nearly everywhere, or what the destination has, took its time reading and checking, not sending.
-        let told_by_sending = report.zero_pages + self.told_pages <= 8 * sent_pages;
+        let told_by_sending = zero_pages + self.told_pages <= 8 * sent_pages;
         let is_known_better = self.is_mostly_referred() && self.wire_bytes_per_s.is_some();
         if !told_by_sending || is_known_better {
             return;
         }
         let on_the_wire = took.saturating_sub(applied.unwrap_or_default()).max(Duration::from_micros(100));
-        let padded = report.bytes.saturating_add(self.padding_bytes);
+        let padded = bytes.saturating_add(self.padding_bytes);
         let wire = padded as f64 / on_the_wire.as_secs_f64();
-        if self.tells(report.bytes, wire, on_the_wire, applied.is_some()) {
-            (self.wire_bytes_per_s, self.telling_bytes) = (Some(wire), report.bytes);
+        if self.tells(bytes, wire, on_the_wire, applied.is_some()) {
+            (self.wire_bytes_per_s, self.telling_bytes) = (Some(wire), bytes);
         }
-        if report.bytes >= TELLING_BYTES {
+        if bytes >= TELLING_BYTES {
             // Raw pages cost a little more than their bytes.
-            let pages = sent_pages * u64::from(PAGE_SIZE);
-            self.expansion = (pages as f64 / report.bytes as f64).max(1.0);
+            let sent_bytes = sent_pages * u64::from(PAGE_SIZE);
+            self.expansion = (sent_bytes as f64 / bytes as f64).max(1.0);
         }
     }
 
