@@ -27,8 +27,8 @@ use tokio_rustls::TlsConnector;
 
 use crate::{
     ApiError, CreateVm, ErrorCode, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvents,
-    MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, SetLimit, StartVm, StopVm,
-    VmInfo,
+    MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, Resolve, Resolved, SetLimit,
+    StartVm, StopVm, VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.
@@ -208,6 +208,11 @@ impl Client {
     /// Deletes a stopped VM's definition and everything kept for it.
     pub async fn delete_vm(&self, name: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/vms/{}", segment(name))).await
+    }
+
+    /// Says which host the guest of a VM in doubt runs on.
+    pub async fn resolve(&self, name: &str, word: &Resolve) -> Result<Resolved, ClientError> {
+        self.post(&format!("/v1/vms/{}/resolve", segment(name)), word).await
     }
 
     /// A VM's log from its beginning; with `follow` it goes on as the log grows.

@@ -27,8 +27,8 @@ pub use probe::{
 pub use sse::{Event, EventParser};
 pub use types::{
     CreateVm, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent,
-    MigrationRequest, MigrationStatus, NetworkInfo, QemuEngineOptions, ReferencesInfo, SetLimit, StartVm,
-    StopVm, VmInfo, VmState,
+    MigrationRequest, MigrationStatus, NetworkInfo, QemuEngineOptions, ReferencesInfo, Resolve, Resolved,
+    SetLimit, StartVm, StopVm, VmInfo, VmState,
 };
 
 /// Where an agent listens for the local command line when nothing else is configured.

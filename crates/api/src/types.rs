@@ -175,6 +175,26 @@ pub struct StartVm {
     pub force: bool,
 }
 
+/// `POST /v1/vms/{name}/resolve`: an operator's word on a VM in doubt, who has made sure of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resolve {
+    /// The host whose guest it is: the asked one, where the other one of the hand-over does not run it and never will, or that other
+    /// one; then what is left of it at the asked host goes.
+    pub runs_on: String,
+    /// Where it is the source's: its guest goes on as it was when it was handed over, instead of being ended, to be started anew from its
+    /// disks. For where the destination never ran it: of what it wrote to disks there, this memory knows nothing.
+    #[serde(default)]
+    pub keep_memory: bool,
+}
+
+/// The answer to a [`Resolve`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Resolved {
+    /// The VM at the asked host; none: nothing is left of it there.
+    pub vm: Option<VmInfo>,
+}
+
 /// `POST /v1/vms/{name}/stop`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

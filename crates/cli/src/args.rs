@@ -585,6 +585,28 @@ migration's own.")]
         /// The migration's name
         id: String,
     },
+    /// Decide which host has a VM that is in doubt, after its other host was fenced
+    #[command(after_help = "Examples:
+  godwit migration resolve web --runs-on a
+  godwit migration resolve web --runs-on a --keep-memory
+  godwit migration resolve web --runs-on b --host b
+
+A VM is in doubt when the link or a host was lost at the very moment of its hand-over. Both hosts settle it by themselves as soon as \
+they can speak to each other. Decide yourself only where one of them is gone for good, and make sure first that it does not run the \
+guest: power it off. A guest that runs on two hosts destroys its disks.
+
+The source's guest is ended, and `godwit vm start` boots it from its disks: the other host may have run it and written to them. Where it \
+certainly never did, --keep-memory lets the guest go on as it was.")]
+    Resolve {
+        /// The VM's name
+        vm: String,
+        /// The host that has the guest from now on
+        #[arg(long, value_name = "HOST")]
+        runs_on: String,
+        /// Let it go on as it was at the hand-over, instead of ending it: only if the other host never ran it
+        #[arg(long)]
+        keep_memory: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]

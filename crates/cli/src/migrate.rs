@@ -6,7 +6,7 @@ mod eta;
 mod line;
 
 use godwit_api::{
-    Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions, VmInfo,
+    Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions, Resolve, VmInfo,
 };
 use godwit_migration::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
 use serde_json::json;
@@ -239,6 +239,9 @@ pub(crate) async fn manage(
             output.result(&status, || format!("migration {id} has a limit of {limit}"))?;
             Ok(Exit::Ok)
         }
+        MigrationCommand::Resolve { vm, runs_on, keep_memory } => {
+            resolve(&vm, &Resolve { runs_on, keep_memory }, hosts, only, output).await
+        }
         MigrationCommand::Cancel { id } => {
             let (client, _) = find(&id, hosts, only, output).await?;
             client.cancel_migration(&id).await?;
@@ -246,6 +249,37 @@ pub(crate) async fn manage(
             Ok(Exit::Ok)
         }
     }
+}
+
+/// Tells every host that answers and is in doubt about a VM which host has it.
+async fn resolve(
+    vm: &str,
+    word: &Resolve,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    hosts.check(&word.runs_on)?;
+    let (answers, _) = hosts.ask_all(only, output, Client::vms).await?;
+    let in_doubt = |vms: Vec<VmInfo>| vms.into_iter().any(|known| known.name == vm && known.in_doubt);
+    let mut asked: Vec<&str> =
+        answers.into_iter().filter_map(|(host, vms)| in_doubt(vms).then_some(host)).collect();
+    if asked.is_empty() {
+        // One that keeps pages for a host that is gone is in no doubt, and may be taken back all the same.
+        asked.push(hosts.find(vm, only, output).await?.host);
+    }
+    let mut answers = Vec::new();
+    for (host, client) in hosts.chosen(None)?.into_iter().filter(|(host, _)| asked.contains(host)) {
+        let resolved = client.resolve(vm, word).await?;
+        let text = match &resolved.vm {
+            Some(info) => format!("VM {vm} is host {host}'s, and {}", info.state),
+            None => format!("VM {vm} is host {}'s; nothing of it is left on host {host}", word.runs_on),
+        };
+        answers.push((json!({ "host": host, "vm": resolved.vm }), text));
+    }
+    let (values, texts): (Vec<_>, Vec<_>) = answers.into_iter().unzip();
+    output.result(&values, || texts.join("\n"))?;
+    Ok(Exit::Ok)
 }
 
 async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {

@@ -3,6 +3,7 @@
 //! Every operation on a VM asks [`Condition::admit`] under the table's lock, works without the lock in a task of its
 //! own (so that a client that hangs up stops nothing half-way), and writes the outcome back under the lock.
 
+mod doubt;
 mod host;
 mod lifecycle;
 mod moving;
@@ -265,17 +266,22 @@ impl Agent {
         Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
     }
 
-    /// Saves that nobody here knows who may run a VM, off the async threads.
-    async fn save_doubt(
-        &self,
-        spec: &ResolvedSpec,
-        desired: Desired,
-        epoch: u64,
-        pages_kept_for: Option<&str>,
-    ) -> Result<(), ApiError> {
-        let record = SavedVm::new(spec.clone(), Role::InDoubt, desired, epoch);
-        let record = SavedVm { pages_kept_for: pages_kept_for.map(str::to_owned), ..record };
-        Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
+    /// Saves a record off the async threads.
+    async fn save_record(&self, record: &SavedVm) -> Result<(), ApiError> {
+        Ok(tokio::task::block_in_place(|| self.store.save(record))?)
+    }
+
+    /// A VM's record, as it is on disk.
+    fn record(&self, name: &str) -> Option<SavedVm> {
+        tokio::task::block_in_place(|| self.store.load(name))
+    }
+
+    /// The generation of a VM's ownership has changed.
+    fn new_epoch(&self, vm: &Vm, epoch: u64) {
+        vm.set_epoch(epoch);
+        if let Some(slot) = self.table().get_mut(&vm.name) {
+            slot.epoch = epoch;
+        }
     }
 
     fn no_vm(&self, name: &str) -> ApiError {

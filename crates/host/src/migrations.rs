@@ -254,7 +254,7 @@ impl Entry {
                 "migration {id} can't be cancelled any more: VM \"{vm}\" runs at host {to}, or may, and host {from} keeps the pages that it lacks there"
             ),
             format!(
-                "wait until host {to} has them; if that host is gone for good, so is the guest as it ran there: end the VM's QEMU on host {from} (`godwit vm show` tells the process), then `godwit vm delete` it there, or `godwit vm start --force` it anew from its disk"
+                "wait until host {to} has them; if that host is gone for good and powered off, so is the guest as it ran there: `godwit migration resolve {vm} --runs-on {from}`, then `godwit vm start` it anew from its disks"
             ),
         )
     }

@@ -8,11 +8,15 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use godwit_qemu::ResolvedSpec;
+pub(crate) use godwit_migration::handover::Role;
+use godwit_migration::handover::{Known, Standing};
+use godwit_qemu::{ResolvedSpec, Uuid};
 use serde::{Deserialize, Serialize};
 
 /// The version this agent writes; it reads this one only.
 const FORMAT: u32 = 1;
+/// VMs that are gone and remembered. Whoever asks after one that is forgotten was cut off for as long as it took so many to leave.
+const MOST_GONE: usize = 10_000;
 
 /// Whether a VM shall run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,16 +28,17 @@ pub(crate) enum Desired {
     Stopped,
 }
 
-/// Whose the guest is, as far as this host knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Role {
-    /// This host's.
-    Owner,
-    /// Another host's, whose memory arrives here.
-    Shadow,
-    /// This host's or another's: it has been or is being handed over.
-    InDoubt,
+/// The other host of a hand-over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OtherHost {
+    /// Its name.
+    pub name: String,
+    /// Pages that the guest lacks there are kept here.
+    #[serde(default)]
+    pub needs_pages: bool,
+    /// The guest ran when it was handed over; else it was paused, and stays so.
+    pub runs: bool,
 }
 
 /// A VM as it is saved.
@@ -48,9 +53,9 @@ pub(crate) struct SavedVm {
     pub role: Role,
     /// The generation of its ownership.
     pub epoch: u64,
-    /// The host that it is handed over to while pages of it are kept here; none: all go before.
+    /// The host that it is handed over to, or comes from; none: it stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pages_kept_for: Option<String>,
+    pub other: Option<OtherHost>,
     /// What it is.
     pub spec: ResolvedSpec,
 }
@@ -59,8 +64,35 @@ impl SavedVm {
     /// A record in this version's format.
     #[must_use]
     pub(crate) fn new(spec: ResolvedSpec, role: Role, desired: Desired, epoch: u64) -> Self {
-        SavedVm { format: FORMAT, desired, role, epoch, pages_kept_for: None, spec }
+        SavedVm { format: FORMAT, desired, role, epoch, other: None, spec }
     }
+
+    /// The same, of a hand-over with that host.
+    #[must_use]
+    pub(crate) fn with(self, other: OtherHost) -> Self {
+        SavedVm { other: Some(other), ..self }
+    }
+
+    /// The host that pages of it are kept for.
+    #[must_use]
+    pub(crate) fn pages_kept_for(&self) -> Option<&str> {
+        self.other.as_ref().filter(|other| other.needs_pages).map(|other| &*other.name)
+    }
+
+    /// What it says of the guest's ownership.
+    #[must_use]
+    pub(crate) fn standing(&self) -> Standing {
+        Standing { role: self.role, epoch: self.epoch }
+    }
+}
+
+/// What is kept of a VM that this host owned and has no more: enough to answer a host that asks later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GoneVm {
+    format: u32,
+    name: String,
+    epoch: u64,
 }
 
 /// Why a record can't be read or written.
@@ -100,6 +132,8 @@ pub(crate) enum StoreError {
 #[derive(Debug)]
 pub(crate) struct Store {
     vms: PathBuf,
+    /// One file for each VM that this host had: `STATE_DIR/gone/UUID.json`.
+    gone: PathBuf,
     /// Held while a record is written: a half-written one is nobody else's to rename.
     writing: Mutex<()>,
     /// The lock ends with this file.
@@ -110,14 +144,17 @@ impl Store {
     /// Opens or makes the store, and keeps others out while it lives.
     pub(crate) fn open(state_dir: &Path) -> Result<Store, StoreError> {
         let vms = state_dir.join("vms");
-        fs::create_dir_all(&vms).map_err(|source| failed(&vms, "made", source))?;
+        let gone = state_dir.join("gone");
+        for dir in [&vms, &gone] {
+            fs::create_dir_all(dir).map_err(|source| failed(dir, "made", source))?;
+        }
         let path = state_dir.join("agent.lock");
         let lock = File::create(&path).map_err(|source| failed(&path, "made", source))?;
         lock.try_lock().map_err(|error| match error {
             fs::TryLockError::WouldBlock => StoreError::InUse { path: state_dir.to_owned() },
             fs::TryLockError::Error(source) => failed(&path, "locked", source),
         })?;
-        Ok(Store { vms, writing: Mutex::default(), _lock: lock })
+        Ok(Store { vms, gone, writing: Mutex::default(), _lock: lock })
     }
 
     /// The names of all VMs that have a record, readable or not.
@@ -151,10 +188,45 @@ impl Store {
         Ok((records, problems))
     }
 
-    /// The host that pages of a VM are kept for, by its record; none: there is no such host, or no record that can be read.
-    pub(crate) fn pages_kept_for(&self, name: &str) -> Option<String> {
-        let record = load(&self.vms.join(name).join("vm.json"));
-        record.inspect_err(|error| tracing::error!(vm = name, %error, "its record")).ok()?.pages_kept_for
+    /// The record of a VM; none: there is none, or none that can be read.
+    pub(crate) fn load(&self, name: &str) -> Option<SavedVm> {
+        match load(&self.vms.join(name).join("vm.json")) {
+            Ok(record) => Some(record),
+            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                tracing::error!(vm = name, %error, "its record");
+                None
+            }
+        }
+    }
+
+    /// All that this host ever wrote down of whose a guest is.
+    pub(crate) fn known(&self, name: &str, uuid: Uuid) -> Result<Known, StoreError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        match load(&self.vms.join(name).join("vm.json")) {
+            Ok(record) if record.spec.uuid == uuid => return Ok(Known::Has(record.standing())),
+            // Another VM of that name.
+            Ok(_) => {}
+            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.load_gone(uuid)?.map_or(Known::Never, |gone| Known::Gone { epoch: gone.epoch }))
+    }
+
+    fn load_gone(&self, uuid: Uuid) -> Result<Option<GoneVm>, StoreError> {
+        let path = self.gone.join(format!("{uuid}.json"));
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(&path, "read", error)),
+        };
+        let wrong = |why: String| StoreError::Format { path: path.clone(), why };
+        let gone: GoneVm = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        if gone.format == FORMAT {
+            Ok(Some(gone))
+        } else {
+            Err(wrong(format!("format {} instead of {FORMAT}", gone.format)))
+        }
     }
 
     /// Writes a record; when this returns it survives a power cut.
@@ -162,19 +234,38 @@ impl Store {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = self.vms.join(&record.spec.name);
         fs::create_dir_all(&dir).map_err(|source| failed(&dir, "made", source))?;
-        let path = dir.join("vm.json");
-        let fresh = dir.join("vm.json.new");
-        let text = serde_json::to_vec_pretty(record)
-            .map_err(|error| StoreError::Format { path: path.clone(), why: error.to_string() })?;
-        let write = || -> io::Result<()> {
-            let mut file = File::create(&fresh)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&fresh, &path)?;
-            File::open(&dir)?.sync_all()?;
-            File::open(&self.vms)?.sync_all()
+        replace(&dir.join("vm.json"), record)?;
+        File::open(&self.vms).and_then(|vms| vms.sync_all()).map_err(|source| failed(&dir, "written", source))
+    }
+
+    /// Forgets a VM that this host owned, or was handing over; what it answers a host that asks later is kept. To be called before
+    /// the record goes.
+    pub(crate) fn note_gone(&self, record: &SavedVm) -> Result<(), StoreError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let &SavedVm { epoch, ref spec, .. } = record;
+        self.forget_oldest()?;
+        let gone = GoneVm { format: FORMAT, name: spec.name.clone(), epoch };
+        replace(&self.gone.join(format!("{}.json", spec.uuid)), &gone)
+    }
+
+    /// Keeps the number of VMs that are gone within its bound.
+    fn forget_oldest(&self) -> Result<(), StoreError> {
+        let list = || -> io::Result<Vec<_>> {
+            let dated = fs::read_dir(&self.gone)?.map(|entry| {
+                let entry = entry?;
+                Ok((entry.metadata()?.modified()?, entry.path()))
+            });
+            dated.collect()
         };
-        write().map_err(|source| failed(&path, "written", source))
+        let mut all = list().map_err(|source| failed(&self.gone, "listed", source))?;
+        if all.len() < MOST_GONE {
+            return Ok(());
+        }
+        all.sort();
+        for (_, path) in all.iter().take(all.len() + 1 - MOST_GONE) {
+            fs::remove_file(path).map_err(|source| failed(path, "removed", source))?;
+        }
+        Ok(())
     }
 
     /// Forgets a VM; no error when there is none.
@@ -185,6 +276,21 @@ impl Store {
             _ => Ok(()),
         }
     }
+}
+
+/// Replaces a file by one that survives a power cut: the old one or the new one is there, whole.
+fn replace(path: &Path, content: &impl Serialize) -> Result<(), StoreError> {
+    let text = serde_json::to_vec_pretty(content)
+        .map_err(|error| StoreError::Format { path: path.to_owned(), why: error.to_string() })?;
+    let fresh = path.with_extension("json.new");
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&fresh)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&fresh, path)?;
+        path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    };
+    write().map_err(|source| failed(path, "written", source))
 }
 
 fn load(path: &Path) -> Result<SavedVm, StoreError> {
@@ -223,10 +329,10 @@ mod tests {
         store.save(&record).unwrap();
         record.epoch = 4;
         store.save(&record).unwrap();
-        assert_eq!(store.pages_kept_for("web"), None);
-        record.pages_kept_for = Some("b".to_owned());
+        assert_eq!(store.load("web").unwrap().pages_kept_for(), None);
+        record.other = Some(OtherHost { name: "b".to_owned(), needs_pages: true, runs: true });
         store.save(&record).unwrap();
-        assert_eq!(store.pages_kept_for("web").as_deref(), Some("b"));
+        assert_eq!(store.load("web").unwrap().pages_kept_for(), Some("b"));
         store.save(&SavedVm::new(spec("db"), Role::Shadow, Desired::Stopped, 1)).unwrap();
         let (records, problems) = store.load_all().unwrap();
         assert!(problems.is_empty());
@@ -235,6 +341,28 @@ mod tests {
         store.remove("web").unwrap();
         store.remove("web").unwrap();
         assert_eq!(store.load_all().unwrap().0.len(), 1);
+    }
+
+    #[test]
+    fn a_vm_that_is_gone_is_remembered_by_what_it_was_and_not_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let old = SavedVm::new(
+            ResolvedSpec { uuid: Uuid::from_u128(1), ..spec("web") },
+            Role::Owner,
+            Desired::Running,
+            3,
+        );
+        assert_eq!(store.known("web", old.spec.uuid).unwrap(), Known::Never);
+        store.save(&old).unwrap();
+        assert_eq!(store.known("web", old.spec.uuid).unwrap(), Known::Has(old.standing()));
+        store.note_gone(&old).unwrap();
+        store.remove("web").unwrap();
+        let new = ResolvedSpec { uuid: Uuid::from_u128(2), ..spec("web") };
+        store.save(&SavedVm::new(new.clone(), Role::Owner, Desired::Running, 1)).unwrap();
+        assert_eq!(store.known("web", old.spec.uuid).unwrap(), Known::Gone { epoch: 3 });
+        assert_eq!(store.known("web", Uuid::from_u128(3)).unwrap(), Known::Never);
+        assert!(matches!(store.known("web", new.uuid).unwrap(), Known::Has(_)));
     }
 
     #[test]

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use godwit_api::{
     Client, CreateVm, Endpoint, ErrorCode, LimitOf, Limits, MigrationEvent, MigrationRequest, RateLimit,
-    VmState,
+    Resolve, VmState,
 };
 use godwit_host::{Agent, RunError, TlsConfig};
+use godwit_migration::handover::Known;
 use godwit_migration::{Outcome, Report};
 use godwit_pki::{Authority, Grant, Identity, Issued, Role};
 use godwit_qemu::ResolvedSpec;
@@ -238,7 +239,8 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
-        agent.begin_migration("web", "m1").unwrap();
+        let vm = agent.begin_migration("web", "m1").unwrap();
+        agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
     });
     host.run(async {
@@ -256,20 +258,72 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
 }
 
 #[test]
+fn what_was_never_offered_is_in_no_doubt() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        agent.begin_migration("web", "m1").unwrap();
+        agent.hold_in_doubt("web", "b").await;
+        let info = agent.vm_info("web").unwrap();
+        assert_eq!((info.state, info.in_doubt, info.epoch), (VmState::Running, false, 1));
+        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+    });
+}
+
+#[test]
+fn an_operator_decides_where_a_guest_in_doubt_is() {
+    let Some(host) = TestHost::new() else { return };
+    let word = |runs_on: &str, keep_memory| Resolve { runs_on: runs_on.to_owned(), keep_memory };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let refused = agent.resolve_doubt("web", word("a", false)).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::WrongState);
+        let doubt = async || {
+            let vm = agent.begin_migration("web", "m1").unwrap();
+            agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+            agent.hold_in_doubt("web", "b").await;
+        };
+        doubt().await;
+        let refused = agent.resolve_doubt("web", word("c", false)).await.unwrap_err();
+        assert!(refused.code == ErrorCode::InvalidRequest && refused.message.contains("and b"), "{refused}");
+
+        let name = agent.config().name.clone();
+        let kept = agent.resolve_doubt("web", word(&name, true)).await.unwrap().vm.unwrap();
+        assert_eq!((kept.state, kept.in_doubt, kept.epoch), (VmState::Running, false, 3));
+        assert_eq!(agent.vm("web").unwrap().unwrap().is_running().await, Some(true));
+
+        doubt().await;
+        let ended = agent.resolve_doubt("web", word(&name, false)).await.unwrap().vm.unwrap();
+        assert_eq!((ended.state, ended.in_doubt, ended.epoch), (VmState::Failed, false, 5));
+        assert!(host.qemus().is_empty());
+        agent.start("web", Default::default()).await.unwrap();
+
+        doubt().await;
+        let uuid = agent.vm("web").unwrap().unwrap().spec.uuid;
+        assert_eq!(agent.resolve_doubt("web", word("b", false)).await.unwrap().vm, None);
+        assert_eq!(agent.known("web", uuid).unwrap(), Known::Gone { epoch: 5 });
+        assert!(agent.vms().is_empty());
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
         let vm = agent.begin_migration("web", "m1").unwrap();
-        agent.mark_hand_over(&vm, Some("b")).await.unwrap();
+        agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
         for refused in [
             agent.stop("web", Default::default()).await.unwrap_err(),
             agent.start("web", Default::default()).await.unwrap_err(),
         ] {
             assert_eq!(refused.code, ErrorCode::InDoubt);
-            assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
+            assert!(refused.message.contains("host b") && refused.mend.contains("resolve"), "{refused}");
         }
     });
     host.run(async {
@@ -326,7 +380,8 @@ fn a_stop_ends_no_doubt_and_a_delete_does() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
-        agent.begin_migration("web", "m1").unwrap();
+        let vm = agent.begin_migration("web", "m1").unwrap();
+        agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
         agent.stop("web", Default::default()).await.unwrap();
         let refused = agent.start("web", Default::default()).await.unwrap_err();

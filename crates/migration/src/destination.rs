@@ -1,7 +1,8 @@
 //! The destination of a migration as a state machine: (state, event) → (state, actions), without I/O.
 //!
-//! The guest runs here only after the commit has been read and the device state is loaded. Before the commit anything that
-//! fails discards the shadow VM; after it the destination either runs the guest or refuses it explicitly.
+//! The guest runs here only after the commit has been read, the device state is loaded, and it is written down that it may
+//! ([`crate::handover`]). Before the commit anything that fails discards the shadow VM; after it the destination either runs the
+//! guest or refuses it explicitly.
 
 use godwit_wire::{Begin, Reason};
 
@@ -28,6 +29,8 @@ pub enum Event {
         /// Its length.
         bytes: u64,
     },
+    /// The answer to [`Action::NoteTakeOver`]: it is written down.
+    Noted,
     /// The source says that the device state is complete.
     DeviceStateEnd {
         /// The length of all of it.
@@ -57,6 +60,9 @@ pub enum Event {
 pub enum Action {
     /// Tell the source that the shadow VM fits.
     SendReady,
+    /// Write down that the guest may run here from now on, beside what else there is to do: the guest is about to be stopped. Answered
+    /// by [`Event::Noted`] or [`Event::Failed`].
+    NoteTakeOver,
     /// Wait until the hypervisor has loaded the device state. Answered by [`Event::Loaded`] or [`Event::Failed`].
     FinishLoad,
     /// Let the guest run, under the new epoch. Answered by [`Event::GuestRuns`] or [`Event::Failed`].
@@ -103,7 +109,7 @@ enum State {
 }
 
 /// The destination's machine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Destination {
     state: State,
     block_pages: Vec<u64>,
@@ -111,6 +117,8 @@ pub struct Destination {
     run: bool,
     committed: bool,
     pages_complete: bool,
+    /// That it may run here is to be written down; true: it is.
+    noted: Option<bool>,
     device_state_bytes: u64,
 }
 
@@ -125,6 +133,7 @@ impl Destination {
             run: true,
             committed: false,
             pages_complete: false,
+            noted: None,
             device_state_bytes: 0,
         }
     }
@@ -143,7 +152,13 @@ impl Destination {
                     let detail = format!("a device state of more than {MOST_DEVICE_STATE} bytes is none");
                     return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
                 }
-                vec![]
+                self.note_take_over()
+            }
+            (State::Receiving | State::Loading | State::Loaded, Event::Noted)
+                if self.noted == Some(false) =>
+            {
+                self.noted = Some(true);
+                self.run_if_committed()
             }
             (State::Receiving, Event::DeviceStateEnd { bytes }) if self.pages_complete => {
                 self.device_state_end(bytes)
@@ -162,7 +177,7 @@ impl Destination {
             }
             // After the commit the guest is ours: a lost lane or a late word of the source changes nothing.
             (
-                State::Loading | State::Starting,
+                State::Loading | State::Loaded | State::Starting,
                 Event::LaneLost(_) | Event::Aborted(_) | Event::CancelRequested,
             ) if self.committed => {
                 vec![]
@@ -212,7 +227,18 @@ impl Destination {
             return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
         }
         self.state = State::Loading;
-        vec![Action::FinishLoad]
+        let mut actions = self.note_take_over();
+        actions.push(Action::FinishLoad);
+        actions
+    }
+
+    /// Once, and as early as the switchover is known of: it takes a disk's time.
+    fn note_take_over(&mut self) -> Vec<Action> {
+        if self.noted.is_some() {
+            return vec![];
+        }
+        self.noted = Some(false);
+        vec![Action::NoteTakeOver]
     }
 
     fn commit(&mut self, epoch: u64) -> Vec<Action> {
@@ -225,7 +251,7 @@ impl Destination {
     }
 
     fn run_if_committed(&mut self) -> Vec<Action> {
-        if self.committed && self.state == State::Loaded {
+        if self.committed && self.state == State::Loaded && self.noted == Some(true) {
             self.state = State::Starting;
             vec![Action::RunGuest { run: self.run }]
         } else {

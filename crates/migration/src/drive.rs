@@ -179,6 +179,9 @@ pub enum HypervisorEvent {
     Failed(Failure),
 }
 
+/// What is told when something is written down, or can't be.
+pub type Noted = Box<dyn FnOnce(Result<(), Failure>) + Send>;
+
 /// The hypervisor at the destination: a shadow VM that waits for a device state.
 pub trait DestinationHypervisor: Send {
     /// Takes a piece of the device state stream.
@@ -186,6 +189,10 @@ pub trait DestinationHypervisor: Send {
     /// # Errors
     /// The shadow VM is useless.
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// Has it written down that the guest may run here from now on, and calls `noted` when that is durable, or can't be. Does not wait;
+    /// [`DestinationHypervisor::discard`] does, where it is called before.
+    fn note_take_over(&mut self, noted: Noted);
 
     /// Waits until the device state is loaded. On success the guest is complete and paused.
     ///
@@ -199,7 +206,7 @@ pub trait DestinationHypervisor: Send {
     /// It can't here; the shadow VM is as it was.
     fn prepare_page_in(&mut self) -> Result<(Box<dyn page_in::Faults>, PathBuf), Failure>;
 
-    /// Lets the guest run, unless `run` is false. Returns when the vCPUs run; who owns it is recorded by
+    /// Lets the guest run, unless `run` is false. Returns when the vCPUs run; that it is this host's alone is recorded by
     /// [`DestinationHypervisor::promote`].
     ///
     /// # Errors

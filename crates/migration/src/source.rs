@@ -220,7 +220,7 @@ pub struct Plan {
 }
 
 /// The source's machine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Source {
     state: State,
     round: u32,

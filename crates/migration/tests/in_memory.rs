@@ -242,6 +242,7 @@ impl World {
     fn destination_acts(&mut self, action: DestinationAction) {
         match action {
             DestinationAction::SendReady => self.send(Word::Ready),
+            DestinationAction::NoteTakeOver => self.destination_events.push_back(DestinationEvent::Noted),
             DestinationAction::FinishLoad => self.destination_events.push_back(if self.load_fails {
                 DestinationEvent::Failed(Failure::new(FailureCode::HypervisorFailed, "load failed"))
             } else {

@@ -67,6 +67,18 @@ impl RunState {
     pub fn is_running(&self) -> bool {
         *self == RunState::Running
     }
+
+    /// Whether they run or have run in this process, by what they stand still for. A plain pause tells nothing: a shadow whose state is
+    /// loaded is paused as well.
+    #[must_use]
+    pub fn has_run(&self) -> bool {
+        use RunState as S;
+        match self {
+            S::Running | S::IoError | S::InternalError | S::GuestPanicked | S::Shutdown => true,
+            S::Other(state) => matches!(&**state, "watchdog" | "suspended" | "debug"),
+            _ => false,
+        }
+    }
 }
 
 /// Where a migration of QEMU's is.

@@ -34,4 +34,5 @@ pub use spec::{
     Accel, Accelerator, Backing, DEFAULT_CPU_MODEL, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock, Nic,
     ResolvedNic, ResolvedSpec, SpecError, VmSpec,
 };
+pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

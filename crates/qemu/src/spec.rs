@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
+use uuid::Uuid;
 
 use crate::accel::AccelProbe;
 use crate::inspect::QemuInfo;
@@ -85,6 +86,9 @@ pub struct VmSpec {
     /// It is never run while pages of its memory are at another host: a migration that can't end otherwise fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_page_in: bool,
+    /// What tells it from every other VM, whatever their names; the guest reads it too (SMBIOS). Default: drawn at random.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
 }
 
 /// One block of guest memory.
@@ -245,6 +249,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::refuses_page_in`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_page_in: bool,
+    /// See [`VmSpec::uuid`].
+    #[serde(default)]
+    pub uuid: Uuid,
 }
 
 /// A network interface with its hardware address.
@@ -450,6 +457,7 @@ impl VmSpec {
             nics: Vec::new(),
             extra_devices: Vec::new(),
             refuses_page_in: false,
+            uuid: None,
         }
     }
 
@@ -560,6 +568,7 @@ impl VmSpec {
             disks: self.disks,
             extra_devices: self.extra_devices,
             refuses_page_in: self.refuses_page_in,
+            uuid: self.uuid.unwrap_or_else(Uuid::new_v4),
         })
     }
 }
@@ -615,6 +624,7 @@ impl ResolvedSpec {
                 .collect(),
             extra_devices: self.extra_devices.clone(),
             refuses_page_in: self.refuses_page_in,
+            uuid: Some(self.uuid),
         }
     }
 }

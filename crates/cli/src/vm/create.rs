@@ -63,6 +63,7 @@ fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
         nics: options.nic.iter().map(|text| nic(text)).collect::<Result<_, _>>()?,
         extra_devices: options.device,
         refuses_page_in: options.no_page_in,
+        uuid: None,
         ..VmSpec::new(options.name.unwrap_or_default())
     })
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, CreateVm, ErrorCode, StartVm, StopVm, VmInfo};
+use godwit_migration::handover::Standing;
 use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, VmSpec};
 
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::{host_failed, spec_refused, task_failed};
 use crate::references::References;
-use crate::store::{Desired, Role};
+use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Begin, Condition, LaunchSite, Operation, Vm};
 
 /// How long a guest may take after the power button before QEMU is ended. A guest without ACPI ignores the button.
@@ -130,13 +131,18 @@ impl Agent {
     }
 
     async fn run(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
-        // An operator who takes a guest in doubt back begins a new generation. The next one is what the other host was offered:
-        // the one after that makes it stale.
-        let epoch = begun.epoch + if begun.before.is_in_doubt() { 2 } else { 0 };
+        // An operator who takes a guest in doubt back begins a new generation.
+        let epoch = match begun.before.is_in_doubt() {
+            true => Standing::taken_back(begun.epoch),
+            false => begun.epoch,
+        };
         if let Some(vm) = &begun.vm {
             self.refuse_holes(vm)?;
             // Let go on first: a restarted agent that finds it running knows that it is this host's.
-            vm.resume().await?;
+            match begun.before.is_in_doubt() {
+                true => crate::migration::undo_hand_over(vm, true).await?,
+                false => vm.resume().await?,
+            }
             vm.set_epoch(epoch);
             self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await?;
             return Ok(vm.clone());
@@ -197,11 +203,9 @@ impl Agent {
         let begun = self.begin(name, &Operation::Stop { force: request.force })?;
         // A stop ends no doubt: the other host may run the guest all the same.
         let doubt = begun.before.is_in_doubt();
-        let saved = if doubt {
-            let kept_for = self.store.pages_kept_for(name);
-            self.save_doubt(&begun.spec, Desired::Stopped, begun.epoch, kept_for.as_deref()).await
-        } else {
-            self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.epoch).await
+        let saved = match self.record(name).filter(|_| doubt) {
+            Some(record) => self.save_record(&SavedVm { desired: Desired::Stopped, ..record }).await,
+            None => self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.epoch).await,
         };
         if let Some(vm) = &begun.vm {
             // Vcpus that stand still hear no button.
@@ -222,7 +226,7 @@ impl Agent {
     }
 
     /// Ends a QEMU that could not be adopted.
-    async fn end_stray(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn end_stray(&self, name: &str) -> Result<(), ApiError> {
         let files = self.places.vm(name);
         let Some((pid, start_time)) = files.living_process() else { return Ok(()) };
         tracing::warn!(vm = name, pid, "a QEMU that does not answer is ended");
@@ -244,6 +248,11 @@ impl Agent {
                 }
                 (None, Condition::InDoubt { .. }) => self.end_stray(name).await?,
                 (None, _) => self.refuse_second_process(name, &begun.before)?,
+            }
+            // What never was this host's has not been here.
+            let owned = self.record(name).is_some_and(|record| record.role != Role::TakingOver);
+            if owned {
+                self.note_gone(&begun).await;
             }
             Ok::<_, ApiError>(self.store.remove(name)?)
         };

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
+use godwit_migration::handover::Standing;
 use godwit_migration::{
     Compression, DryRun, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, ReferenceUse, Report,
     millis,
@@ -14,11 +15,11 @@ use godwit_qemu::ResolvedSpec;
 
 use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
-use crate::agent::{Agent, Slot};
+use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
 use crate::migration::{blank_report, serve_again};
 use crate::migrations::MigrationControl;
-use crate::store::{Desired, Role};
+use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
 /// The longest downtime limit that QEMU takes (`downtime-limit`).
@@ -135,7 +136,7 @@ impl Agent {
             Outcome::InDoubt => {
                 self.hold_in_doubt(&vm.name, &request.to).await;
                 if engine_ended {
-                    self.serve_what_is_kept(&vm.name);
+                    self.settle_doubt(&vm.name);
                 }
             }
         }
@@ -177,23 +178,37 @@ impl Agent {
         }
     }
 
-    /// Notes on disk that the destination may run the guest from here on. To be called before the guest is stopped
+    /// Notes on disk that the destination `to` may run the guest from here on. To be called before the guest is stopped
     /// for the hand-over, and no sooner than needed: an agent that restarts then and finds the guest paused does not let it go on by itself.
-    /// `pages_kept_for`: the host that will run it while pages of it are here.
-    pub async fn mark_hand_over(&self, vm: &Vm, pages_kept_for: Option<&str>) -> Result<(), ApiError> {
-        self.save_doubt(&vm.spec, Desired::Running, vm.epoch(), pages_kept_for).await
+    /// `needs_pages`: it will run there while pages of it are here; `runs`: it is not paused.
+    pub async fn mark_hand_over(
+        &self,
+        vm: &Vm,
+        to: &str,
+        needs_pages: bool,
+        runs: bool,
+    ) -> Result<(), ApiError> {
+        let record = SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.epoch());
+        self.save_record(&record.with(OtherHost { name: to.to_owned(), needs_pages, runs })).await
     }
 
-    /// Takes the marks away where the guest stays here. Its vCPUs' own word decides whether it runs or is paused.
-    /// Without effect on a VM that is not migrating (its process ended meanwhile, or it has been released).
-    pub async fn end_migration(&self, name: &str) {
+    /// Takes the marks away where the guest stays here; where it had been offered, in a new epoch. Its vCPUs' own word decides whether
+    /// it runs or is paused. Without effect on a VM that is not migrating (its process ended meanwhile, or it has been released).
+    pub async fn end_migration(self: &Arc<Self>, name: &str) {
         let Ok(begun) = self.begin(name, &Operation::EndMigration) else {
             return;
         };
-        if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, begun.epoch).await {
-            tracing::error!(vm = name, %error, "the end of a hand-over could not be saved");
+        let offered = self.record(name).is_some_and(|record| record.role == Role::HandingOver);
+        let epoch = if offered { Standing::taken_back(begun.epoch) } else { begun.epoch };
+        if let Some(vm) = &begun.vm {
+            self.new_epoch(vm, epoch);
         }
+        let saved = self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await;
         let Some(vm) = &begun.vm else { return };
+        if let Err(error) = saved {
+            tracing::error!(vm = name, %error, "the end of a hand-over could not be saved; it is tried again");
+            tokio::spawn(self.clone().save_in_the_end(vm.clone()));
+        }
         if let Some(exit) = vm.process.exit() {
             self.process_ended(vm, exit, false).await;
         } else if vm.is_running().await == Some(false) {
@@ -201,8 +216,11 @@ impl Agent {
         }
     }
 
-    /// Keeps a VM paused whose guest may run at `to`; also after a restart of the agent.
-    pub async fn hold_in_doubt(&self, name: &str, to: &str) {
+    /// Keeps a VM paused whose guest may run at `to`, also after a restart of the agent, until that is known
+    /// ([`Agent::settle_doubt`]). Where the guest had not been offered to it, nothing of it is in doubt.
+    pub async fn hold_in_doubt(self: &Arc<Self>, name: &str, to: &str) {
+        let record = self.record(name).filter(|record| record.role == Role::HandingOver);
+        let Some(record) = record else { return self.end_migration(name).await };
         let Ok(begun) = self.begin(name, &Operation::HoldInDoubt) else {
             return;
         };
@@ -213,21 +231,18 @@ impl Agent {
             tracing::error!(vm = name, %error, "could not be paused although host {to} may run it");
         }
         // Pages that the guest lacks there are kept for it, as long as there is something to keep them.
-        let keeps_pages_for = self.store.pages_kept_for(name).filter(|_| vm.is_some());
+        let keeps_pages_for = record.pages_kept_for().filter(|_| vm.is_some()).map(str::to_owned);
         let reason = match &keeps_pages_for {
-            None => format!("host {to} may run it: the link broke at the hand-over"),
+            None => format!(
+                "host {to} may run it: the link broke at the hand-over. Host {to} is asked until it answers"
+            ),
             Some(to) => format!("host {to} ran it, or may, and lacks pages that are kept here"),
         };
-        self.settle(name, Condition::InDoubt { keeps_pages_for: keeps_pages_for.clone() }, vm, Some(reason));
-        let saved =
-            self.save_doubt(&begun.spec, Desired::Running, begun.epoch, keeps_pages_for.as_deref()).await;
-        if let Err(error) = saved {
-            tracing::error!(vm = name, %error, "the doubt could not be saved");
-        }
+        self.settle(name, Condition::InDoubt { keeps_pages_for }, vm, Some(reason));
     }
 
     /// Goes on serving the pages that a VM in doubt keeps for another host, unless that says itself that it has no such VM.
-    fn serve_what_is_kept(self: &Arc<Self>, name: &str) {
+    pub(super) fn serve_what_is_kept(self: &Arc<Self>, name: &str) {
         let kept = {
             let mut table = self.table();
             let Some(slot) = table.get_mut(name) else { return };
@@ -257,8 +272,17 @@ impl Agent {
             let name = spec.name.clone();
             agent.insert(Slot::new(spec.clone(), epoch, Condition::MigratingIn { from: from.clone() }))?;
             let made = async {
-                agent.save(&spec, Role::Shadow, Desired::Running, epoch).await?;
-                agent.launch(&spec, epoch, begin).await
+                // A QEMU that runs the guest by itself asks nobody.
+                let role = if runs_by_itself { Role::TakingOver } else { Role::Shadow };
+                let other = OtherHost { name: from.clone(), needs_pages: false, runs: true };
+                let record = SavedVm::new(spec.clone(), role, Desired::Running, epoch).with(other);
+                agent.save_record(&record).await?;
+                let vm = agent.launch(&spec, epoch, begin).await?;
+                if !runs_by_itself && let Err(error) = vm.files.note_unrun() {
+                    // All that it is for is fewer questions.
+                    tracing::warn!(vm = vm.name, %error, "that the guest has not run can't be noted");
+                }
+                Ok(vm)
             };
             match made.await {
                 Ok(vm) => {
@@ -274,6 +298,16 @@ impl Agent {
             }
         })
         .await
+    }
+
+    /// At the destination, before the guest can run here: notes on disk that it may from here on. Until then whatever is found of it after
+    /// a crash is the source's.
+    pub(crate) async fn note_take_over(&self, vm: &Vm) -> Result<(), ApiError> {
+        let shadow = self.record(&vm.name).filter(|record| record.epoch == vm.epoch());
+        match shadow {
+            Some(record) => self.save_record(&SavedVm { role: Role::TakingOver, ..record }).await,
+            None => Err(self.no_vm(&vm.name)),
+        }
     }
 
     /// At the destination, when the guest runs here: the shadow becomes this host's VM, also on disk. A disk that does not
@@ -295,7 +329,7 @@ impl Agent {
         }
     }
 
-    /// Saves an arrived VM's record as soon as that works. Ends when the VM is under another operation's care, which saves
+    /// Saves a VM's record that a disk did not take as soon as that works. Ends when the VM is under another operation's care, which saves
     /// what it does itself.
     async fn save_in_the_end(self: Arc<Self>, vm: Arc<Vm>) {
         let mut every = tokio::time::interval(SAVE_AGAIN);
@@ -309,7 +343,7 @@ impl Agent {
         while still_here() {
             every.tick().await;
             if self.save(&vm.spec, Role::Owner, Desired::Running, vm.epoch()).await.is_ok() {
-                return tracing::info!(vm = vm.name, "the arrived VM's record is saved");
+                return tracing::info!(vm = vm.name, "its record is saved");
             }
         }
     }
@@ -323,8 +357,8 @@ impl Agent {
         let reason = "its post-copy broke off: the newest of its memory is here, the rest at the source";
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
-        if let Err(error) = self.save_doubt(&vm.spec, Desired::Running, vm.epoch(), None).await {
-            tracing::error!(vm = vm.name, %error, "the doubt could not be saved");
+        if let Err(error) = self.save(&vm.spec, Role::Stranded, Desired::Running, vm.epoch()).await {
+            tracing::error!(vm = vm.name, %error, "that it is stranded could not be saved");
         }
     }
 
@@ -352,9 +386,19 @@ impl Agent {
     /// At the source, when the guest runs at the destination: QEMU ends, taps, sockets and record go, and memory too, unless
     /// it is to be kept for the way back, and may be.
     pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
-        self.begin(&vm.name, &Operation::Release)?;
+        let begun = self.begin(&vm.name, &Operation::Release)?;
+        self.note_gone(&begun).await;
         self.remove_moved(vm, keep).await;
         Ok(())
+    }
+
+    /// Remembers a VM that this host owned: a host that asks for it later is answered. A disk that does not take it keeps nothing from
+    /// going on: the other host runs the guest by then.
+    pub(super) async fn note_gone(&self, begun: &Begun) {
+        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.epoch);
+        if let Err(error) = tokio::task::block_in_place(|| self.store.note_gone(&record)) {
+            tracing::error!(vm = record.spec.name, %error, "that it is gone could not be saved");
+        }
     }
 
     async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) {

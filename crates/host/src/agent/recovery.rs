@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use godwit_api::ApiError;
 use godwit_migration::Failure;
+use godwit_migration::handover::{Found as GuestFound, Recovery, Standing, recover};
 use godwit_ram::RamDir;
 
 use crate::agent::{Agent, Slot};
@@ -42,12 +43,21 @@ struct TakingIn {
 /// What became of a VM's process since the last agent.
 #[derive(Clone)]
 enum Found {
-    /// It runs, and so do its vCPUs, or not.
-    Answers(Arc<Vm>, bool),
+    /// It runs.
+    Answers(Arc<Vm>, Vcpus),
     /// It has ended.
     Gone,
     /// It runs, and can't be spoken to.
     Silent(String),
+}
+
+/// What a QEMU says of its vCPUs.
+#[derive(Clone, Copy)]
+struct Vcpus {
+    /// They run.
+    run: bool,
+    /// They run, or have run in this process, by what it stands still for.
+    have_run: bool,
 }
 
 impl Agent {
@@ -139,7 +149,7 @@ impl Agent {
     /// Takes page-in up before QEMU is asked anything: its main loop may itself wait for a page that is missing, and answers nobody
     /// until that has come. It is spoken to beside what this agent does meanwhile.
     async fn take_in_lacking(self: &Arc<Self>, record: SavedVm, process: UnaskedVm) -> Result<(), ApiError> {
-        let is_shadow = record.role == Role::Shadow;
+        let is_shadow = matches!(record.role, Role::Shadow | Role::TakingOver);
         let condition = match is_shadow {
             true => Condition::MigratingIn { from: process.files.host_of_missing().unwrap_or_default() },
             false => Condition::Adopting,
@@ -230,8 +240,11 @@ impl Agent {
         match Vm::adopt(files, &record.spec, record.epoch, process).await {
             Ok(None) => Found::Gone,
             Err(error) => Found::Silent(error.to_string()),
-            Ok(Some(vm)) => match vm.is_running().await {
-                Some(running) => Found::Answers(Arc::new(vm), running),
+            Ok(Some(vm)) => match vm.process.qmp.status().await.ok() {
+                Some(state) => {
+                    let vcpus = Vcpus { run: state.is_running(), have_run: state.has_run() };
+                    Found::Answers(Arc::new(vm), vcpus)
+                }
                 // It may run the guest: nothing is ended or let go on a guess.
                 None => Found::Silent(format!(
                     "its QEMU (process {}) does not say whether the guest runs",
@@ -243,7 +256,7 @@ impl Agent {
 
     async fn take_in(self: &Arc<Self>, taking: TakingIn, found: Found) -> Result<(), ApiError> {
         match found {
-            Found::Answers(vm, running) => self.take_in_running(taking, vm, running).await,
+            Found::Answers(vm, vcpus) => self.take_in_running(taking, vm, vcpus).await,
             Found::Gone => self.take_in_ended(taking),
             Found::Silent(why) => match taking.taken_up {
                 // It stays what it is: one that lacks pages.
@@ -256,27 +269,38 @@ impl Agent {
         }
     }
 
-    fn take_in_ended(&self, taking: TakingIn) -> Result<(), ApiError> {
+    fn take_in_ended(self: &Arc<Self>, taking: TakingIn) -> Result<(), ApiError> {
         self.check_place(&taking)?;
         let TakingIn { record, place, .. } = taking;
         let name = record.spec.name.clone();
         let files = self.places.vm(&name);
-        if record.role == Role::Shadow {
+        let found = if files.is_unrun() { GuestFound::GoneUnrun } else { GuestFound::Gone };
+        let recovery = recover(record.role, found);
+        if recovery == Recovery::Discard {
             files.remove_all();
             self.store.remove(&name)?;
             self.give_up_place(&name, place.as_ref());
             return Ok(());
         }
         let words = files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
-        let failed = record.desired == Desired::Running && record.role != Role::InDoubt;
-        let mut slot = Slot::new(record.spec, record.epoch, Condition::Stopped);
-        if record.role == Role::InDoubt {
+        let doubt = match recovery {
             // Its process is gone, the doubt is not: the other host may have run the guest all the while.
+            Recovery::AskDestination => Some(
+                "it was being handed over when this host or its agent stopped; another host may run it, and is asked",
+            ),
+            Recovery::AskSource => Some(
+                "it was being taken over when this host stopped: it may have run here; its source is asked",
+            ),
+            _ if record.role == Role::Stranded => {
+                Some("its post-copy broke off, and its QEMU has ended since")
+            }
+            _ => None,
+        };
+        let failed = record.desired == Desired::Running && doubt.is_none();
+        let mut slot = Slot::new(record.spec, record.epoch, Condition::Stopped);
+        if let Some(doubt) = doubt {
             slot.condition = Condition::InDoubt { keeps_pages_for: None };
-            slot.reason = Some(
-                "it was being handed over when this host or its agent stopped; another host may run it"
-                    .into(),
-            );
+            slot.reason = Some(doubt.into());
         }
         if failed {
             slot.condition = Condition::Failed;
@@ -289,6 +313,7 @@ impl Agent {
         self.take_place(slot, place.as_ref())?;
         files.remove_runtime();
         self.settle(&name, condition, None, reason);
+        self.settle_doubt(&name);
         Ok(())
     }
 
@@ -318,56 +343,69 @@ impl Agent {
     }
 
     /// A VM whose QEMU can't be spoken to. What the record says of other hosts stays true.
-    fn take_in_unknown(&self, taking: TakingIn, why: String) -> Result<(), ApiError> {
+    fn take_in_unknown(self: &Arc<Self>, taking: TakingIn, why: String) -> Result<(), ApiError> {
         let TakingIn { record, place, .. } = taking;
         let condition = match record.role {
             Role::Owner => Condition::Failed,
-            Role::Shadow | Role::InDoubt => {
-                Condition::InDoubt { keeps_pages_for: record.pages_kept_for.clone() }
+            Role::Shadow | Role::TakingOver | Role::HandingOver | Role::Stranded => {
+                Condition::InDoubt { keeps_pages_for: record.pages_kept_for().map(str::to_owned) }
             }
         };
+        let name = record.spec.name.clone();
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = Some(why);
-        self.take_place(slot, place.as_ref())
+        self.take_place(slot, place.as_ref())?;
+        self.settle_doubt(&name);
+        Ok(())
     }
 
     async fn take_in_running(
         self: &Arc<Self>,
         taking: TakingIn,
         vm: Arc<Vm>,
-        running: bool,
+        vcpus: Vcpus,
     ) -> Result<(), ApiError> {
         self.check_place(&taking)?;
-        let TakingIn { record, taken_up, place } = taking;
+        let TakingIn { mut record, taken_up, place } = taking;
         let (name, role) = (record.spec.name.clone(), record.role);
-        let (condition, reason) = match (role, running) {
-            (Role::InDoubt, false) if record.pages_kept_for.is_some() => {
-                let to = record.pages_kept_for.clone().unwrap_or_default();
-                let reason = keeps_pages(&to);
-                (Condition::KeepsPages { to }, Some(reason))
+        // One that was stopped for its hand-over has run before, of course.
+        let ran = if role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
+        let found = if ran { GuestFound::Ran } else { GuestFound::Still };
+        let as_found = || match vcpus.run {
+            true => (Condition::Running, None),
+            false => (Condition::Paused, Some("it was paused when the agent started".to_owned())),
+        };
+        let (condition, reason) = match recover(role, found) {
+            Recovery::Keep if role == Role::Stranded => {
+                let reason =
+                    "its post-copy broke off: the newest of its memory is here, the rest at the source";
+                (Condition::InDoubt { keeps_pages_for: None }, Some(reason.to_owned()))
             }
-            // The hand-over had been announced, and the guest had not been stopped for it: it never left.
-            (Role::InDoubt, true) => {
+            Recovery::Keep => as_found(),
+            recovery @ (Recovery::TakeOver | Recovery::TakeBack) => {
+                if recovery == Recovery::TakeBack {
+                    record.epoch = Standing::taken_back(record.epoch);
+                    vm.set_epoch(record.epoch);
+                }
                 self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
-                (Condition::Running, None)
+                as_found()
             }
-            (Role::InDoubt, false) => (
-                Condition::InDoubt { keeps_pages_for: None },
-                Some("another host may run it: the link broke at the hand-over".to_owned()),
-            ),
-            (Role::Owner, true) => (Condition::Running, None),
-            (Role::Owner, false) => (Condition::Paused, Some("it was paused when the agent started".into())),
-            // It was told to run, so the guest is this host's: only the record came too late.
-            (Role::Shadow, true) => {
-                self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
-                (Condition::Running, None)
-            }
+            Recovery::AskDestination => match record.pages_kept_for().map(str::to_owned) {
+                Some(to) => {
+                    let reason = keeps_pages(&to);
+                    (Condition::KeepsPages { to }, Some(reason))
+                }
+                None => (
+                    Condition::InDoubt { keeps_pages_for: None },
+                    Some("another host may run it: the link broke at the hand-over. It is asked".to_owned()),
+                ),
+            },
             // Its source runs the guest, or waits to be told that this host does not. It has its copy: it is told that all pages are
             // here only of a guest that is known to run here.
-            (Role::Shadow, false) => {
+            Recovery::Discard | Recovery::AskSource => {
                 tracing::warn!(vm = name, "a shadow is left from before the agent's start: it is removed");
-                self.store.remove(&name)?;
                 vm.process.kill().await;
+                self.store.remove(&name)?;
                 vm.files.remove_all();
                 self.give_up_place(&name, place.as_ref());
                 return Ok(());
@@ -386,14 +424,15 @@ impl Agent {
         if vm.files.missing().exists() {
             self.page_in_further(&vm, taken_up).await;
         }
-        if role == Role::Shadow {
+        if matches!(role, Role::Shadow | Role::TakingOver) {
             self.page_ins.let_source_go(&name);
         }
         if let Some(host) = keeps_pages_for {
             serve_again(self, &vm, host);
         }
+        self.settle_doubt(&name);
         // A disk may have kept this waiting since it was asked.
-        if running && place.is_some() && vm.is_running().await == Some(false) {
+        if vcpus.run && place.is_some() && vm.is_running().await == Some(false) {
             self.vcpus_changed(&vm, false);
         }
         Ok(())

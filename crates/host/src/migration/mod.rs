@@ -18,15 +18,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use godwit_api::{
     ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingStatus,
     MigrationRequest, PageInAnswer, PageInRequest,
 };
+use godwit_migration::handover::Known;
 use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_pki::Peer;
+use godwit_qemu::Uuid;
 use http::StatusCode;
 
 pub(crate) use doorman::{Doorman, Guard};
@@ -36,6 +38,8 @@ pub(crate) use incoming::{fresh_id, listen};
 pub(crate) use outgoing::blank_report;
 pub use page_in::PageIns;
 pub(crate) use page_in::{serve_again, take_up};
+pub(crate) use qemu_source::undo_hand_over;
+pub(crate) use verdict::ask_known;
 
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;
@@ -75,6 +79,7 @@ pub fn routes() -> Router<Arc<Agent>> {
         .route("/v1/incoming/{id}", get(show).delete(cancel))
         .route("/v1/incoming/{id}/run", post(run_incoming))
         .route("/v1/page-ins/{name}", post(page_in_session))
+        .route("/v1/hand-overs/{name}", get(known))
 }
 
 async fn prepare(
@@ -121,6 +126,20 @@ async fn page_in_session(
     let request: PageInRequest = body(&bytes)?;
     check_name(peer, &request.from)?;
     Ok(Json(page_in::session(&agent, &name, request).await?))
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct KnownQuery {
+    uuid: Uuid,
+}
+
+/// What this host has written down of a VM's ownership.
+async fn known(
+    State(agent): State<Arc<Agent>>,
+    Path(name): Path<String>,
+    Query(query): Query<KnownQuery>,
+) -> Result<Json<Known>, Refusal> {
+    Ok(Json(agent.known(&name, query.uuid)?))
 }
 
 async fn show(

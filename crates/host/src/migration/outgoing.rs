@@ -13,6 +13,7 @@ use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Lane, Stream};
 use godwit_migration::drive::{
     self, Inbox, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, lane_failure,
 };
+use godwit_migration::handover::Standing;
 use godwit_migration::{
     EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome, PageInUse, Policy,
     Predicted, ReferenceUse, Report, SwitchoverReport, millis,
@@ -173,7 +174,7 @@ impl Outgoing {
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
         IncomingRequest {
             spec: self.vm.spec.clone(),
-            epoch: self.vm.epoch() + 1,
+            epoch: Standing::offered(self.vm.epoch()),
             from: self.agent.config().name.clone(),
             qemu_version: qemu.version_text(),
             engine: self.request.engine,
@@ -324,8 +325,8 @@ impl Outgoing {
                 keep,
                 hands_over,
             );
-            let epoch = vm.epoch() + 1;
-            let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, epoch };
+            let epoch = Standing::offered(vm.epoch());
+            let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, uuid: vm.spec.uuid, epoch };
             let ask_verdict = || job.runtime.block_on(hand_over.verdict());
             let refused = || job.runtime.block_on(hand_over.refused());
             let serving = Serving {

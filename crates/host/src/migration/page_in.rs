@@ -12,6 +12,7 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Carries, Interrupt};
 use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session, serve};
 use godwit_migration::drive::{Hello, SessionStream};
+use godwit_migration::handover::Standing;
 use godwit_migration::{Failure, FailureCode};
 use godwit_ram::{MissingPages, PageIn};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
@@ -263,7 +264,7 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             Ok(peer) => peer,
             Err(error) => return tracing::error!(vm = vm.name, %error, "its pages can't be served"),
         };
-        let epoch = vm.epoch() + 1;
+        let epoch = Standing::offered(vm.epoch());
         let refused = || runtime.block_on(is_unknown(&peer, &vm.name));
         let serving = Serving {
             agent: &agent,
@@ -276,7 +277,7 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             refused: &refused,
         };
         let kept = KeptPages::new(vm.regions.clone());
-        let is_gone = || vm.process.exit().is_some();
+        let is_gone = || vm.process.exit().is_some() || !agent.keeps_pages(&vm);
         match serve(&kept, None, &|is_over| serving.again(&|| is_over() || is_gone())) {
             Ok(_) => {
                 tracing::info!(vm = vm.name, to, "the destination has all of its memory");
@@ -284,9 +285,12 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
                     tracing::error!(vm = vm.name, %error, "the moved VM's remains could not be removed");
                 }
             }
+            // An operator has decided meanwhile.
+            Err(_) if !agent.keeps_pages(&vm) => {}
             Err(failure) => {
                 tracing::error!(vm = vm.name, %failure, "its pages are kept, and nobody fetches them");
                 runtime.block_on(agent.hold_in_doubt(&vm.name, &to));
+                agent.settle_doubt(&vm.name);
             }
         }
     });

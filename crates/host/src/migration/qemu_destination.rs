@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_migration::drive::DestinationHypervisor;
 use godwit_migration::drive::page_in::Faults;
+use godwit_migration::drive::{DestinationHypervisor, Noted};
 use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::{AnnounceParameters, MigrationStatus, QmpEvent, RESUME};
 use godwit_ram::PageIn;
 use tokio::runtime::Handle;
 use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
 
 use super::state_stream::{self, STREAM, qemu_failure};
 use crate::agent::Agent;
@@ -33,6 +34,8 @@ pub(super) struct QemuDestination {
     runtime: Handle,
     stream: UnixStream,
     events: broadcast::Receiver<QmpEvent>,
+    /// It is being written down that the guest may run here.
+    noting: Option<JoinHandle<()>>,
 }
 
 impl QemuDestination {
@@ -67,6 +70,7 @@ impl QemuDestination {
             runtime: Handle::current(),
             stream,
             events,
+            noting: None,
         })
     }
 
@@ -100,6 +104,14 @@ impl DestinationHypervisor for QemuDestination {
             .map_err(|error| self.failure(&format!("does not take the device state: {error}")))
     }
 
+    fn note_take_over(&mut self, noted: Noted) {
+        let (agent, vm) = (Arc::clone(&self.agent), Arc::clone(&self.vm));
+        self.noting = Some(self.runtime.spawn(async move {
+            let saved = agent.note_take_over(&vm).await;
+            noted(saved.map_err(|error| Failure::new(FailureCode::Internal, error.message)));
+        }));
+    }
+
     fn finish_load(&mut self) -> Result<(), Failure> {
         let (vm, events) = (&self.vm, &mut self.events);
         let loaded =
@@ -125,7 +137,13 @@ impl DestinationHypervisor for QemuDestination {
         if !run {
             return Ok(());
         }
-        // Nothing is written to disk before: a shadow whose vCPUs run is known to be this host's (Agent::open).
+        self.vm.files.note_told().map_err(|error| {
+            Failure::new(
+                FailureCode::Internal,
+                format!("that the guest is told to run can't be noted: {error}"),
+            )
+        })?;
+        // That it is this host's alone is written down after: a shadow whose vCPUs run is known to be (Agent::open).
         let (qmp, events) = (&self.vm.process.qmp, &mut self.events);
         let running = self.runtime.block_on(async {
             let mut answer = std::pin::pin!(qmp.cont());
@@ -146,7 +164,13 @@ impl DestinationHypervisor for QemuDestination {
 
     fn discard(&mut self, failure: &Failure) {
         tracing::warn!(vm = self.vm.name, %failure, "shadow discarded");
-        self.runtime.block_on(self.agent.discard(&self.vm));
+        self.runtime.block_on(async {
+            // What is written after the record is gone would be a record again.
+            if let Some(noting) = self.noting.take() {
+                let _ = noting.await;
+            }
+            self.agent.discard(&self.vm).await;
+        });
     }
 
     fn promote(&mut self) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
 use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, STOP};
@@ -86,39 +87,46 @@ impl QemuSource {
         };
         Ok(self.runtime.spawn(relay.run(events)))
     }
+}
 
-    /// Ends QEMU's migration, whatever it is at, and lets the guest run if it ran.
-    async fn undo(&self) -> Result<(), Failure> {
-        let limit = Instant::now() + CANCEL_LIMIT;
-        let mut events = self.qmp().events();
-        let status = |what| move |error: godwit_qemu::QmpError| self.failure(what, &error);
-        let mut cancelled = false;
-        loop {
-            let info = self.qmp().query_migrate().await.map_err(status("say how its migration stands"))?;
-            if info.status.as_ref().is_none_or(MigrationStatus::is_over) {
-                break;
-            }
-            if !cancelled {
-                self.qmp().migrate_cancel().await.map_err(status("cancel its migration"))?;
-                cancelled = true;
-            }
-            // Its next word, or another look: an event may have come before we listened.
-            let patience = limit.saturating_duration_since(Instant::now()).min(Duration::from_millis(20));
-            if limit <= Instant::now() {
-                let detail = format!("QEMU did not end its migration within {} s", CANCEL_LIMIT.as_secs());
-                return Err(Failure::new(FailureCode::HypervisorFailed, detail));
-            }
-            let _ = tokio::time::timeout(patience, events.recv()).await;
+/// Ends QEMU's migration, whatever it is at, and lets the guest run if it ran.
+///
+/// # Errors
+/// The guest can't be made to run here, or its QEMU does not answer.
+pub(crate) async fn undo_hand_over(vm: &Vm, runs: bool) -> Result<(), ApiError> {
+    let qmp = &vm.process.qmp;
+    let limit = Instant::now() + CANCEL_LIMIT;
+    let mut events = qmp.events();
+    let failed = |what: &str, why: &dyn std::fmt::Display| {
+        let message = format!("QEMU of VM \"{}\" would not {what}: {why}", vm.name);
+        ApiError::new(ErrorCode::HypervisorFailed, message, "see its log with `godwit vm logs --qemu`")
+    };
+    let mut cancelled = false;
+    loop {
+        let info =
+            qmp.query_migrate().await.map_err(|error| failed("say how its migration stands", &error))?;
+        if info.status.as_ref().is_none_or(MigrationStatus::is_over) {
+            break;
         }
-        if self.runs && self.vm.is_running().await != Some(true) {
-            // Also takes disks back that were let go for the destination (QEMU's qmp_cont).
-            self.qmp().cont().await.map_err(status("let the guest run on"))?;
+        if !cancelled {
+            qmp.migrate_cancel().await.map_err(|error| failed("cancel its migration", &error))?;
+            cancelled = true;
         }
-        if let Err(error) = state_stream::reset(self.qmp()).await {
-            tracing::warn!(vm = self.vm.name, %error, "migration capabilities stay set");
+        // Its next word, or another look: an event may have come before we listened.
+        let patience = limit.saturating_duration_since(Instant::now()).min(Duration::from_millis(20));
+        if limit <= Instant::now() {
+            return Err(failed("end its migration", &format!("not within {} s", CANCEL_LIMIT.as_secs())));
         }
-        Ok(())
+        let _ = tokio::time::timeout(patience, events.recv()).await;
     }
+    if runs && vm.is_running().await != Some(true) {
+        // Also takes disks back that were let go for the destination (QEMU's qmp_cont).
+        qmp.cont().await.map_err(|error| failed("let the guest run on", &error))?;
+    }
+    if let Err(error) = state_stream::reset(qmp).await {
+        tracing::warn!(vm = vm.name, %error, "migration capabilities stay set");
+    }
+    Ok(())
 }
 
 impl SourceHypervisor for QemuSource {
@@ -126,7 +134,7 @@ impl SourceHypervisor for QemuSource {
         self.hands_over.store(true, Ordering::SeqCst);
         // From here on a restarted agent that finds the guest standing still asks before it lets it run.
         self.runtime
-            .block_on(self.agent.mark_hand_over(&self.vm, page_in.then_some(&*self.to)))
+            .block_on(self.agent.mark_hand_over(&self.vm, &self.to, page_in, self.runs))
             .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let (write, allowed) = oneshot::channel();
         self.relay = Some(self.runtime.block_on(self.begin(events, allowed))?);
@@ -147,7 +155,11 @@ impl SourceHypervisor for QemuSource {
         if let Some(relay) = self.relay.take() {
             relay.abort();
         }
-        self.runtime.block_on(self.undo())
+        let undone = self.runtime.block_on(undo_hand_over(&self.vm, self.runs));
+        undone.map_err(|error| {
+            let host = &self.agent.config().name;
+            Failure::new(FailureCode::HypervisorFailed, format!("host {host}: {}", error.message))
+        })
     }
 
     fn release(&mut self) {

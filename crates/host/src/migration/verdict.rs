@@ -3,14 +3,19 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_api::{Client, ClientError, ErrorCode, IncomingState, IncomingStatus, VmInfo, VmState};
+use godwit_api::{ApiError, Client, ClientError, ErrorCode, IncomingState, IncomingStatus, VmInfo};
+use godwit_migration::handover::{Known, OfDestination, of_destination};
 use godwit_migration::source::Verdict;
 use godwit_migration::{Failure, FailureCode};
+use godwit_qemu::Uuid;
 
 /// For how long the destination is asked what became of a commit before doubt is reported.
 const VERDICT_LIMIT: Duration = Duration::from_secs(20);
 /// Between two such questions.
 const VERDICT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long an answer from disk may take: across a link that is cut it never comes.
+const KNOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// How long the destination may take to remove its shadow.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);
@@ -52,6 +57,7 @@ pub(super) struct HandOver<'a> {
     /// Its name for the migration.
     pub(super) id: &'a str,
     pub(super) vm: &'a str,
+    pub(super) uuid: Uuid,
     /// The generation of ownership that the destination gets.
     pub(super) epoch: u64,
 }
@@ -85,20 +91,21 @@ impl HandOver<'_> {
         }
     }
 
-    /// An agent that restarts keeps the guest that runs there, and removes the shadow that does not. What it is in doubt about itself
-    /// decides nothing.
+    /// An agent that was started anew since knows no migrations, but what it has written down of each VM.
     async fn after_restart(&self) -> Answer {
-        self.answer_of_vm(self.peer.get(&format!("/v1/vms/{}", self.vm)).await)
+        match ask_known(self.peer, self.vm, self.uuid).await {
+            Ok(known) => self.answer_of(known),
+            Err(_) => Answer::Open,
+        }
     }
 
-    fn answer_of_vm(&self, vm: Result<VmInfo, ClientError>) -> Answer {
-        match vm {
-            Ok(info) if info.epoch != self.epoch || info.in_doubt => Answer::Open,
-            Ok(info) if matches!(info.state, VmState::Running | VmState::Paused) => Answer::Runs(None),
-            Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
-                Answer::Refused("its agent has restarted, and it has no such VM".into())
+    fn answer_of(&self, known: Known) -> Answer {
+        match of_destination(known, self.epoch) {
+            OfDestination::Took => Answer::Runs(None),
+            OfDestination::Refused => {
+                Answer::Refused("its agent has restarted, and has let go of the shadow".into())
             }
-            _ => Answer::Open,
+            OfDestination::Open => Answer::Open,
         }
     }
 
@@ -148,35 +155,37 @@ impl HandOver<'_> {
     }
 }
 
+/// What another host has written down of a VM.
+pub(crate) async fn ask_known(peer: &Client, vm: &str, uuid: Uuid) -> Result<Known, ApiError> {
+    let path = format!("/v1/hand-overs/{vm}?uuid={uuid}");
+    let unreachable = |why: String| {
+        ApiError::new(ErrorCode::PeerUnreachable, why, "see that its agent runs and can be reached")
+    };
+    match tokio::time::timeout(KNOWN_LIMIT, peer.get(&path)).await {
+        Ok(Ok(known)) => Ok(known),
+        Ok(Err(ClientError::Refused(error))) => Err(error),
+        Ok(Err(error)) => Err(unreachable(error.to_string())),
+        Err(_) => Err(unreachable(format!("no answer within {} s", KNOWN_LIMIT.as_secs()))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use godwit_api::{ApiError, Endpoint};
+    use godwit_api::Endpoint;
+    use godwit_migration::handover::{Role, Standing};
 
     use super::*;
 
-    fn vm(state: &str, in_doubt: bool, epoch: u64) -> VmInfo {
-        serde_json::from_value(serde_json::json!({
-            "name": "web", "host": "b", "state": state, "reason": null, "in_doubt": in_doubt, "epoch": epoch,
-            "pid": 42, "memory_bytes": 1 << 26, "vcpus": 1, "accel": "tcg", "machine": "pc-q35-7.2",
-            "migration": null, "addresses": [], "spec": { "name": "web", "kernel": "/boot/vmlinuz" },
-        }))
-        .unwrap()
-    }
-
     #[test]
-    fn a_restarted_agent_in_doubt_has_not_said_that_the_guest_runs() {
+    fn a_restarted_agent_that_does_not_know_has_not_said_that_the_guest_runs() {
         let peer = Client::new(Endpoint::Tcp("127.0.0.1:1".to_owned()));
-        let hand_over = HandOver { peer: &peer, id: "1", vm: "web", epoch: 2 };
-        let answer = |vm| hand_over.answer_of_vm(vm);
-        for state in ["running", "paused"] {
-            assert!(matches!(answer(Ok(vm(state, false, 2))), Answer::Runs(None)), "{state}");
+        let hand_over = HandOver { peer: &peer, id: "1", vm: "web", uuid: Uuid::nil(), epoch: 2 };
+        let answer = |role, epoch| hand_over.answer_of(Known::Has(Standing { role, epoch }));
+        assert!(matches!(answer(Role::Owner, 2), Answer::Runs(None)));
+        for role in [Role::Shadow, Role::TakingOver, Role::Stranded] {
+            assert!(matches!(answer(role, 2), Answer::Open), "{role:?}");
         }
-        // A shadow's QEMU may still say that its guest runs.
-        let shadow = vm("migrating-in", false, 2);
-        for open in [vm("paused", true, 2), vm("running", false, 1), vm("failed", false, 2), shadow] {
-            assert!(matches!(answer(Ok(open.clone())), Answer::Open), "{open:?}");
-        }
-        let unknown = ApiError::new(ErrorCode::NotFound, "no such VM", "");
-        assert!(matches!(answer(Err(ClientError::Refused(unknown))), Answer::Refused(_)));
+        assert!(matches!(answer(Role::Owner, 1), Answer::Refused(_)));
+        assert!(matches!(hand_over.answer_of(Known::Never), Answer::Refused(_)));
     }
 }

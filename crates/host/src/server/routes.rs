@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
     ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationRequest, MigrationStatus,
-    StartVm, StopVm, VmInfo,
+    Resolve, Resolved, StartVm, StopVm, VmInfo,
 };
 use godwit_migration::DryRun;
 use http::StatusCode;
@@ -32,6 +32,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}", get(show_vm).delete(delete_vm))
         .route("/v1/vms/{name}/start", post(start_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
+        .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
         .route("/v1/vms/{name}/migrations", post(migrate))
@@ -112,6 +113,15 @@ async fn start_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>, byt
 async fn stop_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>, bytes: Bytes) -> Answer<VmInfo> {
     let request: StopVm = body(&bytes)?;
     Ok(Json(agent.stop(&name, request).await?))
+}
+
+async fn resolve(
+    State(agent): State<Arc<Agent>>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<Resolved> {
+    let request: Resolve = body(&bytes)?;
+    Ok(Json(agent.resolve_doubt(&name, request).await?))
 }
 
 #[derive(Debug, Deserialize)]

@@ -116,7 +116,7 @@ fn may(role: Role, method: &Method, path: &str) -> bool {
     let below =
         |place: &str| path.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let hands_over = ["/v1/incoming", "/v1/incoming-probes", "/v1/page-ins"].into_iter().any(below);
-    let looks = method == Method::GET && (path == "/v1/host" || path.starts_with("/v1/vms/"));
+    let looks = method == Method::GET && (path == "/v1/host" || below("/v1/vms") || below("/v1/hand-overs"));
     let reads_a_guest = path.ends_with("/console") || path.ends_with("/log");
     role == Role::Operator || hands_over || (looks && !reads_a_guest)
 }
@@ -132,6 +132,7 @@ mod tests {
         assert!(host(&Method::POST, "/v1/incoming/checks"));
         assert!(host(&Method::POST, "/v1/incoming-probes") && host(&Method::GET, "/v1/incoming-probes/7"));
         assert!(host(&Method::POST, "/v1/page-ins/web"));
+        assert!(host(&Method::GET, "/v1/hand-overs/web") && !host(&Method::POST, "/v1/vms/web/resolve"));
         assert!(host(&Method::GET, "/v1/host") && host(&Method::GET, "/v1/vms/web"));
         for path in [
             "/v1/vms/web/console",

@@ -76,6 +76,8 @@ pub(crate) enum Operation {
     EndMigration,
     /// The migration broke off where nobody knows who may run the guest.
     HoldInDoubt,
+    /// The guest that was handed over goes on here: no other host runs it.
+    TakeBack,
     /// The guest runs at the destination now.
     Release,
     /// The guest runs here now.
@@ -92,6 +94,7 @@ impl Operation {
             Operation::Delete => "deleted",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => "let go by a migration",
+            Operation::TakeBack => "taken back",
             Operation::Promote => "taken over",
             Operation::Discard => "discarded",
         }
@@ -105,7 +108,8 @@ impl Condition {
         use Operation as O;
         Ok(match (self, operation) {
             (C::Stopped | C::Failed | C::Paused, O::Start { .. })
-            | (C::InDoubt { .. }, O::Start { force: true }) => C::Starting,
+            | (C::InDoubt { .. }, O::Start { force: true })
+            | (C::InDoubt { .. } | C::KeepsPages { .. }, O::TakeBack) => C::Starting,
             (
                 C::Running
                 | C::Paused
@@ -134,12 +138,12 @@ impl Condition {
 
     fn refusal(&self, vm: &str, operation: &Operation) -> ApiError {
         let verb = operation.verb();
-        let (code, why, mend) = self.obstacle(operation);
+        let (code, why, mend) = self.obstacle(vm, operation);
         ApiError::new(code, format!("VM \"{vm}\" can't be {verb}: {why}"), mend)
     }
 
     /// What keeps an operation from beginning, and what to do about it.
-    fn obstacle(&self, operation: &Operation) -> (ErrorCode, String, String) {
+    fn obstacle(&self, vm: &str, operation: &Operation) -> (ErrorCode, String, String) {
         let busy = |why: &str, mend: &str| (ErrorCode::Busy, why.to_owned(), mend.to_owned());
         let wrong = |mend: &str| (ErrorCode::WrongState, format!("it is {}", self.state()), mend.to_owned());
         match self {
@@ -154,7 +158,7 @@ impl Condition {
             Condition::KeepsPages { .. }
             | Condition::LacksPages { .. }
             | Condition::Adopting
-            | Condition::InDoubt { .. } => self.obstacle_elsewhere(),
+            | Condition::InDoubt { .. } => self.obstacle_elsewhere(vm),
             Condition::Starting => busy("a start is under way", "wait for it"),
             Condition::Stopping => busy("a stop is under way", "wait for it"),
             Condition::Deleting => busy("a deletion is under way", ""),
@@ -172,13 +176,13 @@ impl Condition {
     }
 
     /// The obstacle where the guest, or some of its memory, is or may be at another host.
-    fn obstacle_elsewhere(&self) -> (ErrorCode, String, String) {
+    fn obstacle_elsewhere(&self, vm: &str) -> (ErrorCode, String, String) {
         match self {
             Condition::KeepsPages { to } => (
                 ErrorCode::Busy,
                 format!("host {to} runs it, or may, and fetches pages of it from here"),
                 format!(
-                    "wait until host {to} has them; if that host is gone for good, so is the guest: end its QEMU here (`godwit vm show` tells the process) and `godwit vm delete` it"
+                    "wait until host {to} has them; if that host is gone for good and powered off, so is the guest as it ran there: `godwit migration resolve {vm} --runs-on` this host gives it up, and a start boots it from its disks"
                 ),
             ),
             Condition::LacksPages { from } => (
@@ -196,14 +200,15 @@ impl Condition {
                     "it was handed over to host {to}, and pages that the guest lacks there are here alone"
                 ),
                 format!(
-                    "look at host {to} with `godwit vm list`; if the VM is there, restart this host's agent, which serves the pages; if it certainly is not and will not be, `godwit vm delete` it here, or `godwit vm start --force` it as it was at the hand-over"
+                    "host {to} is asked until it answers; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on` this host"
                 ),
             ),
             Condition::InDoubt { keeps_pages_for: None } => (
                 ErrorCode::InDoubt,
                 "the link broke at the hand-over and another host may run it".to_owned(),
-                "look at the destination with `godwit vm list`; if it runs there, `godwit vm delete` it here; if it certainly does not, `godwit vm start --force` it here"
-                    .to_owned(),
+                format!(
+                    "the other host is asked until it answers; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on` this host"
+                ),
             ),
             _ => (
                 ErrorCode::Busy,
@@ -409,7 +414,7 @@ mod tests {
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         let error = doubt.admit("web", &Operation::Start { force: false }).unwrap_err();
         assert_eq!(error.code, ErrorCode::InDoubt);
-        assert!(error.mend.contains("if it runs there, `godwit vm delete` it here"), "{error}");
+        assert!(error.mend.contains("`godwit migration resolve web --runs-on`"), "{error}");
     }
 
     #[test]
@@ -419,7 +424,7 @@ mod tests {
             let error = doubt.admit("web", &operation).unwrap_err();
             assert_eq!(error.code, ErrorCode::InDoubt);
             assert!(!error.mend.contains("if it runs there, `godwit vm delete`"), "{error}");
-            assert!(error.message.contains("host b") && error.mend.contains("restart"), "{error}");
+            assert!(error.message.contains("host b") && error.mend.contains("resolve"), "{error}");
         }
         for operation in [Operation::Start { force: true }, Operation::Delete] {
             doubt.admit("web", &operation).unwrap();

@@ -5,6 +5,7 @@
 //! RUN_DIR/trackers/      NAME.sock                                             root only
 //! RAM_DIR/NAME.I.ram     one file a shared memory block
 //! RAM_DIR/NAME.missing   which of its pages are still at another host, while it runs without them
+//! RAM_DIR/NAME.unrun     it arrives, and has not been told to run: gone with the host's power, as all on a tmpfs
 //! ```
 
 use std::fs::{self, DirBuilder, Permissions};
@@ -75,7 +76,7 @@ impl Places {
 
 /// The VM of a memory file's name, `NAME.I.ram`, or of the note of what is missing; none for other files.
 fn file_owner(file: &str) -> Option<&str> {
-    let note = || file.strip_suffix(".missing").or_else(|| file.strip_suffix(".missing-from"));
+    let note = || [".missing", ".missing-from", ".unrun"].into_iter().find_map(|end| file.strip_suffix(end));
     memory_owner(file).or_else(note)
 }
 
@@ -132,6 +133,27 @@ impl VmFiles {
         self.places.ram_dir.join(format!("{}.missing-from", self.name))
     }
 
+    /// It is there as long as a guest that arrives has not been told to run.
+    fn unrun(&self) -> PathBuf {
+        self.places.ram_dir.join(format!("{}.unrun", self.name))
+    }
+
+    /// Notes that the guest that arrives has not been told to run: until [`VmFiles::note_told`], or until the host loses power, nobody
+    /// has to ask whether it has.
+    pub(crate) fn note_unrun(&self) -> io::Result<()> {
+        fs::write(self.unrun(), "")
+    }
+
+    /// To be called right before it is told to run.
+    pub(crate) fn note_told(&self) -> io::Result<()> {
+        remove_if_there(fs::remove_file(self.unrun()))
+    }
+
+    /// Whether it is known that the guest has not been told to run.
+    pub(crate) fn is_unrun(&self) -> bool {
+        self.unrun().exists()
+    }
+
     /// Notes which host has the pages that will be missing.
     pub(crate) fn note_missing_from(&self, host: &str) -> io::Result<()> {
         fs::write(self.missing_from(), host)?;
@@ -145,7 +167,7 @@ impl VmFiles {
 
     /// Nothing is missing.
     pub fn remove_missing(&self) {
-        for path in [self.missing(), self.missing_from()] {
+        for path in [self.missing(), self.missing_from(), self.unrun()] {
             told(&path, remove_if_there(fs::remove_file(&path)));
         }
     }

@@ -52,6 +52,7 @@ pub fn receive<H: DestinationHypervisor>(
     let (go_on, teller) = mpsc::channel();
     let mut driver = Driver {
         machine: Destination::new(block_pages, epoch),
+        events: events.clone(),
         sender: Arc::clone(&sender),
         teller: Some(Teller::new(&offer)),
         go_on: Some(go_on),
@@ -147,6 +148,8 @@ const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 
 struct Driver<'a, H> {
     machine: Destination,
+    /// Of its own inbox.
+    events: SyncSender<(Instant, Input)>,
     sender: Arc<Mutex<StreamSender>>,
     /// Tells the source what is here, before it begins.
     teller: Option<Teller<'a>>,
@@ -309,6 +312,14 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                     // Who takes it is there as long as this.
                     let _ = go_on.send(teller);
                 }
+            }
+            Action::NoteTakeOver => {
+                let (events, at) = (self.events.clone(), Instant::now());
+                self.hypervisor.note_take_over(Box::new(move |noted| {
+                    let event = noted.map_or_else(Event::Failed, |()| Event::Noted);
+                    // A driver that is over needs no word any more.
+                    let _ = events.send((at, Input::Event(event)));
+                }));
             }
             Action::FinishLoad => {
                 let loaded = self.hypervisor.finish_load();

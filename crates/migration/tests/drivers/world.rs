@@ -14,7 +14,7 @@ use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
 use godwit_migration::drive::{
-    CpuQuota, Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Offer,
+    CpuQuota, Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Noted, Offer,
     References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling, Tracking, WelcomedStream,
     inbox, receive, send, welcome,
 };
@@ -219,6 +219,10 @@ impl DestinationHypervisor for FakeDestination {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.state.extend_from_slice(bytes);
         Ok(())
+    }
+
+    fn note_take_over(&mut self, noted: Noted) {
+        noted(Ok(()));
     }
 
     fn finish_load(&mut self) -> Result<(), Failure> {

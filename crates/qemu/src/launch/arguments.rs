@@ -57,6 +57,9 @@ impl Launch {
         }
         arguments.add("-display", "none");
         arguments.add("-name", format!("guest={},debug-threads=on", spec.name));
+        if !spec.uuid.is_nil() {
+            arguments.add("-uuid", spec.uuid.to_string());
+        }
         add_machine(&mut arguments, spec);
         self.add_memory(&mut arguments);
         add_consoles(&mut arguments, fds);

@@ -1,6 +1,8 @@
 //! The command line as a whole, and what an error tells of QEMU's log.
 
 use super::*;
+use uuid::Uuid;
+
 use crate::accel::AccelProbe;
 use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
@@ -9,7 +11,8 @@ use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
 const FDS: InheritedFds = InheritedFds { qmp: 10, serial: 11, console_log: 12 };
 
 fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
-    let mut spec = VmSpec { kernel: Some("/boot/vmlinuz".into()), ..VmSpec::new("web") };
+    let mut spec =
+        VmSpec { kernel: Some("/boot/vmlinuz".into()), uuid: Some(Uuid::from_u128(7)), ..VmSpec::new("web") };
     change(&mut spec);
     let machine = MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: false };
     let (path, cpu_models) = ("/q".into(), vec!["Westmere-v1".into(), "host".into()]);
@@ -36,6 +39,7 @@ fn line(launch: &Launch) -> String {
 #[test]
 fn a_small_vm_has_this_command_line() {
     let expected = "-nodefaults -no-user-config -display none -name guest=web,debug-threads=on \
+        -uuid 00000000-0000-0000-0000-000000000007 \
         -machine pc-q35-7.2,suppress-vmdesc=on,dump-guest-core=off,mem-merge=off,usb=off,vmport=off,hpet=off,\
         smbus=off,graphics=off,sata=off,memory-backend=ram0 -accel tcg,thread=multi -cpu Westmere-v1,enforce=on \
         -smp 1 -m 1073741824B \

@@ -180,6 +180,13 @@ impl Receiving {
 
     /// The source has let go.
     async fn obey(&self, run: bool) -> End {
+        if let Err(error) = self.agent.note_take_over(&self.vm).await {
+            return End::Not(Failure::new(FailureCode::Internal, error.message));
+        }
+        if let Err(error) = self.vm.files.note_told() {
+            let detail = format!("that the guest is told to run can't be noted: {error}");
+            return End::Not(Failure::new(FailureCode::Internal, detail));
+        }
         if run && let Err(error) = self.vm.process.qmp.cont().await {
             return End::Not(qemu_failure(&self.agent.config().name, "let the guest run", &error));
         }

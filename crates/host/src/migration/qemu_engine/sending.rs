@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use godwit_api::{IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
+use godwit_migration::handover::Standing;
 use godwit_migration::{
     Failure, FailureCode, FailureReport, Outcome, Phase, PhaseReport, Progress, Report, RoundReport, millis,
 };
@@ -146,7 +147,8 @@ impl<'a> Sending<'a> {
         }
         self.keep_limit(control).await.map_err(|error| qemu_failure(host, "take a limit", &error))?;
         let agent = &self.outgoing.agent;
-        let marked = agent.mark_hand_over(&self.outgoing.vm, None).await;
+        let marked =
+            agent.mark_hand_over(&self.outgoing.vm, &self.outgoing.request.to, false, self.runs).await;
         marked.map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
         let mut events = self.qmp().events();
         self.round_begun = Instant::now();
@@ -340,7 +342,8 @@ impl<'a> Sending<'a> {
     /// Tells the destination that it may run the guest, or asks whether it does where it needs no word.
     async fn hand_over(&self, clock: &mut ShortestAnswer) -> Answer {
         let Outgoing { peer, request, vm, .. } = self.outgoing;
-        let hand_over = HandOver { peer, id: &self.accepted.id, vm: &vm.name, epoch: vm.epoch() + 1 };
+        let epoch = Standing::offered(vm.epoch());
+        let hand_over = HandOver { peer, id: &self.accepted.id, vm: &vm.name, uuid: vm.spec.uuid, epoch };
         let path = format!("/v1/incoming/{}", self.accepted.id);
         let asked = Instant::now();
         let status = if request.qemu.runs_by_itself() {

@@ -1,0 +1,299 @@
+//! VMs of which nobody here knows whose guest it is: the other host of the hand-over is asked until it knows, or an operator decides.
+//! What follows from its word is [`godwit_migration::handover`]'s.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::{ApiError, ErrorCode, Resolve, Resolved};
+use godwit_migration::handover::{Known, OfDestination, OfSource, Role, Standing, of_destination, of_source};
+use godwit_qemu::Uuid;
+
+use crate::agent::lifecycle::whole;
+use crate::agent::{Agent, Begun};
+use crate::migration::ask_known;
+use crate::references::References;
+use crate::store::{Desired, SavedVm};
+use crate::vm::{Condition, Operation, Vm};
+
+/// Between two questions, at first and at most: a host that is down may be down for hours.
+const ASK_AGAIN: Duration = Duration::from_millis(300);
+const ASK_AGAIN_MOST: Duration = Duration::from_secs(5);
+
+/// How long a migration may take to end whose QEMU has been ended.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// What a VM in doubt comes to.
+enum Settled {
+    /// It is, for now.
+    Open,
+    /// There is no doubt any more.
+    Over,
+}
+
+impl Agent {
+    /// What this host has written down of a VM's ownership, for another host that asks.
+    ///
+    /// # Errors
+    /// [`ErrorCode::HostFailed`]: the disk can't be read, so nobody knows.
+    pub fn known(&self, name: &str, uuid: Uuid) -> Result<Known, ApiError> {
+        Ok(tokio::task::block_in_place(|| self.store.known(name, uuid))?)
+    }
+
+    /// Asks the other host of a VM in doubt until it knows, and does what follows. In a task of its own, one a VM; it ends as well when
+    /// somebody else settles it.
+    pub(crate) fn settle_doubt(self: &Arc<Self>, name: &str) {
+        let (agent, name) = (self.clone(), name.to_owned());
+        let Some(identity) = self.table().get(&name).map(|slot| slot.identity.clone()) else { return };
+        tokio::spawn(async move {
+            let mut wait = ASK_AGAIN;
+            loop {
+                let in_doubt = {
+                    let table = agent.table();
+                    table.get(&name).is_some_and(|slot| {
+                        Arc::ptr_eq(&slot.identity, &identity) && slot.condition.is_in_doubt()
+                    })
+                };
+                if !in_doubt {
+                    return;
+                }
+                match agent.try_settle(&name).await {
+                    Ok(Settled::Over) => return,
+                    Ok(Settled::Open) => {}
+                    Err(error) => tracing::warn!(vm = name, %error, "the doubt is not settled yet"),
+                }
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(ASK_AGAIN_MOST);
+            }
+        });
+    }
+
+    async fn try_settle(self: &Arc<Self>, name: &str) -> Result<Settled, ApiError> {
+        let Some(record) = self.record(name) else { return Ok(Settled::Over) };
+        let Some(other) = record.other.clone() else { return Ok(Settled::Over) };
+        let known = ask_known(&self.peer(&other.name)?, name, record.spec.uuid).await?;
+        tracing::debug!(vm = name, host = other.name, ?known, "the other host of a hand-over was asked");
+        match record.role {
+            Role::HandingOver => match of_destination(known, Standing::offered(record.epoch)) {
+                OfDestination::Took => self.let_go(name, &record).await?,
+                OfDestination::Refused => self.take_back(name, record, true).await?,
+                OfDestination::Open => return Ok(Settled::Open),
+            },
+            Role::TakingOver => match of_source(known, record.epoch) {
+                OfSource::TookBack => self.forget_shadow(name).await?,
+                OfSource::LetGo => self.own_what_is_gone(name, record).await?,
+                OfSource::Open => return Ok(Settled::Open),
+            },
+            Role::Owner | Role::Shadow | Role::Stranded => {}
+        }
+        Ok(Settled::Over)
+    }
+
+    /// An operator's word on a VM in doubt, who has made sure of it: by a look at the other host, or by fencing it.
+    pub async fn resolve_doubt(self: &Arc<Self>, name: &str, word: Resolve) -> Result<Resolved, ApiError> {
+        let (agent, name) = (self.clone(), name.to_owned());
+        whole(async move {
+            let not_in_doubt = |agent: &Agent| match agent.vm_info(&name) {
+                Err(unknown) => unknown,
+                Ok(info) => {
+                    let message = format!("VM \"{name}\" is {}, and not in doubt", info.state);
+                    ApiError::new(ErrorCode::WrongState, message, "nothing is to be resolved")
+                }
+            };
+            agent.end_page_in_of_the_gone(&name, &word).await;
+            let open = matches!(
+                agent.table().get(&name).map(|slot| &slot.condition),
+                Some(Condition::InDoubt { .. } | Condition::KeepsPages { .. })
+            );
+            let record = agent.record(&name).filter(|_| open).ok_or_else(|| not_in_doubt(&agent))?;
+            let here = agent.decide(&name, &record, &word)?;
+            tracing::warn!(
+                vm = name,
+                runs_on = word.runs_on,
+                "an operator has decided which host runs the guest"
+            );
+            match (record.role, here) {
+                (Role::HandingOver, true) => agent.take_back(&name, record, word.keep_memory).await?,
+                (Role::HandingOver, false) => agent.give_up(&name).await?,
+                (Role::TakingOver | Role::Stranded, true) => agent.own_what_is_gone(&name, record).await?,
+                (Role::TakingOver | Role::Stranded, false) => agent.forget_shadow(&name).await?,
+                (Role::Owner | Role::Shadow, _) => return Err(not_in_doubt(&agent)),
+            }
+            Ok(Resolved { vm: agent.vm_info(&name).ok() })
+        })
+        .await
+    }
+
+    /// A migration may still keep pages for a guest whose host is gone, and will for ever: with its QEMU here it ends.
+    async fn end_page_in_of_the_gone(&self, name: &str, word: &Resolve) {
+        let kept = self.record(name).is_some_and(|record| record.pages_kept_for().is_some());
+        if !kept || word.keep_memory || word.runs_on != self.config.name {
+            return;
+        }
+        let migrates = || {
+            let table = self.table();
+            let slot = table.get(name)?;
+            slot.vm.clone().filter(|_| matches!(slot.condition, Condition::MigratingOut { .. }))
+        };
+        let Some(vm) = migrates() else { return };
+        vm.process.kill().await;
+        let mut look = tokio::time::interval(ASK_AGAIN);
+        let ended = async {
+            while migrates().is_some() {
+                look.tick().await;
+            }
+        };
+        let _ = tokio::time::timeout(END_LIMIT, ended).await;
+    }
+
+    /// Whether an operator's word means this host; it may mean the other one of the hand-over as well, and no third.
+    fn decide(&self, name: &str, record: &SavedVm, word: &Resolve) -> Result<bool, ApiError> {
+        let here = word.runs_on == self.config.name;
+        let other = record.other.as_ref().map(|other| &*other.name);
+        if here || other.is_none_or(|other| other == word.runs_on) {
+            return Ok(here);
+        }
+        let other = other.unwrap_or_default();
+        let message =
+            format!("VM \"{name}\" was being handed over between hosts {} and {other}", self.config.name);
+        let mend = format!("name one of them: host {} has nothing to do with it", word.runs_on);
+        Err(ApiError::new(ErrorCode::InvalidRequest, message, mend))
+    }
+
+    /// Whether this process's pages are kept for another host.
+    pub(crate) fn keeps_pages(&self, vm: &Arc<Vm>) -> bool {
+        self.table().get(&vm.name).is_some_and(|slot| {
+            matches!(slot.condition, Condition::KeepsPages { .. })
+                && slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm))
+        })
+    }
+
+    /// The destination has the guest.
+    async fn let_go(self: &Arc<Self>, name: &str, record: &SavedVm) -> Result<(), ApiError> {
+        let has_process = self.vm(name)?.is_some();
+        if record.pages_kept_for().is_some() && has_process {
+            self.serve_what_is_kept(name);
+            return Ok(());
+        }
+        tracing::info!(vm = name, "the doubt is settled: the destination has the guest");
+        self.give_up(name).await
+    }
+
+    /// Removes what is left of a guest that is another host's.
+    async fn give_up(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+        match self.vm(name)? {
+            Some(vm) => self.release(&vm, false).await,
+            None => {
+                let begun = self.begin(name, &Operation::Release)?;
+                self.note_gone(&begun).await;
+                self.remove_remains(name, begun).await
+            }
+        }
+    }
+
+    /// Removes a VM without a process in the table, or puts it back as it was.
+    async fn remove_remains(self: &Arc<Self>, name: &str, begun: Begun) -> Result<(), ApiError> {
+        let gone = async {
+            self.end_stray(name).await?;
+            Ok::<_, ApiError>(self.store.remove(name)?)
+        };
+        if let Err(error) = gone.await {
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            return Err(error);
+        }
+        self.places.vm(name).remove_all();
+        self.references().drop_bases_of(name);
+        self.table().remove(name);
+        Ok(())
+    }
+
+    /// The destination does not have the guest: it goes on here, in a new epoch. Unless its memory is worth keeping, it is ended first.
+    async fn take_back(
+        self: &Arc<Self>,
+        name: &str,
+        record: SavedVm,
+        keep_memory: bool,
+    ) -> Result<(), ApiError> {
+        let mut begun = self.begin(name, &Operation::TakeBack)?;
+        if !keep_memory && let Some(vm) = begun.vm.take() {
+            vm.process.kill().await;
+            vm.files.remove_runtime();
+            References::withdraw(&vm);
+        }
+        let epoch = Standing::taken_back(record.epoch);
+        let runs = record.other.as_ref().is_none_or(|other| other.runs);
+        let Some(vm) = begun.vm.clone() else { return self.take_back_ended(name, record, begun).await };
+        // Let go on first: a restarted agent that finds it running knows that it is this host's.
+        if let Err(error) = crate::migration::undo_hand_over(&vm, runs).await {
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            return Err(error);
+        }
+        self.new_epoch(&vm, epoch);
+        let saved = self.save(&record.spec, Role::Owner, Desired::Running, epoch).await;
+        tracing::info!(vm = name, epoch, "the doubt is settled: the guest goes on here");
+        self.settle(name, if runs { Condition::Running } else { Condition::Paused }, Some(vm), None);
+        saved
+    }
+
+    /// The same, where its process has ended meanwhile: the guest has come to its end by that, and can be started anew.
+    async fn take_back_ended(
+        self: &Arc<Self>,
+        name: &str,
+        record: SavedVm,
+        begun: Begun,
+    ) -> Result<(), ApiError> {
+        let epoch = Standing::taken_back(record.epoch);
+        if let Some((pid, _)) = self.places.vm(name).living_process() {
+            let message = format!("QEMU of VM \"{name}\" (process {pid}) does not answer");
+            let mend = begun.before.end_of_silent(pid);
+            self.settle(name, begun.before, None, begun.reason);
+            return Err(ApiError::new(ErrorCode::HypervisorFailed, message, mend));
+        }
+        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, epoch).await {
+            self.settle(name, begun.before, None, begun.reason);
+            return Err(error);
+        }
+        if let Some(slot) = self.table().get_mut(name) {
+            slot.epoch = epoch;
+        }
+        tracing::info!(
+            vm = name,
+            epoch,
+            "the doubt is settled: the guest is this host's, and its QEMU has ended"
+        );
+        let reason = "its QEMU was ended at its hand-over, and no other host runs it: start it again";
+        let (condition, reason) = match record.desired {
+            Desired::Running => (Condition::Failed, Some(reason.to_owned())),
+            Desired::Stopped => (Condition::Stopped, None),
+        };
+        self.settle(name, condition, None, reason);
+        Ok(())
+    }
+
+    /// At the destination: the source has taken back what may have run here and is gone.
+    async fn forget_shadow(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+        let begun = self.begin(name, &Operation::Delete)?;
+        if let Some(vm) = &begun.vm {
+            vm.process.kill().await;
+        }
+        self.remove_remains(name, begun).await?;
+        tracing::info!(vm = name, "the doubt is settled: the guest never ran here");
+        Ok(())
+    }
+
+    /// At the destination: the guest was handed over, and has ended with its QEMU.
+    async fn own_what_is_gone(self: &Arc<Self>, name: &str, record: SavedVm) -> Result<(), ApiError> {
+        let begun = self.begin(name, &Operation::TakeBack)?;
+        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, record.epoch).await {
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            return Err(error);
+        }
+        tracing::info!(vm = name, "the doubt is settled: the guest ran here, and ended with its QEMU");
+        if let Some(vm) = &begun.vm {
+            self.settle(name, Condition::Paused, Some(Arc::<Vm>::clone(vm)), begun.reason);
+            return Ok(());
+        }
+        let reason = "it had just been handed over to this host when its QEMU ended: start it again";
+        self.settle(name, Condition::Failed, None, Some(reason.into()));
+        Ok(())
+    }
+}

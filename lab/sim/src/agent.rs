@@ -1,0 +1,231 @@
+//! The agents: their steps, their starts, and what they do about doubt.
+
+use godwit_migration::handover::{Found, OfDestination, OfSource, Recovery, Role, Standing};
+use godwit_migration::source::Action;
+
+use crate::world::{Answer, HostId, Letter, Stage, Step, Word, Work, World};
+
+impl World {
+    /// Does at once what nobody outside this host could see a difference in, up to the next step that matters.
+    pub(crate) fn goes_on(&mut self, host: HostId) {
+        while let Some(Step::Source(action)) = self.hosts[host].steps.front() {
+            let is_light = matches!(
+                action,
+                Action::StartTracking
+                    | Action::StopTracking
+                    | Action::CountRemaining
+                    | Action::LetWritersGo
+                    | Action::Throttle { .. }
+                    | Action::ServePages
+            );
+            if !is_light {
+                return;
+            }
+            self.step(host);
+        }
+    }
+
+    /// Carries an agent's next step out.
+    pub(crate) fn step(&mut self, host: HostId) {
+        let Some(step) = self.hosts[host].steps.pop_front() else { return };
+        match step {
+            Step::Source(action) => self.source_acts(host, action),
+            Step::Destination(action) => self.destination_acts(host, action),
+            Step::StopGuest => self.stop_guest(host),
+            Step::TellReleased => self.source_takes(host, godwit_migration::source::Event::Released),
+            Step::NoteGone => {
+                let here = &mut self.hosts[host];
+                // A full disk keeps nothing from going on: the other host runs the guest by now.
+                if !here.disk.full {
+                    here.disk.gone = Some(here.epoch);
+                }
+            }
+            Step::RemoveRecord => {
+                self.hosts[host].disk.record = None;
+                self.hosts[host].unsaved = None;
+            }
+            Step::Kill => self.kill(host, false),
+            Step::LetGo => {
+                // One that has ended meanwhile can be started anew.
+                let _ = self.let_go(host);
+            }
+            Step::SaveOwner(epoch) => self.hosts[host].save_owner(epoch),
+            Step::BeIdle => self.hosts[host].work = Work::Idle,
+            Step::BeInDoubt => self.hosts[host].work = Work::Doubt { asked: false },
+        }
+    }
+
+    /// An agent starts.
+    pub(crate) fn start(&mut self, host: HostId) {
+        let here = &mut self.hosts[host];
+        here.work = Work::Idle;
+        let Some(record) = here.disk.record.clone() else {
+            // Nobody's process is ended.
+            return self.kill(host, false);
+        };
+        here.epoch = record.standing.epoch;
+        let found = match &here.process {
+            None if here.told == Some(false) => Found::GoneUnrun,
+            None => Found::Gone,
+            Some(process) if process.runs => Found::Ran,
+            Some(_) => Found::Still,
+        };
+        let epoch = record.standing.epoch;
+        let steps = &mut here.steps;
+        match (self.options.rules.recover)(record.standing.role, found) {
+            Recovery::Keep => {}
+            Recovery::TakeOver => steps.push_back(Step::SaveOwner(epoch)),
+            Recovery::TakeBack => {
+                steps.extend([Step::LetGo, Step::SaveOwner(Standing::taken_back(epoch))]);
+            }
+            Recovery::Discard => steps.extend([Step::Kill, Step::RemoveRecord]),
+            Recovery::AskDestination if record.needs_pages && here.process.is_some() => {
+                here.work = Work::Serving { to: record.other.unwrap_or(host) };
+            }
+            Recovery::AskDestination | Recovery::AskSource => here.work = Work::Doubt { asked: false },
+        }
+    }
+
+    /// The host that is asked, by one that waits for a word, and what it had offered, or was.
+    pub(crate) fn asks(&self, host: HostId) -> Option<(HostId, u64)> {
+        let here = &self.hosts[host];
+        match &here.work {
+            Work::Sending(sending) if sending.asks == Some(false) => {
+                Some((sending.to, Standing::offered(here.epoch)))
+            }
+            Work::Doubt { asked: false } if here.steps.is_empty() => {
+                let record = here.disk.record.as_ref()?;
+                let epoch = record.standing.epoch;
+                let offered =
+                    if record.standing.role == Role::HandingOver { Standing::offered(epoch) } else { epoch };
+                Some((record.other?, offered))
+            }
+            _ => None,
+        }
+    }
+
+    pub(crate) fn ask(&mut self, host: HostId) {
+        let Some((to, offered)) = self.asks(host) else { return };
+        let attempt = match &mut self.hosts[host].work {
+            Work::Sending(sending) => {
+                sending.asks = Some(true);
+                sending.attempt
+            }
+            Work::Doubt { asked } => {
+                *asked = true;
+                0
+            }
+            _ => return,
+        };
+        self.say(host, to, attempt, Word::Ask { offered });
+    }
+
+    /// A question, or its answer, is lost: it is asked again.
+    pub(crate) fn is_unheard(&mut self, asker: HostId) {
+        match &mut self.hosts[asker].work {
+            Work::Doubt { asked } => *asked = false,
+            Work::Sending(sending) if sending.asks == Some(true) => sending.asks = Some(false),
+            _ => {}
+        }
+    }
+
+    /// A letter arrives.
+    pub(crate) fn deliver(&mut self, letter: Letter) {
+        let Letter { from, to, attempt, word, .. } = letter;
+        if !self.hosts[to].is_up() {
+            if matches!(word, Word::Ask { .. }) {
+                // Nobody listens: whoever asked knows, and asks again.
+                self.is_unheard(from);
+            }
+            return;
+        }
+        match word {
+            Word::Ask { offered } => {
+                let fate = self.hosts[to].fates.get(&attempt).copied();
+                let answer = fate.map_or_else(|| Answer::Known(self.hosts[to].known()), Answer::Fate);
+                self.say(to, from, attempt, Word::Answer { offered, answer });
+            }
+            Word::Answer { offered, answer } => self.hears_answer(to, attempt, offered, answer),
+            word => match &self.hosts[to].work {
+                Work::Sending(sending) if sending.attempt == attempt => self.source_hears(to, word),
+                Work::Receiving(receiving) if receiving.attempt == attempt => {
+                    self.destination_hears(to, word)
+                }
+                _ => {}
+            },
+        }
+    }
+
+    fn hears_answer(&mut self, host: HostId, attempt: u32, offered: u64, answer: Answer) {
+        match (&mut self.hosts[host].work, answer) {
+            (Work::Sending(sending), _) if sending.attempt == attempt => {
+                self.verdict(host, offered, answer);
+            }
+            (Work::Doubt { asked }, Answer::Known(known)) if attempt == 0 => {
+                *asked = false;
+                let Some(record) = self.hosts[host].disk.record.clone() else { return };
+                let standing = record.standing;
+                let rules = self.options.rules;
+                let steps = match standing.role {
+                    Role::HandingOver if Standing::offered(standing.epoch) == offered => {
+                        match (rules.of_destination)(known, offered) {
+                            OfDestination::Open => return,
+                            OfDestination::Took
+                                if record.needs_pages && self.hosts[host].process.is_some() =>
+                            {
+                                let to = record.other.unwrap_or(host);
+                                self.hosts[host].work = Work::Serving { to };
+                                return;
+                            }
+                            OfDestination::Took => vec![Step::NoteGone, Step::RemoveRecord, Step::Kill],
+                            OfDestination::Refused => {
+                                vec![Step::LetGo, Step::SaveOwner(Standing::taken_back(standing.epoch))]
+                            }
+                        }
+                    }
+                    Role::TakingOver if standing.epoch == offered => {
+                        match (rules.of_source)(known, offered) {
+                            OfSource::Open => return,
+                            OfSource::TookBack => vec![Step::Kill, Step::RemoveRecord],
+                            OfSource::LetGo => vec![Step::SaveOwner(standing.epoch)],
+                        }
+                    }
+                    _ => return,
+                };
+                self.settled += 1;
+                self.hosts[host].steps.extend(steps);
+                self.hosts[host].steps.push_back(Step::BeIdle);
+            }
+            _ => {}
+        }
+    }
+
+    /// An operator has powered the destination off, or looked at it, and takes the guest back: as it was, where it certainly never ran
+    /// there, and else to be started anew.
+    pub(crate) fn resolve(&mut self, host: HostId) {
+        if !self.is_true(host) {
+            self.kill(host, true);
+        }
+        let Some(record) = self.hosts[host].disk.record.clone() else { return };
+        let epoch = Standing::taken_back(record.standing.epoch);
+        self.hosts[host].steps.extend([Step::LetGo, Step::SaveOwner(epoch), Step::BeIdle]);
+        while !self.hosts[host].steps.is_empty() {
+            self.step(host);
+        }
+    }
+
+    /// What QEMU does by itself when its agent is gone in the middle of a migration.
+    pub(crate) fn qemu_is_left(&mut self, host: HostId, does: bool) {
+        let Some(process) = &mut self.hosts[host].process else { return };
+        match process.stage {
+            // Its migration has failed: it lets the guest go on.
+            Stage::Stopped if does => {
+                process.stage = Stage::Plain;
+                self.runs(host);
+            }
+            // A stream that ends before its time ends it.
+            Stage::Shadow if does => self.kill(host, true),
+            _ => {}
+        }
+    }
+}

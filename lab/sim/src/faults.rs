@@ -1,0 +1,106 @@
+//! Faults, and what is noticed of them.
+
+use godwit_migration::{destination, source};
+
+use crate::choices::Choice;
+use crate::source::{failure, lost};
+use crate::world::{HostId, Work, World};
+
+impl World {
+    pub(crate) fn fault(&mut self, fault: Choice) {
+        let limits = &mut self.limits;
+        match fault {
+            Choice::CrashAgent(host, written, does) => {
+                limits.agent_crashes -= 1;
+                self.crash_agent(host, written);
+                self.qemu_is_left(host, does);
+            }
+            Choice::CrashHost(host, written) => {
+                limits.host_crashes -= 1;
+                self.crash_agent(host, written);
+                self.kill(host, true);
+                self.hosts[host].told = None;
+            }
+            Choice::CrashQemu(host) => {
+                limits.qemu_crashes -= 1;
+                self.kill(host, true);
+                match &self.hosts[host].work {
+                    Work::Sending(_) => {
+                        self.source_takes(host, source::Event::Failed(failure("QEMU is gone")))
+                    }
+                    Work::Receiving(_) => {
+                        self.destination_takes(host, destination::Event::Failed(failure("QEMU is gone")));
+                    }
+                    // Nothing is kept there any more.
+                    Work::Serving { .. } => self.hosts[host].work = Work::Doubt { asked: false },
+                    _ => {}
+                }
+            }
+            Choice::Cut(attempt, to_destination, to_source) => {
+                limits.cuts -= 1;
+                self.cut.insert(attempt);
+                let receives = |host: HostId| matches!(&self.hosts[host].work, Work::Receiving(receiving) if receiving.attempt == attempt);
+                let receivers: Vec<bool> = (0..self.hosts.len()).map(receives).collect();
+                self.letters.retain(|letter| {
+                    let is_lost = if receivers[letter.to] { to_destination } else { to_source };
+                    letter.attempt != attempt || !letter.word.is_of_lane() || !is_lost
+                });
+            }
+            Choice::Lose(place) => {
+                limits.losses -= 1;
+                let letter = self.letters.remove(place);
+                // Whoever asked asks again when no answer comes.
+                let asker = if matches!(letter.word, crate::world::Word::Ask { .. }) {
+                    letter.from
+                } else {
+                    letter.to
+                };
+                self.is_unheard(asker);
+            }
+            Choice::Double(place) => {
+                limits.losses -= 1;
+                let letter = self.letters[place].clone();
+                self.letters.push(letter);
+            }
+            Choice::FillDisk(host) => {
+                limits.full_disks -= 1;
+                self.hosts[host].disk.full = true;
+            }
+            Choice::ClearDisk(host) => self.hosts[host].disk.full = false,
+            Choice::Cancel(host) => {
+                limits.cancels -= 1;
+                self.source_takes(host, source::Event::CancelRequested);
+            }
+            _ => {}
+        }
+    }
+
+    fn crash_agent(&mut self, host: HostId, written: bool) {
+        if written {
+            self.noted(host, false);
+        }
+        let here = &mut self.hosts[host];
+        here.work = Work::Down;
+        here.steps.clear();
+        here.fates.clear();
+        here.unsaved = None;
+        // A question of another host dies with the connection that it came by.
+        let unheard: Vec<HostId> = (0..self.hosts.len())
+            .filter(|&other| {
+                self.letters
+                    .iter()
+                    .any(|letter| (letter.from, letter.to) == (other, host) && !letter.word.is_of_lane())
+            })
+            .collect();
+        self.letters.retain(|letter| letter.to != host || letter.word.is_of_lane());
+        unheard.into_iter().for_each(|other| self.is_unheard(other));
+    }
+
+    pub(crate) fn notice(&mut self, host: HostId) {
+        match &self.hosts[host].work {
+            Work::Sending(_) => self.source_takes(host, source::Event::LaneLost(lost())),
+            Work::Receiving(_) => self.destination_takes(host, destination::Event::LaneLost(lost())),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Long random lives of a guest, by seed.
+
+use godwit_migration::PageIn;
+
+use crate::choices::Choice;
+use crate::rules::Rules;
+use crate::world::{Limits, Options, World};
+
+/// What one run is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Everything that is drawn is drawn by it.
+    pub seed: u64,
+    /// What agents decide by.
+    pub rules: Rules,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Figures {
+    /// Things that happened.
+    pub steps: u64,
+    /// Faults among them.
+    pub faults: u64,
+    /// Migrations begun.
+    pub begun: u64,
+    /// Migrations completed.
+    pub completed: u64,
+    /// Doubts settled without an operator.
+    pub settled: u64,
+    /// Guests that a fault took with their memory.
+    pub dead: u64,
+}
+
+/// Between two looks at whether there is a way out.
+const LOOK_EVERY: u64 = 16;
+/// Steps of a run.
+const MOST_STEPS: u64 = 6_000;
+
+/// Numbers by seed: SplitMix64 (Steele, Lea, Flood 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.draw() % end.max(1)
+    }
+
+    fn place(&mut self, end: usize) -> usize {
+        usize::try_from(self.below(end as u64)).unwrap_or(0)
+    }
+}
+
+/// Lets a guest live through migrations and faults.
+///
+/// # Errors
+/// What must not be, and all that led to it.
+pub fn simulate(plan: Plan) -> Result<Figures, String> {
+    let mut dice = Dice(plan.seed);
+    let page_in = if dice.below(2) == 0 { PageIn::Never } else { PageIn::Now };
+    let options = Options {
+        hosts: 2 + dice.place(2),
+        pages: 1 + dice.place(24),
+        ordered: true,
+        page_in,
+        rules: plan.rules,
+        ..Options::default()
+    };
+    let few = |dice: &mut Dice, most: u64| u32::try_from(dice.below(most + 1)).unwrap_or(0);
+    let limits = Limits {
+        migrations: 4 + few(&mut dice, 4),
+        agent_crashes: few(&mut dice, 5),
+        host_crashes: few(&mut dice, 1),
+        qemu_crashes: u32::from(dice.below(4) == 0),
+        cuts: few(&mut dice, 4),
+        losses: few(&mut dice, 4),
+        full_disks: few(&mut dice, 2),
+        cancels: few(&mut dice, 2),
+        give_ups: few(&mut dice, 2),
+    };
+    let mut world = World::new(options, limits);
+    let mut log = Vec::new();
+    let mut figures = Figures::default();
+    // Some lives are calm, some are not.
+    let fault_every = 8 + dice.below(120);
+    while figures.steps < MOST_STEPS {
+        if figures.steps.is_multiple_of(LOOK_EVERY) {
+            world.heals().map_err(|why| story(&log, &why))?;
+        }
+        let Some(choice) = draw(&world, &mut dice, fault_every) else { break };
+        log.push(world.tells(choice));
+        figures.begun += u64::from(matches!(choice, Choice::Migrate(..)));
+        figures.faults += u64::from(choice.is_fault());
+        figures.steps += 1;
+        world.apply(choice);
+        if let Some(violation) = world.violation() {
+            return Err(story(&log, violation));
+        }
+    }
+    world.heals().map_err(|why| story(&log, &why))?;
+    figures.completed = u64::from(world.completed());
+    figures.settled = u64::from(world.settled());
+    figures.dead = u64::from(world.dead);
+    Ok(figures)
+}
+
+fn story(log: &[String], why: &str) -> String {
+    format!("{why}\nafter:\n{}", log.join("\n"))
+}
+
+fn draw(world: &World, dice: &mut Dice, fault_every: u64) -> Option<Choice> {
+    let (faults, ordinary): (Vec<_>, Vec<_>) = world.choices().into_iter().partition(Choice::is_fault);
+    if !faults.is_empty() && dice.below(fault_every) == 0 {
+        return Some(faults[dice.place(faults.len())]);
+    }
+    let running = (0..world.hosts.len()).find(|&host| world.is_running(host));
+    if let Some(host) = running
+        && dice.below(3) == 0
+        && !ordinary.is_empty()
+    {
+        return Some(Choice::Work(host, dice.place(world.options.pages)));
+    }
+    (!ordinary.is_empty()).then(|| ordinary[dice.place(ordinary.len())])
+}

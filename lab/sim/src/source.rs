@@ -1,0 +1,323 @@
+//! What the source's driver and hypervisor do with the machine's decisions.
+
+use std::time::Duration;
+
+use godwit_migration::handover::{Role, Standing};
+use godwit_migration::source::{Action, Event, NotServed, Plan, Source, State, Verdict};
+use godwit_migration::{Failure, FailureCode, Outcome, Sweep};
+use godwit_wire::Running;
+
+use crate::world::{
+    Answer, Fate, HostId, Machine, Process, Receiving, Record, Sending, Stage, Step, Word, Work, World,
+};
+
+/// What an event takes of the machine's clock: rounds become long enough that the policy needs several.
+const EVENT_TIME: Duration = Duration::from_millis(3);
+/// What a sweep sends beside its pages, so that a rate can be told.
+const SWEEP_BYTES: u64 = 2_000_000;
+
+pub(crate) fn failure(what: &str) -> Failure {
+    Failure::new(FailureCode::HypervisorFailed, what)
+}
+
+pub(crate) fn lost() -> Failure {
+    Failure::new(FailureCode::LaneLost, "cut")
+}
+
+impl World {
+    /// The destination has made a shadow, and the lane is up.
+    pub(crate) fn begin(&mut self, from: HostId, to: HostId) {
+        self.attempts += 1;
+        let attempt = self.attempts;
+        let epoch = Standing::offered(self.hosts[from].epoch);
+        let pages = self.options.pages;
+        let there = &mut self.hosts[to];
+        let standing = Standing { role: Role::Shadow, epoch };
+        there.disk.record = Some(Record { standing, other: Some(from), needs_pages: false });
+        there.process = Some(Process::shadow(pages));
+        there.told = Some(false);
+        let machine = godwit_migration::destination::Destination::new(vec![pages as u64], epoch);
+        there.fates.insert(attempt, Fate::Receiving);
+        there.work = Work::Receiving(Box::new(Receiving {
+            attempt,
+            from,
+            machine: Machine(machine),
+            pages_applied: 0,
+            noting: false,
+            missing: std::collections::BTreeSet::new(),
+        }));
+        let machine = Machine(Source::new(&Plan { policy: self.policy(), preflight: Duration::ZERO }));
+        let sending = Sending { attempt, to, machine, pages_sent: 0, asks: None, events: 0 };
+        self.hosts[from].work = Work::Sending(Box::new(sending));
+        self.source_takes(from, Event::Connected);
+    }
+
+    pub(crate) fn source_takes(&mut self, host: HostId, event: Event) {
+        let here = &mut self.hosts[host];
+        let Work::Sending(sending) = &mut here.work else { return };
+        sending.events += 1;
+        let now = EVENT_TIME * sending.events;
+        let actions = sending.machine.0.on(now, event);
+        here.steps.extend(actions.into_iter().map(Step::Source));
+        self.goes_on(host);
+    }
+
+    /// Sends what is dirty (or, in round 0, what is not).
+    fn sweep(&mut self, host: HostId, untouched: bool) -> Sweep {
+        let Some(process) = &mut self.hosts[host].process else { return Sweep::default() };
+        let pages: Vec<usize> = if untouched {
+            (0..process.memory.len()).filter(|page| !process.dirty.contains(page)).collect()
+        } else {
+            std::mem::take(&mut process.dirty).into_iter().collect()
+        };
+        let content: Vec<_> = pages.iter().map(|&page| (page, process.memory[page])).collect();
+        let count = content.len() as u64;
+        if let Work::Sending(sending) = &mut self.hosts[host].work {
+            sending.pages_sent += count;
+        }
+        if count > 0 {
+            self.tell_peer(host, Word::Pages(content));
+        }
+        Sweep { pages: count, bytes: count * 4128 + SWEEP_BYTES, ..Sweep::default() }
+    }
+
+    fn tell_peer(&mut self, host: HostId, word: Word) {
+        if let Work::Sending(sending) = &self.hosts[host].work {
+            let (to, attempt) = (sending.to, sending.attempt);
+            self.say(host, to, attempt, word);
+        }
+    }
+
+    /// Carries one action out.
+    pub(crate) fn source_acts(&mut self, host: HostId, action: Action) {
+        let Work::Sending(sending) = &self.hosts[host].work else { return };
+        let (pages_sent, round) = (sending.pages_sent, sending.machine.0.round());
+        let offered = Standing::offered(self.hosts[host].epoch);
+        match action {
+            Action::SendBegin => self.tell_peer(host, Word::Begin { epoch: offered }),
+            Action::StartTracking => {
+                if let Some(process) = &mut self.hosts[host].process {
+                    process.tracked = true;
+                    process.dirty.clear();
+                }
+            }
+            Action::SendRound { round } => {
+                let sweep = self.sweep(host, round == 0);
+                self.source_takes(host, Event::RoundSent(sweep));
+            }
+            Action::Drain => self.tell_peer(host, Word::RoundEnd(round)),
+            Action::CountRemaining => {
+                let dirty = self.hosts[host].process.as_ref().map_or(0, |process| process.dirty.len());
+                self.source_takes(host, remaining(dirty as u64));
+            }
+            Action::Throttle { .. } => self.source_takes(host, Event::CannotThrottle),
+            Action::LetWritersGo | Action::StopTracking | Action::ServePages => {}
+            Action::PreparePageIn => self.tell_peer(host, Word::PreparePageIn),
+            Action::TellRemaining => {
+                let Some(process) = &mut self.hosts[host].process else { return };
+                let missing = std::mem::take(&mut process.dirty);
+                let pages = missing.len() as u64;
+                self.tell_peer(host, Word::Remaining(missing));
+                self.source_takes(host, Event::RemainingTold { pages });
+            }
+            Action::BeginSwitchover { page_in } => self.begin_switchover(host, page_in),
+            Action::WriteDeviceState => self.write_device_state(host),
+            Action::SendLastPages { .. } => {
+                let sweep = self.sweep(host, false);
+                self.source_takes(host, Event::LastPagesSent(sweep));
+            }
+            Action::SendDeviceState => {
+                self.tell_peer(host, Word::StateFed);
+                self.tell_peer(host, Word::StateEnd);
+            }
+            Action::EndPages => self.tell_peer(host, Word::PagesEnd { sent: pages_sent }),
+            Action::SendCommit => self.tell_peer(host, Word::Commit { epoch: offered }),
+            Action::AbortPeer(_) => self.tell_peer(host, Word::Abort),
+            Action::ResumeGuest => {
+                let resumed = self.let_go(host);
+                self.source_takes(host, Event::GuestResumed(resumed));
+            }
+            Action::AskVerdict => {
+                if let Work::Sending(sending) = &mut self.hosts[host].work {
+                    sending.asks = Some(false);
+                }
+            }
+            Action::ReleaseGuest => {
+                let steps = [Step::NoteGone, Step::RemoveRecord, Step::Kill, Step::TellReleased];
+                steps.into_iter().rev().for_each(|step| self.hosts[host].steps.push_front(step));
+            }
+            Action::Finish => self.source_ends(host),
+        }
+    }
+
+    fn begin_switchover(&mut self, host: HostId, page_in: bool) {
+        let Work::Sending(sending) = &self.hosts[host].work else { return };
+        let (to, epoch) = (sending.to, self.hosts[host].epoch);
+        if self.hosts[host].disk.full {
+            return self.source_takes(host, Event::Failed(failure("the disk is full")));
+        }
+        if self.options.rules.notes_hand_over {
+            let standing = Standing { role: Role::HandingOver, epoch };
+            self.hosts[host].disk.record = Some(Record { standing, other: Some(to), needs_pages: page_in });
+            self.hosts[host].unsaved = None;
+        }
+        self.hosts[host].steps.push_front(Step::StopGuest);
+    }
+
+    pub(crate) fn stop_guest(&mut self, host: HostId) {
+        match &mut self.hosts[host].process {
+            Some(process) => {
+                process.runs = false;
+                process.stage = Stage::Stopped;
+                self.source_takes(host, Event::GuestStopped);
+            }
+            None => self.source_takes(host, Event::Failed(failure("QEMU is gone"))),
+        }
+    }
+
+    fn write_device_state(&mut self, host: HostId) {
+        // A device's last write comes while its state is written.
+        self.writes(host, 0);
+        match &mut self.hosts[host].process {
+            Some(process) => {
+                process.stage = Stage::Written;
+                self.source_takes(host, Event::DeviceStateEnded);
+            }
+            None => self.source_takes(host, Event::Failed(failure("QEMU is gone"))),
+        }
+    }
+
+    /// Undoes QEMU's migration and lets the guest run.
+    pub(crate) fn let_go(&mut self, host: HostId) -> Result<(), Failure> {
+        let Some(process) = &mut self.hosts[host].process else { return Err(failure("QEMU is gone")) };
+        process.stage = Stage::Plain;
+        process.tracked = false;
+        if !process.runs {
+            self.runs(host);
+        }
+        Ok(())
+    }
+
+    /// What the agent makes of the engine's end.
+    fn source_ends(&mut self, host: HostId) {
+        let Work::Sending(sending) = &self.hosts[host].work else { return };
+        let outcome = sending.machine.0.ending().map_or(Outcome::Failed, |(outcome, _)| outcome);
+        let offered = self.hosts[host].role() == Some(Role::HandingOver);
+        if let Some(process) = &mut self.hosts[host].process {
+            process.tracked = false;
+        }
+        let steps = &mut self.hosts[host].steps;
+        match outcome {
+            Outcome::Completed => {
+                self.completed += 1;
+                steps.push_back(Step::BeIdle);
+            }
+            Outcome::InDoubt if offered => steps.push_back(Step::BeInDoubt),
+            _ if offered => {
+                let epoch = Standing::taken_back(self.hosts[host].epoch);
+                let steps = &mut self.hosts[host].steps;
+                steps.push_back(Step::SaveOwner(epoch));
+                steps.push_back(Step::BeIdle);
+            }
+            _ => steps.push_back(Step::BeIdle),
+        }
+    }
+
+    /// A word of the destination.
+    pub(crate) fn source_hears(&mut self, host: HostId, word: Word) {
+        let event = match word {
+            Word::Ready => Event::PeerReady,
+            Word::RoundApplied(round) => Event::RoundApplied { round, padding_bytes: 0 },
+            Word::PageInReady => Event::PageInReady { able: true },
+            Word::Running => Event::PeerRunning(Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 }),
+            Word::Refused => Event::PeerRefused(failure("refused")),
+            _ => return,
+        };
+        self.source_takes(host, event);
+    }
+
+    /// The destination's answer to the question for a verdict.
+    pub(crate) fn verdict(&mut self, host: HostId, offered: u64, answer: Answer) {
+        use godwit_migration::handover::OfDestination;
+        let taken = match answer {
+            Answer::Fate(Fate::Receiving) => OfDestination::Open,
+            Answer::Fate(Fate::Runs) => OfDestination::Took,
+            Answer::Fate(Fate::Refused) => OfDestination::Refused,
+            Answer::Known(known) => (self.options.rules.of_destination)(known, offered),
+        };
+        let Work::Sending(sending) = &mut self.hosts[host].work else { return };
+        if sending.asks.is_none() {
+            return;
+        }
+        sending.asks = Some(false);
+        let verdict = match taken {
+            OfDestination::Open => return,
+            OfDestination::Took => Verdict::Runs,
+            OfDestination::Refused => Verdict::Refused(failure("not taken")),
+        };
+        sending.asks = None;
+        self.source_takes(host, Event::Verdict(verdict));
+    }
+
+    /// What becomes of the pages that a source keeps, as far as its destination can say now; none: nothing.
+    pub(crate) fn serving(&self, host: HostId) -> Option<Served> {
+        let (to, offered) = match &self.hosts[host].work {
+            Work::Serving { to } => (*to, Standing::offered(self.hosts[host].epoch)),
+            Work::Sending(sending) if sending.machine.0.state() == State::PagingIn => {
+                (sending.to, Standing::offered(self.hosts[host].epoch))
+            }
+            _ => return None,
+        };
+        let there = &self.hosts[to];
+        if !there.is_up() || self.hosts[host].process.is_none() {
+            return None;
+        }
+        let record = there.disk.record.as_ref().map(|record| record.standing);
+        match record {
+            Some(Standing { role: Role::Owner, epoch }) if epoch == offered => Some(Served::All(to)),
+            // It has moved on, which takes all of its pages.
+            Some(Standing { epoch, .. }) if epoch > offered => Some(Served::All(to)),
+            Some(_) => None,
+            None => Some(Served::Unknown),
+        }
+    }
+
+    pub(crate) fn serve(&mut self, host: HostId) {
+        let Some(served) = self.serving(host) else { return };
+        if let Served::All(to) = served {
+            let kept = self.hosts[host].process.as_ref().map(|process| process.memory.clone());
+            if let (Some(kept), Some(process)) = (kept, &mut self.hosts[to].process) {
+                for page in std::mem::take(&mut process.missing) {
+                    process.memory[page] = kept[page];
+                }
+            }
+        }
+        let is_sending = matches!(self.hosts[host].work, Work::Sending(_));
+        match (served, is_sending) {
+            (Served::All(_), true) => self.source_takes(host, Event::PagedIn(Ok(()))),
+            (Served::Unknown, true) => {
+                let refused = NotServed::Refused(failure("the destination has no such guest"));
+                self.source_takes(host, Event::PagedIn(Err(refused)));
+            }
+            (Served::All(_), false) => {
+                let steps = [Step::NoteGone, Step::RemoveRecord, Step::Kill, Step::BeIdle];
+                self.hosts[host].steps.extend(steps);
+            }
+            (Served::Unknown, false) => self.hosts[host].steps.push_back(Step::BeInDoubt),
+        }
+    }
+}
+
+/// What becomes of kept pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Served {
+    /// The guest at that host gets them.
+    All(HostId),
+    /// There is no such guest at the destination.
+    Unknown,
+}
+
+fn remaining(pages: u64) -> Event {
+    let round_trip = Duration::from_millis(1);
+    Event::RemainingCounted { pages, round_trip, limit_bytes_per_s: None, scan: Duration::ZERO }
+}

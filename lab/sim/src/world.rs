@@ -1,0 +1,577 @@
+//! Hosts, their disks and hypervisors, and what is on its way between them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Debug;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use godwit_migration::destination::{Action as DestinationAction, Destination};
+use godwit_migration::handover::{Known, Role, Standing};
+use godwit_migration::source::{Action as SourceAction, Source};
+use godwit_migration::{PageIn, Policy};
+
+use crate::rules::Rules;
+
+/// A host, by its place.
+pub type HostId = usize;
+/// A migration's name.
+pub(crate) type Attempt = u32;
+
+/// What a world is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How many hosts.
+    pub hosts: usize,
+    /// Pages of the guest.
+    pub pages: usize,
+    /// What is said on a lane arrives in the order in which it was said, as by TCP; else in any.
+    pub ordered: bool,
+    /// Whether the guest may run while pages of it are elsewhere.
+    pub page_in: PageIn,
+    /// The generation of ownership with which the first host begins.
+    pub first_epoch: u64,
+    /// What the other hosts remember of the guest: that they had it in earlier generations.
+    pub has_history: bool,
+    /// What agents decide by.
+    pub rules: Rules,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            hosts: 2,
+            pages: 1,
+            ordered: true,
+            page_in: PageIn::Never,
+            first_epoch: 1,
+            has_history: false,
+            rules: Rules::default(),
+        }
+    }
+}
+
+/// How much may still happen that need not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Limits {
+    /// Migrations begun.
+    pub migrations: u32,
+    /// Agents killed.
+    pub agent_crashes: u32,
+    /// Hosts that lose power.
+    pub host_crashes: u32,
+    /// Hypervisors killed.
+    pub qemu_crashes: u32,
+    /// Lanes cut.
+    pub cuts: u32,
+    /// Letters lost that are no part of a lane, or doubled.
+    pub losses: u32,
+    /// Disks that become full.
+    pub full_disks: u32,
+    /// Cancels.
+    pub cancels: u32,
+    /// Verdicts that are given up.
+    pub give_ups: u32,
+}
+
+/// What a host has written down.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Record {
+    pub(crate) standing: Standing,
+    /// The other host of its hand-over.
+    pub(crate) other: Option<HostId>,
+    pub(crate) needs_pages: bool,
+}
+
+impl Record {
+    pub(crate) fn owner(epoch: u64) -> Record {
+        Record { standing: Standing { role: Role::Owner, epoch }, other: None, needs_pages: false }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Disk {
+    pub(crate) record: Option<Record>,
+    /// The last epoch in which this host owned the guest, once it is gone.
+    pub(crate) gone: Option<u64>,
+    pub(crate) full: bool,
+}
+
+/// Where a hypervisor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Stage {
+    /// It has the guest, as any.
+    Plain,
+    /// It has stopped the guest to hand it over.
+    Stopped,
+    /// It has written the device state.
+    Written,
+    /// It waits for a guest.
+    Shadow,
+    /// It has loaded one.
+    Loaded,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Process {
+    pub(crate) stage: Stage,
+    pub(crate) runs: bool,
+    pub(crate) memory: Vec<u64>,
+    /// Written since tracking began, or since it was last looked at.
+    pub(crate) dirty: BTreeSet<usize>,
+    pub(crate) tracked: bool,
+    /// Pages that are at the host it came from.
+    pub(crate) missing: BTreeSet<usize>,
+}
+
+impl Process {
+    pub(crate) fn guest(pages: usize) -> Process {
+        Process { stage: Stage::Plain, runs: true, memory: vec![0; pages], ..Process::shadow(pages) }
+    }
+
+    pub(crate) fn shadow(pages: usize) -> Process {
+        Process {
+            stage: Stage::Shadow,
+            runs: false,
+            memory: vec![u64::MAX; pages],
+            dirty: BTreeSet::new(),
+            tracked: false,
+            missing: BTreeSet::new(),
+        }
+    }
+}
+
+/// A production machine, compared by all that it is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine<T>(pub(crate) T);
+
+impl<T: Debug> PartialEq for Machine<T> {
+    fn eq(&self, other: &Self) -> bool {
+        format!("{:?}", self.0) == format!("{:?}", other.0)
+    }
+}
+
+impl<T: Debug> Eq for Machine<T> {}
+
+impl<T: Debug> Hash for Machine<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        format!("{:?}", self.0).hash(state);
+    }
+}
+
+/// The source's end of a migration.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Sending {
+    pub(crate) attempt: Attempt,
+    pub(crate) to: HostId,
+    pub(crate) machine: Machine<Source>,
+    pub(crate) pages_sent: u64,
+    /// The destination is asked for its verdict; true: the question is on its way.
+    pub(crate) asks: Option<bool>,
+    /// Events that it has taken: its clock.
+    pub(crate) events: u32,
+}
+
+/// The destination's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Receiving {
+    pub(crate) attempt: Attempt,
+    pub(crate) from: HostId,
+    pub(crate) machine: Machine<Destination>,
+    pub(crate) pages_applied: u64,
+    /// It is being written down that the guest may run.
+    pub(crate) noting: bool,
+    pub(crate) missing: BTreeSet<usize>,
+}
+
+/// What an agent is at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Work {
+    /// It does not run.
+    Down,
+    Idle,
+    Sending(Box<Sending>),
+    Receiving(Box<Receiving>),
+    /// It does not know whose the guest is; `asked`: the question is on its way.
+    Doubt {
+        asked: bool,
+    },
+    /// It keeps pages for the guest at another host.
+    Serving {
+        to: HostId,
+    },
+}
+
+/// What an agent does next, whole or not at all.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Source(SourceAction),
+    /// QEMU stops the guest.
+    StopGuest,
+    /// The source's driver is told that the guest is released.
+    TellReleased,
+    Destination(DestinationAction),
+    NoteGone,
+    RemoveRecord,
+    Kill,
+    /// Undo QEMU's migration and let the guest run.
+    LetGo,
+    SaveOwner(u64),
+    BeIdle,
+    BeInDoubt,
+}
+
+/// What an agent has said.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Word {
+    Begin {
+        epoch: u64,
+    },
+    Pages(Vec<(usize, u64)>),
+    RoundEnd(u32),
+    PreparePageIn,
+    Remaining(BTreeSet<usize>),
+    PagesEnd {
+        sent: u64,
+    },
+    StateFed,
+    StateEnd,
+    Commit {
+        epoch: u64,
+    },
+    Abort,
+    Ready,
+    RoundApplied(u32),
+    PageInReady,
+    Running,
+    Refused,
+    /// Beside the lane: what has become of this attempt, or of what was offered?
+    Ask {
+        offered: u64,
+    },
+    Answer {
+        offered: u64,
+        answer: Answer,
+    },
+}
+
+impl Word {
+    pub(crate) fn is_of_lane(&self) -> bool {
+        !matches!(self, Word::Ask { .. } | Word::Answer { .. })
+    }
+}
+
+/// What has become of an incoming migration, as long as the agent remembers it, and after that what is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Answer {
+    Fate(Fate),
+    Known(Known),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Fate {
+    Receiving,
+    Runs,
+    Refused,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Letter {
+    pub(crate) from: HostId,
+    pub(crate) to: HostId,
+    pub(crate) attempt: Attempt,
+    /// Its place among those of its attempt and direction; none where order means nothing.
+    pub(crate) number: u32,
+    pub(crate) word: Word,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    pub(crate) disk: Disk,
+    pub(crate) process: Option<Process>,
+    /// What the disk did not take, and is tried again.
+    pub(crate) unsaved: Option<Record>,
+    /// A guest that arrives has been told to run, since the host came up; none: it is not known, as the host has come up since.
+    pub(crate) told: Option<bool>,
+    pub(crate) work: Work,
+    pub(crate) steps: VecDeque<Step>,
+    /// What the agent remembers of migrations that arrived since its start.
+    pub(crate) fates: BTreeMap<Attempt, Fate>,
+    /// The epoch of its ownership, as its agent knows it.
+    pub(crate) epoch: u64,
+}
+
+impl PartialEq for Host {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Host {}
+
+impl Hash for Host {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+impl Host {
+    fn key(&self) -> impl Eq + Hash {
+        let Host { disk, process, unsaved, told, work, steps, fates, epoch } = self;
+        (
+            disk.clone(),
+            process.clone(),
+            unsaved.clone(),
+            *told,
+            work.clone(),
+            format!("{steps:?}"),
+            fates.clone(),
+            *epoch,
+        )
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.work != Work::Down
+    }
+
+    /// Writes that the guest is this host's, now or as soon as the disk takes it.
+    pub(crate) fn save_owner(&mut self, epoch: u64) {
+        self.epoch = epoch;
+        self.unsaved = Some(Record::owner(epoch));
+        self.save_again();
+    }
+
+    pub(crate) fn save_again(&mut self) {
+        if !self.disk.full
+            && let Some(record) = self.unsaved.take()
+        {
+            self.disk.record = Some(record);
+        }
+    }
+
+    pub(crate) fn role(&self) -> Option<Role> {
+        self.disk.record.as_ref().map(|record| record.standing.role)
+    }
+
+    pub(crate) fn known(&self) -> Known {
+        match (&self.disk.record, self.disk.gone) {
+            (Some(record), _) => Known::Has(record.standing),
+            (None, Some(epoch)) => Known::Gone { epoch },
+            (None, None) => Known::Never,
+        }
+    }
+}
+
+/// Everything.
+#[derive(Clone, Debug)]
+pub struct World {
+    pub(crate) options: Options,
+    pub(crate) limits: Limits,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) letters: Vec<Letter>,
+    /// Lanes that carry nothing any more.
+    pub(crate) cut: BTreeSet<Attempt>,
+    /// How many letters have been said on each attempt's lane, by direction.
+    pub(crate) said: BTreeMap<(Attempt, HostId), u32>,
+    pub(crate) attempts: Attempt,
+    /// The guest's memory, as it is where it ran last.
+    pub(crate) truth: Vec<u64>,
+    pub(crate) writes: u64,
+    /// A fault took the guest with its memory, unless that is just arriving somewhere.
+    pub(crate) dead: bool,
+    /// What must not be has happened.
+    pub(crate) violation: Option<String>,
+    /// Migrations that have completed.
+    pub(crate) completed: u32,
+    /// Doubts that were settled without an operator.
+    pub(crate) settled: u32,
+}
+
+impl PartialEq for World {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for World {}
+
+impl Hash for World {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+impl World {
+    fn key(&self) -> impl Eq + Hash {
+        let mut letters: Vec<String> = self.letters.iter().map(|letter| format!("{letter:?}")).collect();
+        letters.sort();
+        (
+            (self.limits, self.hosts.clone(), letters, self.cut.clone()),
+            (self.attempts, self.truth.clone(), self.dead, self.violation.clone()),
+        )
+    }
+
+    /// The guest runs on the first host; nothing is under way.
+    #[must_use]
+    pub fn new(options: Options, limits: Limits) -> World {
+        let host = |place: usize| Host {
+            disk: Disk {
+                record: (place == 0).then(|| Record::owner(options.first_epoch)),
+                gone: options.has_history.then(|| options.first_epoch.saturating_sub(place as u64 + 1)),
+                full: false,
+            },
+            process: (place == 0).then(|| Process::guest(options.pages)),
+            unsaved: None,
+            told: None,
+            work: Work::Idle,
+            steps: VecDeque::new(),
+            fates: BTreeMap::new(),
+            epoch: options.first_epoch,
+        };
+        World {
+            options,
+            limits,
+            hosts: (0..options.hosts).map(host).collect(),
+            letters: Vec::new(),
+            cut: BTreeSet::new(),
+            said: BTreeMap::new(),
+            attempts: 0,
+            truth: vec![0; options.pages],
+            writes: 0,
+            dead: false,
+            violation: None,
+            completed: 0,
+            settled: 0,
+        }
+    }
+
+    /// What must not be, where it has happened.
+    #[must_use]
+    pub fn violation(&self) -> Option<&str> {
+        self.violation.as_deref()
+    }
+
+    /// Migrations that have completed.
+    #[must_use]
+    pub fn completed(&self) -> u32 {
+        self.completed
+    }
+
+    /// Doubts that were settled without an operator.
+    #[must_use]
+    pub fn settled(&self) -> u32 {
+        self.settled
+    }
+
+    pub(crate) fn policy(&self) -> Policy {
+        Policy {
+            page_in: self.options.page_in,
+            // Below what any switchover costs: how much remains decides.
+            switchover_budget: Duration::from_millis(1),
+            ..Policy::default()
+        }
+    }
+
+    pub(crate) fn violates(&mut self, what: impl Into<String>) {
+        self.violation.get_or_insert(what.into());
+    }
+
+    pub(crate) fn say(&mut self, from: HostId, to: HostId, attempt: Attempt, word: Word) {
+        if word.is_of_lane() && self.cut.contains(&attempt) {
+            return;
+        }
+        let number = if word.is_of_lane() && self.options.ordered {
+            let said = self.said.entry((attempt, to)).or_default();
+            *said += 1;
+            *said
+        } else {
+            0
+        };
+        self.letters.push(Letter { from, to, attempt, number, word });
+    }
+
+    /// The guest writes a page where it runs.
+    pub(crate) fn writes(&mut self, host: HostId, page: usize) {
+        self.writes += 1;
+        let value = self.writes;
+        let Some(process) = &mut self.hosts[host].process else { return };
+        if process.missing.contains(&page) {
+            return;
+        }
+        process.memory[page] = value;
+        if process.tracked {
+            process.dirty.insert(page);
+        }
+        self.truth[page] = value;
+    }
+
+    /// Whether the guest's memory as it is now is in this process, or will be when its missing pages have come.
+    pub(crate) fn is_true(&self, host: HostId) -> bool {
+        let Some(process) = &self.hosts[host].process else { return false };
+        let keeps = |page: usize| {
+            self.hosts.iter().enumerate().any(|(other, kept)| {
+                other != host
+                    && kept
+                        .process
+                        .as_ref()
+                        .is_some_and(|kept| kept.missing.is_empty() && kept.memory[page] == self.truth[page])
+            })
+        };
+        (0..self.truth.len()).all(|page| {
+            if process.missing.contains(&page) {
+                keeps(page)
+            } else {
+                process.memory[page] == self.truth[page]
+            }
+        })
+    }
+
+    /// A guest begins to run, or goes on.
+    pub(crate) fn runs(&mut self, host: HostId) {
+        if self.is_true(host) {
+            // It had been on its way when its source was lost.
+            self.dead = false;
+        } else {
+            self.violates(format!("the guest runs on host {host} with memory that is not its newest"));
+        }
+        let Some(process) = &mut self.hosts[host].process else { return };
+        process.runs = true;
+        if process.stage == Stage::Loaded || process.stage == Stage::Shadow {
+            process.stage = Stage::Plain;
+        }
+        // From its first moment on it is another than it was.
+        let first = (0..self.options.pages).find(|page| !process.missing.contains(page));
+        if let Some(page) = first {
+            self.writes(host, page);
+        }
+        self.check_one();
+    }
+
+    pub(crate) fn check_one(&mut self) {
+        let running: Vec<HostId> = (0..self.hosts.len()).filter(|&host| self.is_running(host)).collect();
+        if running.len() > 1 {
+            self.violates(format!("the guest runs on hosts {running:?}"));
+        }
+    }
+
+    pub(crate) fn is_running(&self, host: HostId) -> bool {
+        self.hosts[host].process.as_ref().is_some_and(|process| process.runs)
+    }
+
+    /// Ends a process; `by_fault`: nobody decided it. One that waits for a guest is nobody's copy yet.
+    pub(crate) fn kill(&mut self, host: HostId, by_fault: bool) {
+        let Some(process) = self.hosts[host].process.take() else { return };
+        let is_copy = |stage: Stage| !matches!(stage, Stage::Shadow | Stage::Loaded);
+        let is_left = (0..self.hosts.len()).any(|other| {
+            self.hosts[other].process.as_ref().is_some_and(|process| is_copy(process.stage))
+                && self.is_true(other)
+        });
+        if !is_copy(process.stage) || is_left || self.dead {
+            return;
+        }
+        self.dead = true;
+        if !by_fault {
+            let runs = if process.runs { ", which ran" } else { "" };
+            self.violates(format!("host {host} has ended the only copy of the guest{runs}"));
+        }
+    }
+}

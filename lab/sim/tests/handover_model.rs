@@ -1,0 +1,144 @@
+//! Every order of steps, crashes, losses and delays of one or two migrations, tried by stateright on the production state machines: the
+//! guest runs on one host at most, with its newest memory, and from every state there is a way out.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use godwit_migration::PageIn;
+use godwit_migration::handover::{self, OfDestination, Recovery};
+use godwit_sim::{Choice, Limits, Options, Rules, World};
+use stateright::{Checker, Model, Property};
+
+/// The world as stateright sees it.
+#[derive(Clone, Debug)]
+struct HandOver {
+    options: Options,
+    limits: Limits,
+}
+
+impl Model for HandOver {
+    type State = World;
+    type Action = Choice;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(self.options, self.limits)]
+    }
+
+    fn actions(&self, state: &World, actions: &mut Vec<Choice>) {
+        actions.extend(state.choices());
+    }
+
+    fn next_state(&self, state: &World, action: Choice) -> Option<World> {
+        let mut next = state.clone();
+        next.apply(action);
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("one guest, with its newest memory", |_, world: &World| {
+                world.violation().is_none()
+            }),
+            Property::always("a way out", |_, world: &World| world.heals().is_ok()),
+            Property::sometimes("a migration completes", |_, world: &World| world.completed() > 0),
+        ]
+    }
+}
+
+fn check(options: Options, limits: Limits) -> impl Checker<HandOver> {
+    HandOver { options, limits }.checker().threads(2).spawn_bfs().join()
+}
+
+/// What holds in every state; says how many there were.
+fn holds(what: &str, options: Options, limits: Limits) {
+    let checker = check(options, limits);
+    println!("{what}: {} states, {} of them unlike", checker.state_count(), checker.unique_state_count());
+    for property in ["one guest, with its newest memory", "a way out"] {
+        if let Some(path) = checker.discovery(property) {
+            let last = path.last_state();
+            let why = last.heals().err().or_else(|| last.violation().map(str::to_owned));
+            panic!("{what}: {property}: {why:?}\n{:#?}", path.into_actions());
+        }
+    }
+    checker.assert_any_discovery("a migration completes");
+}
+
+fn one() -> Limits {
+    Limits { migrations: 1, ..Limits::default() }
+}
+
+#[test]
+fn an_agent_is_killed_at_any_step() {
+    holds("two crashes of agents", Options::default(), Limits { agent_crashes: 2, ..one() });
+}
+
+#[test]
+fn a_host_loses_power_at_any_step() {
+    let limits = Limits { host_crashes: 1, agent_crashes: 1, ..one() };
+    holds("a host and an agent", Options::default(), limits);
+}
+
+#[test]
+fn the_lane_is_cut_at_any_step() {
+    let limits = Limits { cuts: 1, agent_crashes: 1, give_ups: 1, cancels: 1, ..one() };
+    holds("a cut, a crash, a cancel", Options::default(), limits);
+}
+
+#[test]
+fn words_are_lost_doubled_and_late() {
+    let options = Options { ordered: false, ..Options::default() };
+    holds("in any order", options, Limits { losses: 1, cuts: 1, give_ups: 1, ..one() });
+}
+
+#[test]
+fn disks_are_full_at_any_step() {
+    let limits = Limits { full_disks: 1, cuts: 1, agent_crashes: 1, ..one() };
+    holds("a full disk", Options::default(), limits);
+}
+
+#[test]
+fn pages_are_missing_while_anything_breaks() {
+    let options = Options { page_in: PageIn::Now, pages: 2, ..Options::default() };
+    holds("page-in", options, Limits { cuts: 1, agent_crashes: 1, give_ups: 1, ..one() });
+}
+
+#[test]
+fn a_guest_that_comes_back() {
+    let options = Options { first_epoch: 3, has_history: true, ..Options::default() };
+    holds("with a history", options, Limits { cuts: 1, agent_crashes: 1, ..one() });
+    holds("two migrations", Options::default(), Limits { migrations: 2, cuts: 1, ..Limits::default() });
+}
+
+/// The properties that a wrong rule breaks.
+fn finds(what: &str, rules: Rules, options: Options, limits: Limits) {
+    let checker = check(Options { rules, ..options }, limits);
+    let found = ["one guest, with its newest memory", "a way out"]
+        .into_iter()
+        .find_map(|property| checker.discovery(property).map(|path| (property, path)));
+    let (property, path) = found.unwrap_or_else(|| panic!("{what} is not found"));
+    println!("{what} breaks \"{property}\" in {} steps", path.into_actions().len());
+}
+
+#[test]
+fn planted_faults_are_found() {
+    let history = Options { first_epoch: 3, has_history: true, ..Options::default() };
+    let faults = Limits { cuts: 1, agent_crashes: 1, ..one() };
+
+    // Whatever the destination has ever had is taken for the guest that was offered to it.
+    let no_epoch: fn(_, _) -> OfDestination = |known, _| handover::of_destination(known, 0);
+    let rules = Rules { of_destination: no_epoch, ..Rules::default() };
+    finds("an epoch that nobody looks at", rules, history, faults);
+
+    let lets_go: fn(_, _) -> Recovery = |role, found| match handover::recover(role, found) {
+        Recovery::AskDestination => Recovery::TakeBack,
+        other => other,
+    };
+    let rules = Rules { recover: lets_go, ..Rules::default() };
+    finds("a source that runs again without asking", rules, Options::default(), faults);
+
+    let rules = Rules { notes_hand_over: false, ..Rules::default() };
+    finds("a hand-over that is not written down", rules, Options::default(), faults);
+
+    let rules = Rules { notes_take_over: false, ..Rules::default() };
+    let power = Limits { host_crashes: 1, ..one() };
+    finds("a take-over that is not written down", rules, Options::default(), power);
+}
