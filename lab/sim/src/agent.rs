@@ -29,7 +29,7 @@ impl World {
     pub(crate) fn step(&mut self, host: HostId) {
         let Some(step) = self.hosts[host].steps.pop_front() else { return };
         match step {
-            Step::Source(action) => self.source_acts(host, action),
+            Step::Source(action) => self.source_acts(host, &action),
             Step::Destination(action) => self.destination_acts(host, action),
             Step::StopGuest => self.stop_guest(host),
             Step::TellReleased => self.source_takes(host, godwit_migration::source::Event::Released),
@@ -147,9 +147,9 @@ impl World {
             }
             Word::Answer { offered, answer } => self.hears_answer(to, attempt, offered, answer),
             word => match &self.hosts[to].work {
-                Work::Sending(sending) if sending.attempt == attempt => self.source_hears(to, word),
+                Work::Sending(sending) if sending.attempt == attempt => self.source_hears(to, &word),
                 Work::Receiving(receiving) if receiving.attempt == attempt => {
-                    self.destination_hears(to, word)
+                    self.destination_hears(to, word);
                 }
                 _ => {}
             },

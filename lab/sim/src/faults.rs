@@ -26,7 +26,7 @@ impl World {
                 self.kill(host, true);
                 match &self.hosts[host].work {
                     Work::Sending(_) => {
-                        self.source_takes(host, source::Event::Failed(failure("QEMU is gone")))
+                        self.source_takes(host, source::Event::Failed(failure("QEMU is gone")));
                     }
                     Work::Receiving(_) => {
                         self.destination_takes(host, destination::Event::Failed(failure("QEMU is gone")));

@@ -89,11 +89,11 @@ impl World {
     }
 
     /// Carries one action out.
-    pub(crate) fn source_acts(&mut self, host: HostId, action: Action) {
+    pub(crate) fn source_acts(&mut self, host: HostId, action: &Action) {
         let Work::Sending(sending) = &self.hosts[host].work else { return };
         let (pages_sent, round) = (sending.pages_sent, sending.machine.0.round());
         let offered = Standing::offered(self.hosts[host].epoch);
-        match action {
+        match *action {
             Action::SendBegin => self.tell_peer(host, Word::Begin { epoch: offered }),
             Action::StartTracking => {
                 if let Some(process) = &mut self.hosts[host].process {
@@ -224,8 +224,8 @@ impl World {
     }
 
     /// A word of the destination.
-    pub(crate) fn source_hears(&mut self, host: HostId, word: Word) {
-        let event = match word {
+    pub(crate) fn source_hears(&mut self, host: HostId, word: &Word) {
+        let event = match *word {
             Word::Ready => Event::PeerReady,
             Word::RoundApplied(round) => Event::RoundApplied { round, padding_bytes: 0 },
             Word::PageInReady => Event::PageInReady { able: true },

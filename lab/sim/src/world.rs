@@ -24,7 +24,7 @@ pub struct Options {
     pub hosts: usize,
     /// Pages of the guest.
     pub pages: usize,
-    /// What is said on a lane arrives in the order in which it was said, as by TCP; else in any.
+    /// What is said on a lane arrives in the order in which it was said, as by TCP; else in any, but for pages.
     pub ordered: bool,
     /// Whether the guest may run while pages of it are elsewhere.
     pub page_in: PageIn,
@@ -478,6 +478,10 @@ impl World {
     pub(crate) fn say(&mut self, from: HostId, to: HostId, attempt: Attempt, word: Word) {
         if word.is_of_lane() && self.cut.contains(&attempt) {
             return;
+        }
+        if !self.options.ordered && matches!(word, Word::Pages(_) | Word::Remaining(_)) {
+            // Which of two writes of a page counts is the board's affair, and tried there.
+            return self.deliver(Letter { from, to, attempt, number: 0, word });
         }
         let number = if word.is_of_lane() && self.options.ordered {
             let said = self.said.entry((attempt, to)).or_default();
