@@ -10,6 +10,7 @@ mod dirty_rate;
 pub mod drive;
 pub mod encoding;
 mod failure;
+pub mod hold;
 mod intent;
 mod ledger;
 mod phase;

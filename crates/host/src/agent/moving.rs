@@ -16,6 +16,7 @@ use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Slot};
 use crate::failure::spec_refused;
+use crate::hold::hold;
 use crate::migration::{blank_report, serve_again};
 use crate::migrations::MigrationControl;
 use crate::store::{Desired, Role};
@@ -181,7 +182,10 @@ impl Agent {
     /// for the hand-over, and no sooner than needed: an agent that restarts then and finds the guest paused does not let it go on by itself.
     /// `pages_kept_for`: the host that will run it while pages of it are here.
     pub async fn mark_hand_over(&self, vm: &Vm, pages_kept_for: Option<&str>) -> Result<(), ApiError> {
-        self.save_doubt(&vm.spec, Desired::Running, vm.epoch(), pages_kept_for).await
+        hold("mark-hand-over");
+        let marked = self.save_doubt(&vm.spec, Desired::Running, vm.epoch(), pages_kept_for).await;
+        hold("hand-over-marked");
+        marked
     }
 
     /// Takes the marks away where the guest stays here. Its vCPUs' own word decides whether it runs or is paused.
@@ -190,9 +194,11 @@ impl Agent {
         let Ok(begun) = self.begin(name, &Operation::EndMigration) else {
             return;
         };
+        hold("end-migration");
         if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, begun.epoch).await {
             tracing::error!(vm = name, %error, "the end of a hand-over could not be saved");
         }
+        hold("migration-ended");
         let Some(vm) = &begun.vm else { return };
         if let Some(exit) = vm.process.exit() {
             self.process_ended(vm, exit, false).await;
@@ -253,6 +259,7 @@ impl Agent {
         let (agent, from) = (self.clone(), from.to_owned());
         let begin = if runs_by_itself { Begin::IncomingRuns } else { Begin::Incoming };
         whole(async move {
+            hold("prepare-incoming");
             spec.validate().map_err(|error| spec_refused(&error))?;
             let name = spec.name.clone();
             agent.insert(Slot::new(spec.clone(), epoch, Condition::MigratingIn { from: from.clone() }))?;
@@ -264,6 +271,7 @@ impl Agent {
                 Ok(vm) => {
                     agent.settle(&name, Condition::MigratingIn { from }, Some(vm.clone()), None);
                     agent.watch(&vm);
+                    hold("incoming-prepared");
                     Ok(vm)
                 }
                 Err(error) => {
@@ -279,6 +287,7 @@ impl Agent {
     /// At the destination, when the guest runs here: the shadow becomes this host's VM, also on disk. A disk that does not
     /// take the record changes nothing of that: it is tried again until it does.
     pub async fn promote(self: &Arc<Self>, vm: &Arc<Vm>) {
+        hold("promote");
         if let Err(error) = self.begin(&vm.name, &Operation::Promote) {
             return tracing::error!(vm = vm.name, %error, "a guest that arrived is no shadow any more");
         }
@@ -293,6 +302,7 @@ impl Agent {
             // The source is told, and forgets the guest, when this returns.
             let _ = tokio::time::timeout(SAVE_LIMIT, saving).await;
         }
+        hold("promoted");
     }
 
     /// Saves an arrived VM's record as soon as that works. Ends when the VM is under another operation's care, which saves
@@ -352,8 +362,10 @@ impl Agent {
     /// At the source, when the guest runs at the destination: QEMU ends, taps, sockets and record go, and memory too, unless
     /// it is to be kept for the way back, and may be.
     pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
+        hold("release");
         self.begin(&vm.name, &Operation::Release)?;
         self.remove_moved(vm, keep).await;
+        hold("released");
         Ok(())
     }
 
