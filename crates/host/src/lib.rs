@@ -10,6 +10,7 @@
 mod agent;
 mod config;
 mod failure;
+mod hold;
 mod lanes_seen;
 mod limits;
 mod memory;

@@ -82,6 +82,23 @@ pub enum Action {
     Finish(Ending),
 }
 
+impl Action {
+    /// Its name at hold points ([`crate::hold`]).
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Action::SendReady => "send-ready",
+            Action::FinishLoad => "finish-load",
+            Action::RunGuest { .. } => "run-guest",
+            Action::SendRunning => "send-running",
+            Action::Refuse(_) => "refuse",
+            Action::Discard(_) => "discard",
+            Action::Promote => "promote",
+            Action::Finish(_) => "finish",
+        }
+    }
+}
+
 /// How it ended at the destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {

@@ -11,6 +11,7 @@ pub mod drive;
 pub mod encoding;
 mod failure;
 pub mod handover;
+pub mod hold;
 mod intent;
 mod ledger;
 mod phase;

@@ -173,6 +173,38 @@ pub enum Action {
     Finish,
 }
 
+impl Action {
+    /// Its name at hold points ([`crate::hold`]).
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Action::SendBegin => "send-begin",
+            Action::StartTracking => "start-tracking",
+            Action::SendRound { round: 0 } => "send-first-round",
+            Action::SendRound { .. } => "send-round",
+            Action::Drain => "drain",
+            Action::CountRemaining => "count-remaining",
+            Action::Throttle { .. } => "throttle",
+            Action::LetWritersGo => "let-writers-go",
+            Action::PreparePageIn => "prepare-page-in",
+            Action::BeginSwitchover { .. } => "begin-switchover",
+            Action::WriteDeviceState => "write-device-state",
+            Action::SendLastPages { .. } => "send-last-pages",
+            Action::TellRemaining => "tell-remaining",
+            Action::EndPages => "end-pages",
+            Action::SendDeviceState => "send-device-state",
+            Action::SendCommit => "send-commit",
+            Action::AbortPeer(_) => "abort-peer",
+            Action::ServePages => "serve-pages",
+            Action::ResumeGuest => "resume-guest",
+            Action::StopTracking => "stop-tracking",
+            Action::AskVerdict => "ask-verdict",
+            Action::ReleaseGuest => "release-guest",
+            Action::Finish => "finish",
+        }
+    }
+}
+
 /// Where the source is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {

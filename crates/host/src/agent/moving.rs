@@ -17,6 +17,7 @@ use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
+use crate::hold::hold;
 use crate::migration::{blank_report, serve_again};
 use crate::migrations::MigrationControl;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
@@ -188,8 +189,12 @@ impl Agent {
         needs_pages: bool,
         runs: bool,
     ) -> Result<(), ApiError> {
+        hold("mark-hand-over");
         let record = SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.epoch());
-        self.save_record(&record.with(OtherHost { name: to.to_owned(), needs_pages, runs })).await
+        let other = OtherHost { name: to.to_owned(), needs_pages, runs };
+        let marked = self.save_record(&record.with(other)).await;
+        hold("hand-over-marked");
+        marked
     }
 
     /// Takes the marks away where the guest stays here; where it had been offered, in a new epoch. Its vCPUs' own word decides whether
@@ -198,12 +203,14 @@ impl Agent {
         let Ok(begun) = self.begin(name, &Operation::EndMigration) else {
             return;
         };
+        hold("end-migration");
         let offered = self.record(name).is_some_and(|record| record.role == Role::HandingOver);
         let epoch = if offered { Standing::taken_back(begun.epoch) } else { begun.epoch };
         if let Some(vm) = &begun.vm {
             self.new_epoch(vm, epoch);
         }
         let saved = self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await;
+        hold("migration-ended");
         let Some(vm) = &begun.vm else { return };
         if let Err(error) = saved {
             tracing::error!(vm = name, %error, "the end of a hand-over could not be saved; it is tried again");
@@ -268,6 +275,7 @@ impl Agent {
         let (agent, from) = (self.clone(), from.to_owned());
         let begin = if runs_by_itself { Begin::IncomingRuns } else { Begin::Incoming };
         whole(async move {
+            hold("prepare-incoming");
             spec.validate().map_err(|error| spec_refused(&error))?;
             let name = spec.name.clone();
             agent.insert(Slot::new(spec.clone(), epoch, Condition::MigratingIn { from: from.clone() }))?;
@@ -288,6 +296,7 @@ impl Agent {
                 Ok(vm) => {
                     agent.settle(&name, Condition::MigratingIn { from }, Some(vm.clone()), None);
                     agent.watch(&vm);
+                    hold("incoming-prepared");
                     Ok(vm)
                 }
                 Err(error) => {
@@ -313,6 +322,7 @@ impl Agent {
     /// At the destination, when the guest runs here: the shadow becomes this host's VM, also on disk. A disk that does not
     /// take the record changes nothing of that: it is tried again until it does.
     pub async fn promote(self: &Arc<Self>, vm: &Arc<Vm>) {
+        hold("promote");
         if let Err(error) = self.begin(&vm.name, &Operation::Promote) {
             return tracing::error!(vm = vm.name, %error, "a guest that arrived is no shadow any more");
         }
@@ -327,6 +337,7 @@ impl Agent {
             // The source is told, and forgets the guest, when this returns.
             let _ = tokio::time::timeout(SAVE_LIMIT, saving).await;
         }
+        hold("promoted");
     }
 
     /// Saves a VM's record that a disk did not take as soon as that works. Ends when the VM is under another operation's care, which saves
@@ -386,9 +397,11 @@ impl Agent {
     /// At the source, when the guest runs at the destination: QEMU ends, taps, sockets and record go, and memory too, unless
     /// it is to be kept for the way back, and may be.
     pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
+        hold("release");
         let begun = self.begin(&vm.name, &Operation::Release)?;
         self.note_gone(&begun).await;
         self.remove_moved(vm, keep).await;
+        hold("released");
         Ok(())
     }
 

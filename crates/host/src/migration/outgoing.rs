@@ -31,6 +31,7 @@ use super::vcpu_quota::VcpuQuota;
 use super::verdict::{self, HandOver};
 use crate::agent::Agent;
 use crate::failure::of_peer;
+use crate::hold::hold;
 use crate::migrations::{MigrationControl, ProgressTeller};
 use crate::network;
 use crate::vm::Vm;
@@ -62,6 +63,7 @@ impl Outgoing {
     ) -> Result<(Sent, Duration, Option<Predicted>), FailureReport> {
         let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(report_of_api)?;
         self.check(&qemu)?;
+        hold("preflight");
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
         let asking = self.ask_destination(&qemu);

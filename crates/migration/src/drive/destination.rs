@@ -17,6 +17,7 @@ use super::page_in::{FIRST_SESSION, PagingIn};
 use super::{DestinationHypervisor, lane_failure};
 use crate::destination::{Action, Destination, Ending, Event};
 use crate::failure::{Failure, FailureCode};
+use crate::hold;
 use crate::report::nanos;
 
 /// Everything that a destination's migration needs.
@@ -300,6 +301,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
 
     /// Carries an action out; some bring an event about.
     fn act(&mut self, action: Action) -> Option<Event> {
+        hold::at("destination", action.name());
         match action {
             Action::SendReady => {
                 let teller = self.teller.take();

@@ -29,6 +29,7 @@ use super::{
 use crate::clock::PeerClock;
 use crate::encoding::{Compression, EncodingReport};
 use crate::failure::{Failure, FailureCode};
+use crate::hold;
 use crate::ledger::Sweep;
 use crate::policy::{MOST_SWITCHOVER_BUDGET, Policy};
 use crate::report::{
@@ -447,6 +448,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn act(&mut self, action: Action) {
+        hold::at("source", action.name());
         match action {
             Action::SendBegin => {
                 let block_pages = self.job.regions.iter().map(|region| region.pages()).collect();
@@ -497,6 +499,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::SendCommit => {
                 self.say(&Message::Commit { epoch: self.job.epoch });
                 self.page_in.kept.let_hot_go();
+                hold::at("source", "committed");
             }
             Action::AbortPeer(failure) => {
                 // The destination also notices by the lane's end.
