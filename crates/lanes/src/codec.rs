@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use godwit_wire::{Codec, MAX_COMPRESSED_PAGES, PAGE_SIZE};
+use godwit_wire::{Codec, MAX_PAGES_PER_FRAME, PAGE_SIZE};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 
 use crate::unit::Effort;
 
 /// The most bytes that are compressed, or unpacked, in one piece.
-pub(crate) const MAX_PIECE_BYTES: usize = (MAX_COMPRESSED_PAGES * PAGE_SIZE) as usize;
+pub(crate) const MAX_PIECE_BYTES: usize = (MAX_PAGES_PER_FRAME * PAGE_SIZE) as usize;
 
 /// The fastest of zstd's usual levels: the higher ones gain little on memory and are slower than a wire of 1 Gb/s.
 const ZSTD_LEVEL: i32 = 1;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
-use godwit_wire::{Codec, Encoding, Message, PageRun, PagesHeader};
+use godwit_wire::{Codec, Encoding, HEADER_LEN, Message, PageRun, PagesHeader, checksum};
 
 use crate::{Incoming, Lane, LaneError, Near, Packing, Stream, UnitPages, accept, connect, listen, pair};
 
@@ -157,7 +157,7 @@ fn pages_beyond_the_block_are_refused() {
     for (first, count) in [(3, 2), (4, 1), (u64::MAX, 2)] {
         for encoding in [Encoding::Raw, Encoding::Compressed { codec: Codec::Zstd, bytes: 9 }] {
             let run = PageRun { block: 0, first, count };
-            let refused = receiver.pages(&to, PagesHeader { round: 0, run, encoding });
+            let refused = receiver.pages(&to, PagesHeader { round: 0, run, encoding, sum: 0 });
             assert!(matches!(refused, Err(LaneError::OutOfBounds { .. })));
         }
     }
@@ -207,7 +207,7 @@ fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
     assert_eq!((sent.lz4_effort.raw_bytes, sent.zstd_effort.raw_bytes), (64 * PAGE_SIZE, 127 * PAGE_SIZE));
     assert!(sent.lz4.wire_bytes < 20 * PAGE_SIZE && sent.zstd.wire_bytes < 20 * PAGE_SIZE);
     let frames = [sent.zero, sent.raw, sent.lz4, sent.zstd].map(|tally| tally.wire_bytes);
-    assert_eq!(sent.wire_bytes, frames.iter().sum::<u64>() + 8);
+    assert_eq!(sent.wire_bytes, frames.iter().sum::<u64>() + HEADER_LEN as u64);
     let read = |region: &Region| {
         let mut bytes = vec![0; 192 * 4096];
         region.copy_out(0, &mut bytes).unwrap();
@@ -239,6 +239,7 @@ fn compressed_pages_that_are_not_what_they_claim_are_refused() {
         round: 0,
         run: PageRun { block: 0, first: 1, count },
         encoding: Encoding::Compressed { codec, bytes: u32::try_from(content.len()).unwrap() },
+        sum: checksum(content),
     };
     for (codec, content) in [(Codec::Zstd, &zstd), (Codec::Lz4, &lz4)] {
         received(header(codec, 4, content), content).unwrap();

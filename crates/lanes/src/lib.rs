@@ -1,11 +1,13 @@
 //! Paths between two hosts: a lane is a pair of addresses, with any number of TCP streams of the migration protocol. Blocking,
 //! for plain threads.
 //!
-//! Pages go from guest memory to the socket and from the socket to guest memory without a copy in between, except by TLS
-//! and where they are compressed, which both need one. This crate knows
+//! Pages leave from a copy: the guest writes while they are read, and what is summed up must be what is sent. In the clear long runs of
+//! them go from the socket straight to guest memory, and are summed up there. This crate knows
 //! frames and sockets; what a message means is the migration's.
 
 mod codec;
+#[cfg(test)]
+mod corruption_tests;
 mod delta;
 mod interrupt;
 #[cfg(test)]

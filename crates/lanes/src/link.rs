@@ -10,9 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_pki::Peer;
-use godwit_ram::{
-    PAGE_SIZE, Part, ZeroCopy, acked_bytes, send_parts, unacked_bytes, unanswered_timeouts, unsent_bytes,
-};
+use godwit_ram::{acked_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
@@ -21,8 +19,6 @@ use crate::LaneError;
 
 /// Plain bytes sealed and handed to the socket in one go: little enough to stay in the CPU's cache on their way.
 const SEAL_BYTES: usize = 128 << 10;
-/// The same in pages of guest memory, which are copied first.
-const SEAL_PAGES: u64 = SEAL_BYTES as u64 / PAGE_SIZE;
 /// How long a handshake may take in all.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// Sealed bytes taken from the socket in one call.
@@ -30,74 +26,38 @@ const OPEN_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Link {
-    Plain(Arc<Plain>),
+    /// Its bytes are the stream's own.
+    Plain(Arc<TcpStream>),
     Tls(Arc<Tls>),
-}
-
-/// A socket whose bytes are the stream's own.
-#[derive(Debug)]
-pub(crate) struct Plain {
-    socket: TcpStream,
-    zero_copy: ZeroCopy,
 }
 
 impl Link {
     pub(crate) fn plain_over(socket: TcpStream) -> Link {
-        let zero_copy = ZeroCopy::ask(socket.as_fd());
-        Link::Plain(Arc::new(Plain { socket, zero_copy }))
+        Link::Plain(Arc::new(socket))
     }
 
     pub(crate) fn socket(&self) -> &TcpStream {
         match self {
-            Link::Plain(plain) => &plain.socket,
+            Link::Plain(socket) => socket,
             Link::Tls(tls) => &tls.socket,
         }
     }
 
-    /// Sends all parts in order; `staging` is used where bytes must be copied before they are sealed.
-    pub(crate) fn send(&self, parts: &[Part<'_>], staging: &mut Vec<u8>) -> Result<u64, LaneError> {
-        let tls = match self {
-            Link::Plain(plain) => {
-                return Ok(send_parts(plain.socket.as_fd(), parts, Some(&plain.zero_copy))?);
+    /// Sends all bytes; returns how many the socket was given for them.
+    pub(crate) fn send(&self, bytes: &[u8]) -> Result<u64, LaneError> {
+        match self {
+            Link::Plain(socket) => {
+                socket.as_ref().write_all(bytes)?;
+                Ok(bytes.len() as u64)
             }
-            Link::Tls(tls) => tls,
-        };
-        // It keeps its length: to make room is to write zeros first.
-        let (mut sent, mut filled) = (0, 0);
-        let room = |staging: &mut Vec<u8>, filled: &mut usize, length: usize| {
-            let start = std::mem::replace(filled, filled.saturating_add(length));
-            if staging.len() < *filled {
-                staging.resize(*filled, 0);
-            }
-            start..*filled
-        };
-        for part in parts {
-            match part {
-                Part::Bytes(bytes) => {
-                    let place = room(staging, &mut filled, bytes.len());
-                    staging[place].copy_from_slice(bytes);
-                }
-                Part::Pages(region, range) => {
-                    for piece in range.chunks(SEAL_PAGES) {
-                        let length = usize::try_from(piece.len_bytes()).unwrap_or(usize::MAX);
-                        let place = room(staging, &mut filled, length);
-                        region
-                            .copy_out(piece.offset_bytes(), &mut staging[place])
-                            .map_err(|error| LaneError::Memory(error.to_string()))?;
-                        if filled >= SEAL_BYTES {
-                            sent += tls.write(&staging[..std::mem::take(&mut filled)])?;
-                        }
-                    }
-                }
-            }
+            Link::Tls(tls) => Ok(tls.write(bytes)?),
         }
-        Ok(sent + tls.write(&staging[..filled])?)
     }
 
     /// Reads what there is, at least a byte; 0 at the end.
     pub(crate) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Link::Plain(plain) => (&plain.socket).read(into),
+            Link::Plain(socket) => socket.as_ref().read(into),
             Link::Tls(tls) => tls.read(into),
         }
     }
@@ -105,7 +65,7 @@ impl Link {
     /// The socket, where its bytes are the stream's own.
     pub(crate) fn plain(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Link::Plain(plain) => Some(plain.socket.as_fd()),
+            Link::Plain(socket) => Some(socket.as_fd()),
             Link::Tls(_) => None,
         }
     }

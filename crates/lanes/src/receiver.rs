@@ -2,25 +2,32 @@
 
 use std::time::Instant;
 
-use godwit_ram::{PAGE_SIZE, PageRange, Region};
+use godwit_ram::{PAGE_SIZE, PageRange, RamError, Region};
 use godwit_wire::{
-    Codec, Delta, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message, PageRun,
-    PagesHeader,
+    Checksum, Codec, Delta, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK, Message,
+    PagesHeader, WireError, checksum,
 };
 
 use crate::LaneError;
 use crate::codec::{MAX_PIECE_BYTES, Unpacker};
 use crate::link::Link;
 
-/// Room for the largest payload that is read whole (device state, compressed pages), and for many small pages in one call.
+/// Room for the largest payload that is read whole (device state, the pages of a frame), and for many small pages in one call.
 const BUFFER_BYTES: usize = MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN;
 const _: () = assert!(MAX_PIECE_BYTES <= BUFFER_BYTES);
 
-/// What is taken in one go where pages can't be received straight: it stays in the CPU's cache until it is copied.
-const COPY_BYTES: u64 = 128 * 1024;
+/// [`PAGE_SIZE`], for places in buffers.
+const PAGE_BYTES: usize = godwit_wire::PAGE_SIZE as usize;
 
 /// With more than this to come, pages are received straight into guest memory.
 const DIRECT_BYTES: u64 = 64 * 1024;
+/// Pages received straight in one call, which are then summed up from the CPU's cache,
+const DIRECT_PAGES: u64 = DIRECT_BYTES / PAGE_SIZE;
+/// and what of them is summed up in one go.
+const SUM_BYTES: usize = 16 * 1024;
+
+/// What came of pages is not what was sent.
+const CORRUPTED: WireError = WireError::Corrupted { what: "pages" };
 
 /// What comes next on a lane.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,6 +47,8 @@ pub struct StreamReceiver {
     end: usize,
     received_bytes: u64,
     unpacker: Unpacker,
+    /// What pages that came straight into guest memory are summed up in.
+    scratch: Vec<u8>,
     /// The last pages came straight into guest memory: the next probably will, and are not to be read with their header.
     direct: bool,
     /// After this nothing more is read.
@@ -55,6 +64,7 @@ impl StreamReceiver {
             end: 0,
             received_bytes: 0,
             unpacker: Unpacker::default(),
+            scratch: Vec::new(),
             direct: false,
             deadline: None,
         }
@@ -89,7 +99,7 @@ impl StreamReceiver {
                 }
             }
             Kind::Padding => {
-                self.skip(header.length as usize)?;
+                self.skip(header)?;
                 Ok(Incoming::Message(Message::Padding { bytes: header.length }))
             }
             _ => {
@@ -108,11 +118,11 @@ impl StreamReceiver {
         self.start == self.end && self.link.is_idle()
     }
 
-    /// Takes announced pages into guest memory.
+    /// Takes announced pages into guest memory. After an error the pages hold anything: what they held, what came, or parts of both.
     ///
     /// # Errors
-    /// [`LaneError::OutOfBounds`] where the block does not have them; [`LaneError::Garbled`] where they can't be unpacked;
-    /// else as [`StreamReceiver::receive`].
+    /// [`LaneError::OutOfBounds`] where the block does not have them, [`WireError::Corrupted`] where they are not what was sent;
+    /// [`LaneError::Garbled`] where they can't be unpacked; else as [`StreamReceiver::receive`].
     pub fn pages(&mut self, region: &Region, header: PagesHeader) -> Result<(), LaneError> {
         let run = header.run;
         let range = PageRange { first: run.first, count: u64::from(run.count) };
@@ -120,25 +130,31 @@ impl StreamReceiver {
             return Err(LaneError::OutOfBounds { block: run.block, first: run.first, count: range.count });
         }
         match header.encoding {
-            Encoding::Raw => self.raw_pages(region, range),
-            Encoding::Compressed { codec, bytes } => self.compressed_pages(region, run, codec, bytes),
+            Encoding::Raw if range.len_bytes() > DIRECT_BYTES && self.link.plain().is_some() => {
+                self.pages_straight(region, range, header.sum)
+            }
+            Encoding::Raw => self.pages_by_buffer(region, range, header.sum),
+            Encoding::Compressed { codec, bytes } => self.compressed_pages(region, header, codec, bytes),
         }
     }
 
     fn compressed_pages(
         &mut self,
         region: &Region,
-        run: PageRun,
+        PagesHeader { run, sum, .. }: PagesHeader,
         codec: Codec,
         bytes: u32,
     ) -> Result<(), LaneError> {
         let (count, packed_bytes) = (u64::from(run.count), bytes as usize);
         self.fill(packed_bytes)?;
         let packed = &self.buffer[self.start..self.start + packed_bytes];
+        if checksum(packed) != sum {
+            return Err(CORRUPTED.into());
+        }
         let raw_bytes = usize::try_from(count * PAGE_SIZE).unwrap_or(usize::MAX);
         let garbled = LaneError::Garbled { block: run.block, first: run.first, count };
         let pages = self.unpacker.unpack(codec, packed, raw_bytes).ok_or(garbled)?;
-        region.copy_in(run.first * PAGE_SIZE, pages).map_err(|error| LaneError::Memory(error.to_string()))?;
+        copy_in(region, run.first * PAGE_SIZE, pages)?;
         self.start += packed_bytes;
         Ok(())
     }
@@ -157,35 +173,45 @@ impl StreamReceiver {
         })
     }
 
-    fn raw_pages(&mut self, region: &Region, range: PageRange) -> Result<(), LaneError> {
-        let mut offset = range.first * PAGE_SIZE;
-        let end = offset + range.count * PAGE_SIZE;
-        self.direct = end - offset > DIRECT_BYTES && self.link.plain().is_some();
-        // What has been read already is copied; where much is left it goes straight into memory from the next page on.
-        while offset < end {
-            let left = end - offset;
-            let direct = left > DIRECT_BYTES && self.link.plain().is_some();
-            if self.start == self.end
-                && direct
-                && offset.is_multiple_of(PAGE_SIZE)
-                && let Some(socket) = self.link.plain()
-            {
-                region.receive(socket, PageRange { first: offset / PAGE_SIZE, count: left / PAGE_SIZE })?;
-                self.received_bytes += left;
-                return Ok(());
-            }
-            let wanted = if direct { PAGE_SIZE - offset % PAGE_SIZE } else { left.min(COPY_BYTES) };
-            let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
-            let missing = wanted.saturating_sub(self.end - self.start);
-            self.fill_up_to(if direct { 1 } else { wanted }, missing)?;
-            let length = (self.end - self.start).min(usize::try_from(left).unwrap_or(usize::MAX));
-            region
-                .copy_in(offset, &self.buffer[self.start..self.start + length])
-                .map_err(|error| LaneError::Memory(error.to_string()))?;
-            self.start += length;
-            offset += length as u64;
+    /// What is not what was sent never gets into guest memory.
+    fn pages_by_buffer(&mut self, region: &Region, range: PageRange, sum: u32) -> Result<(), LaneError> {
+        self.direct = false;
+        let bytes = usize::try_from(range.len_bytes()).unwrap_or(usize::MAX);
+        self.fill(bytes)?;
+        let pages = &self.buffer[self.start..self.start + bytes];
+        if checksum(pages) != sum {
+            return Err(CORRUPTED.into());
         }
+        copy_in(region, range.offset_bytes(), pages)?;
+        self.start += bytes;
         Ok(())
+    }
+
+    /// What has been read already is copied; the rest goes straight into memory, and is judged there.
+    fn pages_straight(&mut self, region: &Region, range: PageRange, sum: u32) -> Result<(), LaneError> {
+        self.direct = true;
+        let mut summed = Checksum::default();
+        let read = (self.end - self.start).min(usize::try_from(range.len_bytes()).unwrap_or(usize::MAX));
+        let ahead = read.next_multiple_of(PAGE_BYTES);
+        self.fill_up_to(ahead, ahead - read)?;
+        let pages = &self.buffer[self.start..self.start + ahead];
+        summed.add(pages);
+        copy_in(region, range.offset_bytes(), pages)?;
+        self.start += ahead;
+        let (_, rest) = range.split(ahead as u64 / PAGE_SIZE);
+        self.scratch.resize(SUM_BYTES, 0);
+        for piece in rest.chunks(DIRECT_PAGES) {
+            let Some(socket) = self.link.plain() else { return Err(LaneError::Closed) };
+            region.receive(socket, piece)?;
+            self.received_bytes += piece.len_bytes();
+            for part in piece.chunks((SUM_BYTES / PAGE_BYTES) as u64) {
+                let length = usize::try_from(part.len_bytes()).unwrap_or(SUM_BYTES);
+                let pages = self.scratch.get_mut(..length).unwrap_or_default();
+                region.copy_data_out(part.offset_bytes(), pages).map_err(memory)?;
+                summed.add(pages);
+            }
+        }
+        if summed.value() == sum { Ok(()) } else { Err(CORRUPTED.into()) }
     }
 
     fn take<const N: usize>(&mut self) -> Result<&[u8; N], LaneError> {
@@ -195,14 +221,20 @@ impl StreamReceiver {
         self.buffer[start..].first_chunk().ok_or(LaneError::Closed)
     }
 
-    fn skip(&mut self, mut length: usize) -> Result<(), LaneError> {
+    fn skip(&mut self, header: FrameHeader) -> Result<(), LaneError> {
+        let (mut length, mut summed) = (header.length as usize, Checksum::default());
         while length > 0 {
             self.fill(1)?;
             let taken = length.min(self.end - self.start);
+            summed.add(&self.buffer[self.start..self.start + taken]);
             self.start += taken;
             length -= taken;
         }
-        Ok(())
+        if summed.value() == header.sum {
+            Ok(())
+        } else {
+            Err(WireError::Corrupted { what: "padding" }.into())
+        }
     }
 
     /// Reads until at least `length` bytes are buffered; `length` is bounded by [`BUFFER_BYTES`].
@@ -234,4 +266,13 @@ impl StreamReceiver {
         }
         Ok(())
     }
+}
+
+fn copy_in(region: &Region, offset_bytes: u64, from: &[u8]) -> Result<(), LaneError> {
+    region.copy_in(offset_bytes, from).map_err(memory)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err asks for")]
+fn memory(error: RamError) -> LaneError {
+    LaneError::Memory(error.to_string())
 }

@@ -2,15 +2,14 @@
 
 mod paced;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use godwit_ram::{PageRange, Part, Region};
+use godwit_ram::{PageRange, Region};
 use godwit_wire::{
-    BlockRun, Codec, Delta, Encoding, MAX_COMPRESSED_PAGES, MAX_PADDING, Message, PAGE_SIZE, PageRun,
-    PagesHeader, Zeros,
+    BlockRun, Codec, Delta, Encoding, MAX_PADDING, MAX_PAGES_PER_FRAME, Message, PAGE_SIZE, PageRun,
+    PagesHeader, Zeros, checksum,
 };
 
 use crate::codec::{Compressor, MAX_PIECE_BYTES};
@@ -21,7 +20,8 @@ use crate::reference::{Knowledge, Sought};
 use crate::{Differing, LaneError, Packing, Referring, UnitPages, UnitSent};
 use paced::Paced;
 
-/// Compressed bytes that are handed to the socket in one call: it sends them while the next pages are compressed.
+/// From so many bytes on what has been put together is handed to the socket: it sends them while the next pages are copied, summed up
+/// and compressed. Little enough to stay in the CPU's cache on their way.
 const BATCH_BYTES: usize = 128 << 10;
 
 /// The sending half of a stream.
@@ -34,7 +34,6 @@ pub struct StreamSender {
     /// What differs between them and what was sent of them before.
     differences: Vec<u8>,
     compressor: Compressor,
-    staging: Vec<u8>,
     pace: Option<StreamPace>,
 }
 
@@ -46,8 +45,8 @@ struct Output {
 }
 
 impl Output {
-    fn send(&self, parts: &[Part<'_>], staging: &mut Vec<u8>) -> Result<u64, LaneError> {
-        let sent = self.link.send(parts, staging)?;
+    fn send(&self, bytes: &[u8]) -> Result<u64, LaneError> {
+        let sent = self.link.send(bytes)?;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         Ok(sent)
     }
@@ -61,7 +60,6 @@ impl StreamSender {
             copy: Vec::new(),
             differences: Vec::new(),
             compressor: Compressor::default(),
-            staging: Vec::new(),
             pace,
         }
     }
@@ -82,8 +80,8 @@ impl StreamSender {
     /// [`LaneError`]: the stream is unusable afterwards.
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
         self.batch.clear();
-        message.encode(&mut self.batch.bytes);
-        self.output.send(&[Part::Bytes(&self.batch.bytes)], &mut self.staging)?;
+        self.batch.message(message);
+        self.output.send(self.batch.bytes())?;
         Ok(())
     }
 
@@ -104,8 +102,8 @@ impl StreamSender {
     }
 
     /// Sends a unit: runs of pages of one block as they are in memory now, runs that are zero, and the unit's end. Pages that
-    /// are not worth their compression go raw, whatever `packing` says, and straight from guest memory. Without `knowledge`
-    /// none is told by its content or by what differs.
+    /// are not worth their compression go raw, whatever `packing` says. All go from a copy: the guest writes meanwhile, and what is
+    /// summed up must be what is sent. Without `knowledge` none is told by its content or by what differs.
     ///
     /// # Errors
     /// [`LaneError`]: the stream is unusable afterwards.
@@ -120,19 +118,18 @@ impl StreamSender {
             UnitSent { unsent_before_bytes: self.output.link.unsent_bytes(), ..UnitSent::default() };
         self.batch.clear();
         self.put_zeros(round, block, zeros);
-        sent.zero.add(zeros.iter().map(|run| run.count).sum(), self.batch.bytes.len());
+        sent.zero.add(zeros.iter().map(|run| run.count).sum(), self.batch.filled);
         let paced = self.paced();
         for (way, runs) in ways(packing, knowledge, pages) {
-            let most = if way.is_raw() { u32::MAX } else { MAX_COMPRESSED_PAGES }.min(paced.most_pages());
-            for frame in frames(round, block, &runs, most) {
+            for frame in frames(round, block, &runs, paced.most_pages()) {
                 self.put_piece(region, frame, way, &mut sent)?;
-                if self.batch.bytes.len() >= BATCH_BYTES {
-                    sent.wire_bytes += self.flush(region, &paced)?;
+                if self.batch.filled >= BATCH_BYTES {
+                    sent.wire_bytes += self.flush(&paced)?;
                 }
             }
         }
-        Message::UnitEnd.encode(&mut self.batch.bytes);
-        sent.wire_bytes += self.flush(region, &paced)?;
+        self.batch.message(&Message::UnitEnd);
+        sent.wire_bytes += self.flush(&paced)?;
         sent.unsent_after_bytes = self.output.link.unsent_bytes();
         Ok(sent)
     }
@@ -142,7 +139,7 @@ impl StreamSender {
             zeros.iter().map(|run| BlockRun { block, first: run.first, count: run.count }).collect();
         while !runs.is_empty() {
             let message = Message::Zeros(Zeros { round, runs });
-            let taken = message.encode(&mut self.batch.bytes);
+            let taken = self.batch.message(&message);
             let Message::Zeros(rest) = message else { break };
             runs = rest.runs;
             runs.drain(..taken);
@@ -157,17 +154,20 @@ impl StreamSender {
         way: Way<'_>,
         sent: &mut UnitSent,
     ) -> Result<(), LaneError> {
+        let copy_out = |pages: &mut [u8]| {
+            let copied = region.copy_data_out(piece.run.first * u64::from(PAGE_SIZE), pages);
+            copied.map_err(|error| LaneError::Memory(error.to_string()))
+        };
         if way.is_raw() {
-            self.put_frame(piece, way, &[], Duration::ZERO, sent);
+            let bytes = self.batch.pages(piece, copy_out)?;
+            sent.raw.add(u64::from(piece.run.count), bytes);
             return Ok(());
         }
         let begun = Instant::now();
         let mut copy = std::mem::take(&mut self.copy);
         copy.resize(MAX_PIECE_BYTES, 0);
         let pages = copy.get_mut(..piece.run.count as usize * PAGE_SIZE as usize).unwrap_or_default();
-        region
-            .copy_out(piece.run.first * u64::from(PAGE_SIZE), pages)
-            .map_err(|error| LaneError::Memory(error.to_string()))?;
+        copy_out(pages)?;
         match way.content {
             None => self.put_rest(piece, way, pages, begun.elapsed(), sent),
             Some(knowledge) => self.put_told(knowledge, piece, way, pages, begun, sent),
@@ -198,9 +198,9 @@ impl StreamSender {
                 let each = (run.first..).zip(bytes.chunks_exact(PAGE_SIZE as usize));
                 each.for_each(|(page, bytes)| history.sends(run.block, page, bytes));
             }
-            let before = self.batch.bytes.len();
-            Message::References(sought.references(piece.round, run, place)).encode(&mut self.batch.bytes);
-            sent.reference.add(u64::from(run.count), self.batch.bytes.len() - before);
+            let before = self.batch.filled;
+            self.batch.message(&Message::References(sought.references(piece.round, run, place)));
+            sent.reference.add(u64::from(run.count), self.batch.filled - before);
         }
     }
 
@@ -254,10 +254,10 @@ impl StreamSender {
         if packed.len() > Delta::most_packed_bytes(bases.len()) {
             return None;
         }
-        let before = self.batch.bytes.len();
+        let before = self.batch.filled;
         let delta = Delta { round, block: run.block, first: run.first, bases, packed: packed.to_vec() };
-        Message::Delta(delta).encode(&mut self.batch.bytes);
-        let bytes = self.batch.bytes.len() - before;
+        self.batch.message(&Message::Delta(delta));
+        let bytes = self.batch.filled - before;
         sent.delta.add(u64::from(run.count), bytes);
         if sampled {
             sent.comparing.told += u64::from(run.count);
@@ -266,8 +266,7 @@ impl StreamSender {
         Some(())
     }
 
-    /// One frame, in the codec's form where that pays. `copy`: its pages, where its way is not raw; `copying`: what making it has
-    /// cost.
+    /// One frame, in the codec's form where that pays. `copy`: its pages; `copying`: what making it has cost.
     fn put_frame(
         &mut self,
         mut frame: PagesHeader,
@@ -276,36 +275,27 @@ impl StreamSender {
         copying: Duration,
         sent: &mut UnitSent,
     ) {
-        let range = PageRange { first: frame.run.first, count: u64::from(frame.run.count) };
-        let raw_bytes = frame.run.count as usize * PAGE_SIZE as usize;
+        let pages = u64::from(frame.run.count);
         if let Some(codec) = way.codec {
             let begun = Instant::now();
             let packed = self.compressor.pack(codec, copy);
-            let bytes = packed.map_or(raw_bytes, <[u8]>::len);
-            sent.effort_mut(codec).add(raw_bytes, bytes, copying + begun.elapsed());
+            let bytes = packed.map_or(copy.len(), <[u8]>::len);
+            sent.effort_mut(codec).add(copy.len(), bytes, copying + begun.elapsed());
             if let Some(packed) = packed {
                 // A piece is at most 256 KiB, and less than that by now.
                 frame.encoding =
                     Encoding::Compressed { codec, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
-                self.batch.bytes.extend_from_slice(&frame.to_bytes());
-                self.batch.bytes.extend_from_slice(packed);
-                sent.tally_mut(Some(codec)).add(range.count, PagesHeader::LEN + bytes);
-                return;
+                let bytes = self.batch.frame(frame, packed);
+                return sent.tally_mut(Some(codec)).add(pages, bytes);
             }
         }
-        self.batch.bytes.extend_from_slice(&frame.to_bytes());
-        match way.history {
-            // What is remembered of them, not what they hold by the time that the kernel reads them.
-            Some(_) => self.batch.bytes.extend_from_slice(copy),
-            None => self.batch.pages(range),
-        }
-        sent.tally_mut(None).add(range.count, PagesHeader::LEN + raw_bytes);
+        let bytes = self.batch.frame(frame, copy);
+        sent.raw.add(pages, bytes);
     }
 
     /// Hands what has been put together to the kernel.
-    fn flush(&mut self, region: &Region, paced: &Paced) -> Result<u64, LaneError> {
-        let (parts, ends) = self.batch.parts(region);
-        let sent = paced.send(&parts, &ends, &mut self.staging)?;
+    fn flush(&mut self, paced: &Paced) -> Result<u64, LaneError> {
+        let sent = paced.send(self.batch.bytes(), &self.batch.ends)?;
         self.batch.clear();
         Ok(sent)
     }
@@ -324,7 +314,7 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Straight from memory.
+    /// As they are: nobody looks at them.
     fn is_raw(self) -> bool {
         self.codec.is_none() && self.content.is_none() && self.history.is_none()
     }
@@ -341,7 +331,7 @@ fn ways<'a>(
         Differing::No => (Vec::new(), pages.to_vec()),
         Differing::Sample | Differing::All => split_sample(pages),
     };
-    let (probed, rest) = split(&others, if probes { u64::from(MAX_COMPRESSED_PAGES) } else { 0 });
+    let (probed, rest) = split(&others, if probes { u64::from(MAX_PAGES_PER_FRAME) } else { 0 });
     let plain = Way {
         codec: packing.codec,
         content: knowledge.filter(|_| packing.reference == Referring::All),
@@ -360,39 +350,71 @@ fn bytes_of(run: PageRun, piece: PageRun, bytes: &[u8]) -> &[u8] {
     bytes.get(from..).and_then(|rest| rest.get(..run.count as usize * PAGE_SIZE as usize)).unwrap_or_default()
 }
 
-/// What is sent in one call: bytes, and pages that follow some of them.
+/// Frames that are sent in one go.
 #[derive(Debug, Default)]
 struct Batch {
-    bytes: Vec<u8>,
-    /// Pages, each with the place in the bytes that it follows.
-    pages: Vec<(usize, PageRange)>,
+    /// It keeps its length: to make room is to write zeros first.
+    room: Vec<u8>,
+    filled: usize,
+    /// Where frames end, ascending.
+    ends: Vec<usize>,
+    /// A message on its way in.
+    message: Vec<u8>,
 }
 
 impl Batch {
     fn clear(&mut self) {
-        self.bytes.clear();
-        self.pages.clear();
+        self.filled = 0;
+        self.ends.clear();
     }
 
-    /// Pages that follow what was put so far.
-    fn pages(&mut self, range: PageRange) {
-        self.pages.push((self.bytes.len(), range));
+    fn bytes(&self) -> &[u8] {
+        &self.room[..self.filled]
     }
 
-    /// The parts, and places among them before which a frame ends.
-    fn parts<'a>(&'a self, region: &'a Region) -> (Vec<Part<'a>>, Vec<usize>) {
-        let mut parts = Vec::with_capacity(2 * self.pages.len() + 1);
-        let mut ends = Vec::with_capacity(self.pages.len() + 1);
-        let bytes = |range: Range<usize>| Part::Bytes(&self.bytes[range]);
-        let mut from = 0;
-        for &(place, range) in &self.pages {
-            parts.extend([bytes(from..place), Part::Pages(region, range)]);
-            ends.push(parts.len());
-            from = place;
+    /// Room for so many more bytes.
+    fn grow(&mut self, bytes: usize) -> &mut [u8] {
+        let start = self.filled;
+        self.filled += bytes;
+        if self.room.len() < self.filled {
+            self.room.resize(self.filled, 0);
         }
-        parts.push(bytes(from..self.bytes.len()));
-        ends.push(parts.len());
-        (parts, ends)
+        &mut self.room[start..self.filled]
+    }
+
+    /// Puts a whole frame. Returns how many of the message's runs it took ([`Message::encode`]).
+    fn message(&mut self, message: &Message) -> usize {
+        let mut bytes = std::mem::take(&mut self.message);
+        bytes.clear();
+        let taken = message.encode(&mut bytes);
+        self.grow(bytes.len()).copy_from_slice(&bytes);
+        self.ends.push(self.filled);
+        self.message = bytes;
+        taken
+    }
+
+    /// Puts a frame of pages that are copied by `copy`. Returns its bytes.
+    fn pages(
+        &mut self,
+        frame: PagesHeader,
+        copy: impl FnOnce(&mut [u8]) -> Result<(), LaneError>,
+    ) -> Result<usize, LaneError> {
+        let bytes = PagesHeader::LEN + frame.run.count as usize * PAGE_SIZE as usize;
+        let (header, pages) = self.grow(bytes).split_at_mut(PagesHeader::LEN);
+        copy(pages)?;
+        header.copy_from_slice(&PagesHeader { sum: checksum(pages), ..frame }.to_bytes());
+        self.ends.push(self.filled);
+        Ok(bytes)
+    }
+
+    /// Puts a frame of pages, raw or compressed. Returns its bytes.
+    fn frame(&mut self, frame: PagesHeader, content: &[u8]) -> usize {
+        let bytes = PagesHeader::LEN + content.len();
+        let (header, pages) = self.grow(bytes).split_at_mut(PagesHeader::LEN);
+        header.copy_from_slice(&PagesHeader { sum: checksum(content), ..frame }.to_bytes());
+        pages.copy_from_slice(content);
+        self.ends.push(self.filled);
+        bytes
     }
 }
 
@@ -418,7 +440,7 @@ fn frames(
     runs.iter().flat_map(move |run| run.chunks(u64::from(most_pages))).map(move |piece| {
         let count = u32::try_from(piece.count).unwrap_or(most_pages);
         let run = PageRun { block, first: piece.first, count };
-        PagesHeader { round, run, encoding: Encoding::Raw }
+        PagesHeader { round, run, encoding: Encoding::Raw, sum: 0 }
     })
 }
 
@@ -434,8 +456,8 @@ mod tests {
     fn long_runs_are_cut_into_frames() {
         let runs = [PageRange { first: 3, count: 2 }, PageRange { first: 100, count: 1100 }];
         assert_eq!(cut(&runs, 512), [(3, 2), (100, 512), (612, 512), (1124, 76)]);
-        assert_eq!(cut(&runs[..1], MAX_COMPRESSED_PAGES), [(3, 2)]);
-        assert_eq!(cut(&[PageRange { first: 0, count: 70 }], MAX_COMPRESSED_PAGES), [(0, 64), (64, 6)]);
+        assert_eq!(cut(&runs[..1], MAX_PAGES_PER_FRAME), [(3, 2)]);
+        assert_eq!(cut(&[PageRange { first: 0, count: 70 }], MAX_PAGES_PER_FRAME), [(0, 64), (64, 6)]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use godwit_ram::{DirtyCount, DirtyTracker, PageRange, ThrottleFigures, TrackError};
-use godwit_wire::{Message, PagedIn};
+use godwit_wire::{Message, PagedIn, WireError};
 
 use crate::failure::{Failure, FailureCode};
 use crate::source::{Event, NotServed};
@@ -302,6 +302,8 @@ impl Inbox {
 pub fn lane_failure(error: &godwit_lanes::LaneError) -> Failure {
     use godwit_lanes::LaneError;
     let code = match error {
+        // The peer sent something else: another way, or another moment, may carry it whole.
+        LaneError::Wire(WireError::Corrupted { .. }) => FailureCode::LaneLost,
         LaneError::Wire(_)
         | LaneError::OutOfBounds { .. }
         | LaneError::Garbled { .. }

@@ -3,7 +3,7 @@
 //!
 //! - [`RamDir`]: the host's own tmpfs for guest RAM. [`Region`]: one RAM block, a file in it that QEMU maps shared.
 //!   [`RamFile`]: one that is only read.
-//! - [`send_parts`] and [`Region::receive`]: from a region's pages to a socket and back without a copy in between.
+//! - [`Region::receive`]: from a socket to a region's pages without a copy in between.
 //! - [`DirtyTracker`]: which pages a running guest has written; [`tracking`] has the essay on how.
 //! - [`PageIn`]: a guest that runs while pages of its memory are missing; [`page_in`] has the essay.
 //! - [`MissingPages`]: which pages those are, in a file that outlives the agent.
@@ -27,7 +27,6 @@ mod region;
 pub mod tracking;
 mod transfer;
 mod zero;
-mod zero_copy;
 
 pub use error::{RamError, TrackError};
 pub use file::RamFile;
@@ -40,7 +39,4 @@ pub use tracking::{
     CHUNK_PAGES, DirtyCount, DirtyTracker, ThrottleFigures, check_kernel, throttle_chunk_pages,
     tracker_listener,
 };
-pub use transfer::{
-    Part, acked_bytes, limit_unsent_bytes, send_parts, unacked_bytes, unanswered_timeouts, unsent_bytes,
-};
-pub use zero_copy::ZeroCopy;
+pub use transfer::{acked_bytes, limit_unsent_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes};

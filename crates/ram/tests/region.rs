@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use godwit_ram::pages::gaps;
-use godwit_ram::{PAGE_SIZE, PageRange, Part, RamDir, RamError, Region, ZeroCopy, send_parts};
+use godwit_ram::{PAGE_SIZE, PageRange, RamDir, RamError, Region};
 use proptest::prelude::*;
 use support::{Bench, NOBODY, Random};
 
@@ -109,19 +109,20 @@ fn bounds_are_kept() {
         PageRange::new(u64::MAX, 1),
         PageRange::new(1, u64::MAX),
     ];
-    let (left, right) = UnixStream::pair().expect("a pair");
+    let (left, _right) = UnixStream::pair().expect("a pair");
     for range in outside {
         assert!(region.allocate(range).is_err());
         assert!(region.zero(range).is_err());
         assert!(region.data_ranges(range, &mut Vec::new()).is_err());
         let received = region.receive(left.as_fd(), range).expect_err("before it reads");
         assert_eq!(received.kind(), std::io::ErrorKind::InvalidInput);
-        let sent = send_parts(right.as_fd(), &[Part::Bytes(b"x"), Part::Pages(&region, range)], None);
-        assert_eq!(sent.expect_err("before it sends").kind(), std::io::ErrorKind::InvalidInput);
     }
     assert!(!region.is_zero(PAGES));
     assert!(region.copy_in(PAGES * PAGE_SIZE - 1, &[1, 2]).is_err());
-    assert!(region.copy_out(u64::MAX, &mut [0]).is_err());
+    for offset in [u64::MAX, PAGES * PAGE_SIZE - 1] {
+        assert!(region.copy_out(offset, &mut [0; 2]).is_err());
+        assert!(region.copy_data_out(offset, &mut [0; 2]).is_err());
+    }
 }
 
 #[test]
@@ -197,19 +198,16 @@ fn pages_travel_over_a_socket() {
     let (from, to) = (bench.region("from", PAGES), bench.region("to", PAGES));
     fill(&from, from.all_pages());
     to.allocate(to.all_pages()).expect("allocates");
-    let (left, mut right) = UnixStream::pair().expect("a pair");
-    // More parts than one call takes, each run behind a header of its own.
-    let runs: Vec<PageRange> = from.all_pages().chunks(1).collect();
-    let headers: Vec<[u8; 8]> = runs.iter().map(|run| run.first.to_le_bytes()).collect();
+    let (mut left, mut right) = UnixStream::pair().expect("a pair");
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut parts = Vec::new();
-            for (header, run) in headers.iter().zip(&runs) {
-                parts.extend([Part::Bytes(header), Part::Bytes(&[]), Part::Pages(&from, *run)]);
+            let mut bytes = vec![0; usize::try_from(from.size_bytes()).expect("small")];
+            from.copy_data_out(0, &mut bytes).expect("in bounds");
+            for (number, page) in (0..PAGES).zip(bytes.chunks(4096)) {
+                left.write_all(&number.to_le_bytes()).expect("sends");
+                left.write_all(page).expect("sends");
             }
-            parts.push(Part::Pages(&from, from.all_pages()));
-            let sent = send_parts(left.as_fd(), &parts, None).expect("sends");
-            assert_eq!(sent, PAGES * (8 + 2 * PAGE_SIZE));
+            left.write_all(&bytes).expect("sends");
             left.shutdown(Shutdown::Write).expect("connected");
         });
         for _ in 0..PAGES {
@@ -225,50 +223,6 @@ fn pages_travel_over_a_socket() {
         let ended = to.receive(right.as_fd(), PageRange::new(0, 1)).expect_err("the end");
         assert_eq!(ended.kind(), std::io::ErrorKind::UnexpectedEof);
     });
-}
-
-#[test]
-fn pages_leave_without_a_copy_until_the_kernel_says_that_it_copies() {
-    let Some(bench) = Bench::new() else { return };
-    let (from, to) = (bench.region("from", PAGES), bench.region("to", PAGES));
-    fill(&from, from.all_pages());
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listens");
-    let near = std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("connects");
-    let (far, _) = listener.accept().expect("a connection");
-    let zero_copy = ZeroCopy::ask(near.as_fd());
-    assert!(zero_copy.is_on(), "Linux can do this since 4.14");
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            // Headers are the caller's again when it returns: those are copied, and not the pages.
-            let mut header = [0; 8];
-            for round in 0..16u64 {
-                header.copy_from_slice(&round.to_le_bytes());
-                let parts = [Part::Bytes(&header), Part::Pages(&from, from.all_pages())];
-                let sent = send_parts(near.as_fd(), &parts, Some(&zero_copy)).expect("sends");
-                assert_eq!(sent, 8 + PAGES * PAGE_SIZE);
-            }
-        });
-        for round in 0..16u64 {
-            let mut header = [0; 8];
-            (&far).read_exact(&mut header).expect("a header");
-            assert_eq!(u64::from_le_bytes(header), round);
-            to.zero(to.all_pages()).expect("zeroes");
-            to.receive(far.as_fd(), to.all_pages()).expect("all pages");
-            assert!((0..PAGES).all(|page| content(&to, page) == pattern(page)), "round {round}");
-        }
-    });
-    // What goes to this machine itself is copied for the receiver, and the kernel says so.
-    assert!(!zero_copy.is_on());
-}
-
-#[test]
-fn a_peer_that_has_gone_is_an_error_and_no_signal() {
-    let Some(bench) = Bench::new() else { return };
-    let region = bench.region("a", PAGES);
-    let (left, right) = UnixStream::pair().expect("a pair");
-    drop(right);
-    let sent = send_parts(left.as_fd(), &[Part::Pages(&region, PageRange::new(0, 1))], None);
-    assert_eq!(sent.expect_err("nobody there").kind(), std::io::ErrorKind::BrokenPipe);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::cursor::Cursor;
 use crate::frame::DELTA_HEADER;
-use crate::{Codec, MAX_BLOCKS, MAX_COMPRESSED_PAGES, PAGE_SIZE, WireError};
+use crate::{Codec, MAX_BLOCKS, MAX_PAGES_PER_FRAME, PAGE_SIZE, WireError};
 
 /// Pages in a row, each as the bits that differ from what the destination has of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct Delta {
     pub block: u16,
     /// The first page's number in the block.
     pub first: u64,
-    /// The [`prefix`](crate::prefix) of what the destination should have of each page, 1 to [`MAX_COMPRESSED_PAGES`] of them: a
+    /// The [`prefix`](crate::prefix) of what the destination should have of each page, 1 to [`MAX_PAGES_PER_FRAME`] of them: a
     /// page that holds something else there can't be made.
     pub bases: Vec<u64>,
     /// Old pages XOR new pages, all in one piece, by [`Codec::Lz4`]: at most half of what the pages have.
@@ -58,7 +58,7 @@ impl Delta {
         if codec != Codec::Lz4 as u8 {
             return Err(WireError::BadValue { what: "the delta's codec" });
         }
-        if !(1..=MAX_COMPRESSED_PAGES).contains(&count) || first.checked_add(u64::from(count)).is_none() {
+        if !(1..=MAX_PAGES_PER_FRAME).contains(&count) || first.checked_add(u64::from(count)).is_none() {
             return Err(WireError::BadValue { what: "the delta's count" });
         }
         let bases: Vec<u64> = (0..count).map(|_| cursor.u64("a page's base")).collect::<Result<_, _>>()?;

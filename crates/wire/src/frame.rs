@@ -1,16 +1,20 @@
 //! The frame header, and how long a frame of each kind may be.
 
 use crate::{
-    MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_PADDING,
-    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WAIT_CLASSES, WireError,
+    MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_PADDING, MAX_PAGES_PER_FRAME,
+    MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WAIT_CLASSES, WireError, checksum,
 };
 
-/// Bytes of a frame header: kind (1), reserved and zero (3), payload length (4).
-pub const HEADER_LEN: usize = 8;
+/// Bytes of a frame header: kind (1), payload length (3), the payload's checksum (4), the header's own (4).
+pub const HEADER_LEN: usize = 12;
+/// Bytes of it before its own checksum.
+const SUMMED: usize = HEADER_LEN - 4;
+/// The longest payload that a header can tell, bytes.
+const MAX_LENGTH: u32 = (1 << 24) - 1;
 
 /// Bytes of a pages frame before its pages: round (4), block (2), codec or zero (1), reserved (1), first page (8), page
-/// count (4).
-pub(crate) const PAGES_HEADER: u32 = 20;
+/// count (4), the pages' checksum (4).
+pub(crate) const PAGES_HEADER: u32 = 24;
 /// Bytes of a references frame before its hashes.
 pub(crate) const REFERENCES_HEADER: u32 = 32;
 /// Bytes of a delta frame before its bases.
@@ -40,7 +44,7 @@ macro_rules! kinds {
 
             /// The least and the most bytes of its payload.
             #[must_use]
-            pub fn bounds(self) -> (u32, u32) {
+            pub const fn bounds(self) -> (u32, u32) {
                 match self { $(Kind::$name => ($least, $most)),* }
             }
         }
@@ -89,7 +93,7 @@ kinds! {
     /// Source → destination: all pages have been sent; how many, and the units of each data stream.
     PagesEnd = 20, 10, 10 + 8 * MAX_STREAMS as u32;
     /// Source → destination: pages, compressed, in fewer bytes than they have.
-    CompressedPages = 21, PAGES_HEADER + 1, PAGES_HEADER + PAGE_SIZE * MAX_COMPRESSED_PAGES - 1;
+    CompressedPages = 21, PAGES_HEADER + 1, PAGES_HEADER + PAGE_SIZE * MAX_PAGES_PER_FRAME - 1;
     /// Source → destination: pages whose content the destination has elsewhere, with their hashes.
     References = 22, REFERENCES_HEADER + 32, REFERENCES_HEADER + 32 * MAX_REFERENCES;
     /// Destination → source: pages that could not be made of what a data stream brought.
@@ -97,7 +101,7 @@ kinds! {
     /// Destination → source: what it has, by the beginnings of hashes.
     Digests = 24, DIGESTS_HEADER + 8, DIGESTS_HEADER + 8 * MAX_DIGESTS;
     /// Source → destination: what differs in pages from what was sent of them before.
-    Delta = 25, DELTA_HEADER + 8 + 1, DELTA_HEADER + (8 + PAGE_SIZE / 2) * MAX_COMPRESSED_PAGES;
+    Delta = 25, DELTA_HEADER + 8 + 1, DELTA_HEADER + (8 + PAGE_SIZE / 2) * MAX_PAGES_PER_FRAME;
     /// Source → destination: be ready to run the guest while pages of it are missing.
     PreparePageIn = 26, 0, 0;
     /// Destination → source: whether it is.
@@ -112,6 +116,14 @@ kinds! {
     PagedIn = 31, PAGED_IN_BYTES, PAGED_IN_BYTES;
 }
 
+const _: () = {
+    let mut kind = 0;
+    while kind < Kind::ALL.len() {
+        assert!(Kind::ALL[kind].bounds().1 < MAX_LENGTH);
+        kind += 1;
+    }
+};
+
 /// A frame's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
@@ -119,32 +131,36 @@ pub struct FrameHeader {
     pub kind: Kind,
     /// Bytes that follow the header, within the kind's bounds.
     pub length: u32,
+    /// Their [`checksum`]; of a pages frame that of its fields, which hold that of the pages.
+    pub sum: u32,
 }
 
 impl FrameHeader {
-    /// Reads a header; a length out of the kind's bounds is an error.
+    /// Reads a header whose checksum is right; a length out of the kind's bounds is an error.
     ///
     /// # Errors
-    /// [`WireError::UnknownKind`], [`WireError::BadLength`], [`WireError::BadValue`] for reserved bytes that are not zero.
+    /// [`WireError::Corrupted`], [`WireError::UnknownKind`], [`WireError::BadLength`].
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<FrameHeader, WireError> {
-        let [code, reserved @ .., l0, l1, l2, l3] = *bytes;
-        let kind = Kind::from_code(code).ok_or(WireError::UnknownKind { kind: code })?;
-        if reserved != [0; 3] {
-            return Err(WireError::BadValue { what: "the frame header's reserved bytes" });
+        let [code, l0, l1, l2, s0, s1, s2, s3, own @ ..] = *bytes;
+        if checksum(&bytes[..SUMMED]) != u32::from_le_bytes(own) {
+            return Err(WireError::Corrupted { what: "a frame's header" });
         }
-        let length = u32::from_le_bytes([l0, l1, l2, l3]);
+        let kind = Kind::from_code(code).ok_or(WireError::UnknownKind { kind: code })?;
+        let length = u32::from_le_bytes([l0, l1, l2, 0]);
         let (least, most) = kind.bounds();
         if (least..=most).contains(&length) {
-            Ok(FrameHeader { kind, length })
+            Ok(FrameHeader { kind, length, sum: u32::from_le_bytes([s0, s1, s2, s3]) })
         } else {
             Err(WireError::BadLength { kind, length, least, most })
         }
     }
 
-    /// The header's bytes.
+    /// The header's bytes. A length that can't be told becomes the longest, which no kind allows.
     #[must_use]
     pub fn to_bytes(self) -> [u8; HEADER_LEN] {
-        let [l0, l1, l2, l3] = self.length.to_le_bytes();
-        [self.kind as u8, 0, 0, 0, l0, l1, l2, l3]
+        let [l0, l1, l2, _] = self.length.min(MAX_LENGTH).to_le_bytes();
+        let [s0, s1, s2, s3] = self.sum.to_le_bytes();
+        let [o0, o1, o2, o3] = checksum(&[self.kind as u8, l0, l1, l2, s0, s1, s2, s3]).to_le_bytes();
+        [self.kind as u8, l0, l1, l2, s0, s1, s2, s3, o0, o1, o2, o3]
     }
 }

@@ -1,8 +1,8 @@
 //! The migration protocol of a lane: messages, framing, bounds. No I/O and no memory of a guest.
 //!
-//! A lane carries frames in both directions. A frame is a header of [`HEADER_LEN`] bytes (kind, reserved, length) and a
-//! payload whose length is bounded by its kind before anything is allocated. Numbers are little-endian. The
-//! document is docs/protocol.md; `tests/document.rs` holds both together.
+//! A lane carries frames in both directions. A frame is a header of [`HEADER_LEN`] bytes (kind, length, checksums) and a
+//! payload whose length is bounded by its kind before anything is allocated. Numbers are little-endian. Nothing of a frame is acted
+//! upon before its checksum was right. The document is docs/protocol.md; `tests/document.rs` holds both together.
 
 mod cursor;
 mod delta;
@@ -10,6 +10,7 @@ mod frame;
 mod message;
 mod reference;
 mod runs;
+mod sum;
 mod version;
 
 pub use delta::Delta;
@@ -20,12 +21,11 @@ pub use message::{
 };
 pub use reference::{Digests, PageHash, Place, References, prefix};
 pub use runs::MAX_RUNS_PAYLOAD;
+pub use sum::{Checksum, checksum};
 pub use version::{Incompatible, SUPPORTED, VersionRange, negotiate};
 
-/// The most pages that one frame carries: 2 MiB.
-pub const MAX_PAGES_PER_FRAME: u32 = 512;
-/// The most pages that one compressed frame carries: 256 KiB, what a receiver unpacks in one go.
-pub const MAX_COMPRESSED_PAGES: u32 = 64;
+/// The most pages that one frame carries, raw or compressed: 256 KiB, what a sender sums and a receiver unpacks in one go.
+pub const MAX_PAGES_PER_FRAME: u32 = 64;
 /// The most pages that one references frame names.
 pub const MAX_REFERENCES: u32 = 64;
 /// The most pages that one digests frame tells of.
@@ -90,6 +90,15 @@ impl std::str::FromStr for MigrationId {
 /// can be trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
+    /// Bytes are not what was sent, or were sent by something else.
+    #[error(
+        "the checksum of {what} is wrong: its bytes changed on their way (a network card, a switch or a host's memory is at fault), or \
+         the peer does not speak this protocol"
+    )]
+    Corrupted {
+        /// What is summed up.
+        what: &'static str,
+    },
     /// The first bytes are not this protocol's.
     #[error(
         "the peer does not speak Godwit's migration protocol: check that the address is an agent's lane port"

@@ -3,8 +3,8 @@
 use crate::cursor::Cursor;
 use crate::frame::{HEADER_LEN, PAGES_HEADER};
 use crate::{
-    Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_COMPRESSED_PAGES, MAX_DETAIL, MAX_PAGES_PER_FRAME,
-    MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange, WAIT_CLASSES, WireError, runs,
+    Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId,
+    PAGE_SIZE, References, VersionRange, WAIT_CLASSES, WireError, checksum, runs,
 };
 
 /// The first eight bytes of a lane; the line end shows a lane that went through something that edits text.
@@ -30,6 +30,8 @@ pub struct PagesHeader {
     pub run: PageRun,
     /// What follows the fields.
     pub encoding: Encoding,
+    /// Its [`checksum`].
+    pub sum: u32,
 }
 
 /// How a frame holds its pages.
@@ -74,7 +76,7 @@ pub struct PageRun {
     pub block: u16,
     /// The first page's number in the block.
     pub first: u64,
-    /// 1 to [`MAX_PAGES_PER_FRAME`]; where they are compressed, to [`MAX_COMPRESSED_PAGES`].
+    /// 1 to [`MAX_PAGES_PER_FRAME`].
     pub count: u32,
 }
 
@@ -92,14 +94,18 @@ impl PagesHeader {
             Encoding::Raw => (self.run.count * PAGE_SIZE, 0),
             Encoding::Compressed { codec, bytes } => (bytes, codec as u8),
         };
+        let mut fields = [0; PAGES_HEADER as usize];
+        fields[..4].copy_from_slice(&self.round.to_le_bytes());
+        fields[4..6].copy_from_slice(&self.run.block.to_le_bytes());
+        fields[6] = codec;
+        fields[8..16].copy_from_slice(&self.run.first.to_le_bytes());
+        fields[16..20].copy_from_slice(&self.run.count.to_le_bytes());
+        fields[20..].copy_from_slice(&self.sum.to_le_bytes());
+        let header =
+            FrameHeader { kind: self.kind(), length: PAGES_HEADER + content, sum: checksum(&fields) };
         let mut bytes = [0; PAGES_PREFIX];
-        let header = FrameHeader { kind: self.kind(), length: PAGES_HEADER + content };
-        bytes[..8].copy_from_slice(&header.to_bytes());
-        bytes[8..12].copy_from_slice(&self.round.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.run.block.to_le_bytes());
-        bytes[14] = codec;
-        bytes[16..24].copy_from_slice(&self.run.first.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.run.count.to_le_bytes());
+        bytes[..HEADER_LEN].copy_from_slice(&header.to_bytes());
+        bytes[HEADER_LEN..].copy_from_slice(&fields);
         bytes
     }
 
@@ -118,19 +124,20 @@ impl PagesHeader {
         let reserved = cursor.u8("the pages' reserved byte")?;
         let first = cursor.u64("the first page")?;
         let count = cursor.u32("the page count")?;
+        let sum = cursor.u32("the pages' checksum")?;
         if block >= MAX_BLOCKS || reserved != 0 {
             return Err(WireError::BadValue { what: "the pages' block" });
         }
         let content = header.length.saturating_sub(PAGES_HEADER);
-        let (encoding, most_pages) = match (header.kind, codec) {
+        let encoding = match (header.kind, codec) {
             (Kind::CompressedPages, code) => {
                 let codec = Codec::from_code(code).ok_or(WireError::BadValue { what: "the pages' codec" })?;
-                (Encoding::Compressed { codec, bytes: content }, MAX_COMPRESSED_PAGES)
+                Encoding::Compressed { codec, bytes: content }
             }
-            (_, 0) => (Encoding::Raw, MAX_PAGES_PER_FRAME),
+            (_, 0) => Encoding::Raw,
             _ => return Err(WireError::BadValue { what: "the pages' codec" }),
         };
-        if !(1..=most_pages).contains(&count) {
+        if !(1..=MAX_PAGES_PER_FRAME).contains(&count) {
             return Err(WireError::BadValue { what: "the page count" });
         }
         let fits = match encoding {
@@ -143,7 +150,7 @@ impl PagesHeader {
         if first.checked_add(u64::from(count)).is_none() {
             return Err(WireError::BadValue { what: "the first page" });
         }
-        Ok(PagesHeader { round, run: PageRun { block, first, count }, encoding })
+        Ok(PagesHeader { round, run: PageRun { block, first, count }, encoding, sum })
     }
 }
 
@@ -304,8 +311,10 @@ impl Message {
         let start = out.len();
         out.extend_from_slice(&[0; HEADER_LEN]);
         let taken = self.encode_payload(out);
-        let length = u32::try_from(out.len() - start - HEADER_LEN).unwrap_or(u32::MAX);
-        out[start..start + HEADER_LEN].copy_from_slice(&FrameHeader { kind: self.kind(), length }.to_bytes());
+        let payload = &out[start + HEADER_LEN..];
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let header = FrameHeader { kind: self.kind(), length, sum: checksum(payload) };
+        out[start..start + HEADER_LEN].copy_from_slice(&header.to_bytes());
         taken
     }
 
@@ -370,12 +379,15 @@ impl Message {
         1
     }
 
-    /// Reads a message from a frame's payload; for a pages frame from its first [`PagesHeader::LEN`] −
+    /// Reads a message from a frame's payload, once its checksum was right; for a pages frame from its first [`PagesHeader::LEN`] −
     /// [`HEADER_LEN`] bytes.
     ///
     /// # Errors
-    /// [`WireError`]: the payload is not what its kind says.
+    /// [`WireError`]: the payload is not what was sent, or not what its kind says.
     pub fn decode(header: FrameHeader, payload: &[u8]) -> Result<Message, WireError> {
+        if checksum(payload) != header.sum {
+            return Err(WireError::Corrupted { what: "a frame's payload" });
+        }
         let mut cursor = Cursor::new(payload);
         let message = decode_payload(header, &mut cursor)?;
         cursor.finish(header.kind)?;

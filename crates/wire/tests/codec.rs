@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS,
-    MAX_COMPRESSED_PAGES, MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE,
-    PageRun, PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WAIT_CLASSES,
-    WireError, Zeros,
+    Begin, BlockRun, Checksum, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS,
+    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE, PageRun, PagedIn,
+    PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WAIT_CLASSES, WireError, Zeros,
+    checksum,
 };
 use proptest::prelude::*;
 
@@ -16,6 +16,12 @@ fn header_of(frame: &[u8]) -> Result<FrameHeader, WireError> {
 
 fn decode(frame: &[u8]) -> Result<Message, WireError> {
     Message::decode(header_of(frame)?, &frame[HEADER_LEN..])
+}
+
+/// The same of a frame that was changed by its sender: its checksums are right.
+fn decode_sealed(frame: &[u8]) -> Result<Message, WireError> {
+    let payload = &frame[HEADER_LEN..];
+    Message::decode(FrameHeader { sum: checksum(payload), ..header_of(frame)? }, payload)
 }
 
 fn runs() -> impl Strategy<Value = Vec<BlockRun>> {
@@ -28,13 +34,13 @@ fn reason() -> impl Strategy<Value = Reason> {
 }
 
 fn compressed_pages() -> impl Strategy<Value = PagesHeader> {
-    let run = (0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_COMPRESSED_PAGES);
-    (any::<u32>(), run, prop::sample::select(Codec::ALL.to_vec()), 0.0..1.0f64).prop_map(
-        |(round, (block, first, count), codec, part)| {
+    let run = (0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME);
+    (any::<u32>(), run, prop::sample::select(Codec::ALL.to_vec()), 0.0..1.0f64, any::<u32>()).prop_map(
+        |(round, (block, first, count), codec, part, sum)| {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // below 2^18
             let bytes = 1 + (part * f64::from(count * PAGE_SIZE - 1)) as u32;
             let encoding = Encoding::Compressed { codec, bytes };
-            PagesHeader { round, run: PageRun { block, first, count }, encoding }
+            PagesHeader { round, run: PageRun { block, first, count }, encoding, sum }
         },
     )
 }
@@ -54,7 +60,7 @@ fn references() -> impl Strategy<Value = References> {
 }
 
 fn delta() -> impl Strategy<Value = Delta> {
-    let bases = prop::collection::vec(any::<u64>(), 1..=MAX_COMPRESSED_PAGES as usize);
+    let bases = prop::collection::vec(any::<u64>(), 1..=MAX_PAGES_PER_FRAME as usize);
     let packed = prop::collection::vec(any::<u8>(), 1..2000);
     (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, bases, packed)
         .prop_map(|(round, block, first, bases, packed)| Delta { round, block, first, bases, packed })
@@ -82,11 +88,12 @@ fn message() -> impl Strategy<Value = Message> {
         (any::<u64>(), any::<bool>(), prop::collection::vec(any::<u64>(), 1..usize::from(MAX_BLOCKS)))
             .prop_map(|(epoch, run, block_pages)| Message::Begin(Begin { epoch, run, block_pages })),
         Just(Message::Ready),
-        (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME).prop_map(
-            |(round, block, first, count)| Message::Pages(PagesHeader {
+        (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME, any::<u32>()).prop_map(
+            |(round, block, first, count, sum)| Message::Pages(PagesHeader {
                 round,
                 run: PageRun { block, first, count },
-                encoding: Encoding::Raw
+                encoding: Encoding::Raw,
+                sum
             })
         ),
         compressed_pages().prop_map(Message::Pages),
@@ -133,11 +140,41 @@ proptest! {
 
     #[test]
     fn arbitrary_payloads_never_panic(code in 0u8..40, payload in prop::collection::vec(any::<u8>(), 0..300)) {
-        let length = u32::try_from(payload.len()).unwrap().to_le_bytes();
-        let header = [code, 0, 0, 0, length[0], length[1], length[2], length[3]];
-        if let Ok(header) = FrameHeader::parse(&header) {
-            let _ = Message::decode(header, &payload);
+        if let Some(kind) = Kind::from_code(code) {
+            let length = u32::try_from(payload.len()).unwrap();
+            let header = FrameHeader { kind, length, sum: checksum(&payload) };
+            if let Ok(header) = FrameHeader::parse(&header.to_bytes()) {
+                let _ = Message::decode(header, &payload);
+            }
         }
+    }
+
+    #[test]
+    fn a_changed_byte_is_noticed(message in message(), at in any::<prop::sample::Index>(), bits in 1u8..) {
+        let mut frame = Vec::new();
+        message.encode(&mut frame);
+        let at = at.index(frame.len());
+        frame[at] ^= bits;
+        let decoded = decode(&frame);
+        prop_assert!(matches!(decoded, Err(WireError::Corrupted { .. })), "byte {at}: {decoded:?}");
+        // The header is judged by itself: what it says of the payload's length holds before the payload has come.
+        prop_assert_eq!(header_of(&frame).is_err(), at < HEADER_LEN);
+    }
+
+    #[test]
+    fn the_checksum_is_that_of_the_standard(
+        bytes in prop::collection::vec(any::<u8>(), 0..3000),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+    ) {
+        prop_assert_eq!(checksum(&bytes), by_the_standard(&bytes));
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+        cuts.sort_unstable();
+        let (mut summed, mut from) = (Checksum::default(), 0);
+        for to in cuts.into_iter().chain([bytes.len()]) {
+            summed.add(&bytes[from..to]);
+            from = to;
+        }
+        prop_assert_eq!(summed.value(), checksum(&bytes));
     }
 
     #[test]
@@ -153,10 +190,31 @@ proptest! {
         );
         if !open_ended {
             let payload = &frame[HEADER_LEN..];
-            prop_assert!(Message::decode(header, &payload[..payload.len().saturating_sub(cut)]).is_err());
+            let decode = |payload: &[u8]| Message::decode(FrameHeader { sum: checksum(payload), ..header }, payload);
+            prop_assert!(decode(&payload[..payload.len().saturating_sub(cut)]).is_err());
             let longer = [payload, &[0u8; 1]].concat();
-            prop_assert!(Message::decode(header, &longer).is_err());
+            prop_assert!(decode(&longer).is_err());
         }
+    }
+}
+
+/// CRC-32C bit by bit, from the least (RFC 3720, appendix B.4).
+fn by_the_standard(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |sum, byte| {
+        (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 & 0u32.wrapping_sub(sum & 1)))
+    })
+}
+
+#[test]
+fn the_checksum_is_that_of_the_standards_examples() {
+    // RFC 3720, appendix B.4.
+    assert_eq!(checksum(&[0; 32]), 0x8a91_36aa);
+    assert_eq!(checksum(&[0xff; 32]), 0x62a8_ab43);
+    assert_eq!(checksum(&Vec::from_iter(0..32)), 0x46dd_794e);
+    // Long ones take other ways through a processor.
+    let long: Vec<u8> = (0..75_000_u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    for length in [4096, 65_535, 65_536, 262_144, 300_000] {
+        assert_eq!(checksum(&long[..length]), by_the_standard(&long[..length]), "{length} bytes");
     }
 }
 
@@ -165,7 +223,7 @@ fn lengths_out_of_bounds_are_refused_before_anything_is_read() {
     for &kind in Kind::ALL {
         let (least, most) = kind.bounds();
         for length in [least.checked_sub(1), most.checked_add(1), Some(u32::MAX)].into_iter().flatten() {
-            let bytes = FrameHeader { kind, length }.to_bytes();
+            let bytes = FrameHeader { kind, length, sum: 0 }.to_bytes();
             assert!(
                 matches!(FrameHeader::parse(&bytes), Err(WireError::BadLength { .. })),
                 "{kind:?} {length}"
@@ -180,32 +238,36 @@ fn compressed_pages_that_can_not_be_are_refused() {
         round: 1,
         run: PageRun { block: 0, first: 7, count },
         encoding: Encoding::Compressed { codec: Codec::Zstd, bytes },
+        sum: 0,
     };
     assert!(decode(&header(1, PAGE_SIZE - 1).to_bytes()).is_ok());
-    assert!(decode(&header(MAX_COMPRESSED_PAGES, 5).to_bytes()).is_ok());
+    assert!(decode(&header(MAX_PAGES_PER_FRAME, 5).to_bytes()).is_ok());
     // Not smaller than the pages; no pages; too many; nothing in it.
     for (count, bytes) in
-        [(1, PAGE_SIZE), (2, 3 * PAGE_SIZE), (0, 1), (MAX_COMPRESSED_PAGES + 1, 9), (u32::MAX, 9), (1, 0)]
+        [(1, PAGE_SIZE), (2, 3 * PAGE_SIZE), (0, 1), (MAX_PAGES_PER_FRAME + 1, 9), (u32::MAX, 9), (1, 0)]
     {
         assert!(decode(&header(count, bytes).to_bytes()).is_err(), "{count} pages in {bytes} bytes");
     }
     let known = header(4, 100).to_bytes();
     // The codec and the reserved byte become what they can't be.
-    for (place, values) in [(14, [0, 3].as_slice()), (15, [1].as_slice())] {
+    for (place, values) in [(6, [0, 3].as_slice()), (7, [1].as_slice())] {
         for &value in values {
             let mut frame = known;
-            frame[place] = value;
-            assert!(matches!(decode(&frame), Err(WireError::BadValue { .. })), "byte {place} = {value}");
+            frame[HEADER_LEN + place] = value;
+            assert!(
+                matches!(decode_sealed(&frame), Err(WireError::BadValue { .. })),
+                "byte {place} = {value}"
+            );
         }
     }
     let mut last = known;
-    last[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
-    assert!(decode(&last).is_err());
+    last[HEADER_LEN + 8..][..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    assert!(decode_sealed(&last).is_err());
     // A raw frame names no codec.
     let mut raw = PagesHeader { encoding: Encoding::Raw, ..header(1, 0) }.to_bytes();
     assert!(decode(&raw).is_ok());
-    raw[14] = 1;
-    assert!(decode(&raw).is_err());
+    raw[HEADER_LEN + 6] = 1;
+    assert!(decode_sealed(&raw).is_err());
 }
 
 #[test]
@@ -230,7 +292,7 @@ fn references_that_can_not_be_are_refused() {
     // A count that is another than the hashes'.
     let mut frame = frame(&good);
     frame[HEADER_LEN + 28] = 2;
-    assert!(decode(&frame).is_err());
+    assert!(matches!(decode_sealed(&frame), Err(WireError::Unread { .. })));
 }
 
 #[test]
@@ -251,10 +313,10 @@ fn deltas_that_can_not_be_are_refused() {
     for delta in bad {
         assert!(matches!(decode(&frame(&delta)), Err(WireError::BadValue { .. })), "{delta:?}");
     }
-    for (at, value) in [(14, 2), (15, 1), (24, 0), (24, 65)] {
+    for (at, value) in [(6, 2), (7, 1), (16, 0), (16, 65)] {
         let mut frame = frame(&good);
-        frame[at] = value;
-        assert!(decode(&frame).is_err(), "{at}");
+        frame[HEADER_LEN + at] = value;
+        assert!(matches!(decode_sealed(&frame), Err(WireError::BadValue { .. })), "{at}");
     }
 }
 
@@ -288,7 +350,7 @@ fn another_protocol_is_told_apart() {
     let versions = VersionRange { oldest: 1, newest: 1 };
     Message::Hello { versions, migration: MigrationId([7; 16]), stream: 0 }.encode(&mut frame);
     frame[HEADER_LEN] = b'X';
-    assert_eq!(decode(&frame), Err(WireError::NotOurs));
+    assert_eq!(decode_sealed(&frame), Err(WireError::NotOurs));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Sending as fast as the stream's limits let it: piece by piece, each of whole frames, so that a stream that waits between two
 //! pieces can say that it lives.
 
-use godwit_ram::{PAGE_SIZE, Part};
+use godwit_ram::PAGE_SIZE;
 use godwit_wire::{MAX_PAGES_PER_FRAME, Message};
 
 use crate::LaneError;
@@ -40,51 +40,39 @@ impl Paced {
             pace.take(bytes, || {
                 let mut padding = Vec::new();
                 Message::Padding { bytes: 1 }.encode(&mut padding);
-                said += self.output.send(&[Part::Bytes(&padding)], &mut Vec::new())?;
+                said += self.output.send(&padding)?;
                 Ok(())
             })?;
         }
         Ok(said)
     }
 
-    /// Sends frames, of which each ends before one of `ends` (places in `parts`, ascending). Returns the bytes.
-    pub(super) fn send(
-        &self,
-        parts: &[Part<'_>],
-        ends: &[usize],
-        staging: &mut Vec<u8>,
-    ) -> Result<u64, LaneError> {
-        let Some(piece_bytes) = self.piece_bytes else { return self.output.send(parts, staging) };
+    /// Sends frames, which end at `ends`, ascending. Returns the bytes.
+    pub(super) fn send(&self, frames: &[u8], ends: &[usize]) -> Result<u64, LaneError> {
+        let Some(piece_bytes) = self.piece_bytes else { return self.output.send(frames) };
         let mut sent = 0;
-        for piece in pieces(parts, ends, piece_bytes) {
-            let bytes = piece.iter().map(Part::len_bytes).sum();
-            sent += self.wait(bytes)?;
-            sent += self.output.send(piece, staging)?;
+        for piece in pieces(frames, ends, piece_bytes) {
+            sent += self.wait(piece.len() as u64)?;
+            sent += self.output.send(piece)?;
         }
         Ok(sent)
     }
 }
 
 /// Frames put together to pieces of at most so many bytes; a frame that is larger is a piece of its own.
-fn pieces<'p, 'd>(
-    parts: &'p [Part<'d>],
-    ends: &[usize],
-    most_bytes: u64,
-) -> impl Iterator<Item = &'p [Part<'d>]> {
+fn pieces<'a>(frames: &'a [u8], ends: &[usize], most_bytes: u64) -> impl Iterator<Item = &'a [u8]> {
     let mut cuts = Vec::new();
-    let (mut from, mut bytes) = (0, 0);
+    let (mut piece, mut from) = (0, 0);
     for &end in ends {
-        let frame: u64 = parts[from..end].iter().map(Part::len_bytes).sum();
-        if bytes > 0 && bytes + frame > most_bytes {
+        if from > piece && (end - piece) as u64 > most_bytes {
             cuts.push(from);
-            bytes = 0;
+            piece = from;
         }
-        bytes += frame;
         from = end;
     }
-    cuts.push(parts.len());
+    cuts.push(frames.len());
     let mut from = 0;
-    cuts.into_iter().map(move |cut| &parts[std::mem::replace(&mut from, cut)..cut])
+    cuts.into_iter().map(move |cut| &frames[std::mem::replace(&mut from, cut)..cut])
 }
 
 #[cfg(test)]
@@ -93,20 +81,12 @@ mod tests {
 
     #[test]
     fn frames_are_put_together_and_never_cut() {
-        let (small, large) = ([0_u8; 10], [0_u8; 100]);
         // Frames of 20, 110, 10 and 10 bytes.
-        let parts = [
-            Part::Bytes(&small),
-            Part::Bytes(&small),
-            Part::Bytes(&small),
-            Part::Bytes(&large),
-            Part::Bytes(&small),
-            Part::Bytes(&small),
-        ];
-        let cut = |most| pieces(&parts, &[2, 4, 5, 6], most).map(<[Part<'_>]>::len).collect::<Vec<_>>();
-        assert_eq!(cut(1), [2, 2, 1, 1]);
-        assert_eq!(cut(20), [2, 2, 2]);
-        assert_eq!(cut(130), [4, 2]);
-        assert_eq!(cut(1000), [6]);
+        let frames = [0_u8; 150];
+        let cut = |most| pieces(&frames, &[20, 130, 140, 150], most).map(<[u8]>::len).collect::<Vec<_>>();
+        assert_eq!(cut(1), [20, 110, 10, 10]);
+        assert_eq!(cut(20), [20, 110, 20]);
+        assert_eq!(cut(130), [130, 20]);
+        assert_eq!(cut(1000), [150]);
     }
 }

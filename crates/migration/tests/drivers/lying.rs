@@ -7,11 +7,12 @@ use godwit_migration::destination::Ending;
 use godwit_migration::drive::{DestinationJob, Hello, Offer, receive, say_hello, welcome};
 use godwit_migration::{Failure, FailureCode, Outcome};
 use godwit_wire::{
-    BlockRun, Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange,
+    BlockRun, Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange, checksum,
 };
 
+use crate::ways::path;
 use crate::world::{
-    BLOCKS, FakeDestination, HELLO, ID, LIMIT, accept_one, loopback, lying_destination, path, regions, stream,
+    BLOCKS, FakeDestination, HELLO, ID, LIMIT, accept_one, loopback, lying_destination, regions, stream,
 };
 
 /// A destination that a peer of this file's own talks to.
@@ -69,9 +70,14 @@ fn compressed_pages_that_hold_something_else_end_the_migration() {
         say_hello(&mut sender, &mut data.receiver(), Hello { stream: 1, ..HELLO }).unwrap();
         // The fields of four pages, and as their content the message that follows.
         let run = PageRun { block: 0, first: 0, count: 4 };
-        let encoding = Encoding::Compressed { codec: Codec::Zstd, bytes: 16 };
-        sender.send(&Message::Pages(PagesHeader { round: 0, run, encoding })).unwrap();
-        sender.send(&Message::Ping { sent_ns: 0 }).unwrap();
+        let ping = Message::Ping { sent_ns: 0 };
+        let mut content = Vec::new();
+        ping.encode(&mut content);
+        let encoding =
+            Encoding::Compressed { codec: Codec::Zstd, bytes: u32::try_from(content.len()).unwrap() };
+        let sum = checksum(&content);
+        sender.send(&Message::Pages(PagesHeader { round: 0, run, encoding, sum })).unwrap();
+        sender.send(&ping).unwrap();
         let _ = peer.receiver().receive();
     });
     refused_with(ending, FailureCode::ProtocolBroken);

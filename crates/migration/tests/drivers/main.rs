@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests may fail the test
 
+mod corruption;
 mod deltas;
 mod faults;
 mod lying;
 mod page_in;
 mod quota;
 mod references;
+mod ways;
 mod world;
 
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,7 +1,6 @@
 //! Both ends of a migration over real lanes, with memory in files and hypervisors that exist here alone.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -9,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use godwit_lanes::pacing::{MigrationPace, Pacing};
-use godwit_lanes::{Carries, Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect, listen};
+use godwit_lanes::{Carries, Interrupt, Lane, LaneError, RateLimit, Stream, accept, connect};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
@@ -25,6 +24,7 @@ use godwit_ram::{CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, Throttle
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
 use super::faults::FakeFaults;
+use super::ways::{Corrupted, Corruption, path, stalling_lane, unanswering};
 
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
 pub(crate) const BLOCKS: [u64; 2] = [700, 133];
@@ -295,13 +295,6 @@ fn repeat(regions: &[Arc<Region>]) {
     }
 }
 
-/// A listener and the lane that leads to it.
-pub(crate) fn path(address: SocketAddr) -> (TcpListener, Lane) {
-    let listener = listen(address).unwrap();
-    let to = listener.local_addr().unwrap();
-    (listener, Lane { from: None, to })
-}
-
 /// One stream of a lane, both ends.
 pub(crate) fn stream(listener: &TcpListener, lane: Lane) -> (Stream, Stream) {
     let near = connect(lane, LIMIT).unwrap();
@@ -316,46 +309,6 @@ pub(crate) fn accept_one(listener: &TcpListener) -> Option<WelcomedStream> {
 
 pub(crate) fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
-}
-
-/// A lane whose connections are never answered, as long as the sockets live.
-fn unanswering() -> (TcpListener, TcpStream, Lane) {
-    use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
-    // One connection is all that it keeps for later: the kernel answers no other.
-    let full = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    bind(&full, &loopback()).unwrap();
-    listen(&full, 0).unwrap();
-    let full = TcpListener::from(full);
-    let to = full.local_addr().unwrap();
-    (full, TcpStream::connect(to).unwrap(), Lane { from: None, to })
-}
-
-/// A way to an address that carries a hello and then nothing more; the answers it carries all. The sockets are kept open.
-pub(crate) fn stalling_lane<'scope>(
-    scope: &'scope std::thread::Scope<'scope, '_>,
-    to: SocketAddr,
-    keep: &mut Vec<TcpStream>,
-    has_work: &Arc<AtomicBool>,
-) -> Lane {
-    let (listener, lane) = path(loopback());
-    let far = TcpStream::connect(to).unwrap();
-    keep.push(far.try_clone().unwrap());
-    let has_work = Arc::clone(has_work);
-    scope.spawn(move || {
-        let (near, _) = listener.accept().unwrap();
-        let mut hello = [0; 38];
-        (&near).read_exact(&mut hello).unwrap();
-        (&far).write_all(&hello).unwrap();
-        let answers = near.try_clone().unwrap();
-        scope.spawn(move || {
-            // What comes after the hello is left where it is.
-            let _ = answers.peek(&mut [0]);
-            has_work.store(true, Ordering::SeqCst);
-        });
-        // Until the destination closes it.
-        let _ = std::io::copy(&mut &far, &mut &near);
-    });
-    lane
 }
 
 #[derive(Clone, Copy, Default)]
@@ -388,6 +341,8 @@ pub(crate) struct Twist {
     pub(crate) hangs: bool,
     /// Its writers are slowed by a quota.
     pub(crate) quota: bool,
+    /// A byte changes on its way.
+    pub(crate) corrupts: Option<Corrupted>,
 }
 
 pub(crate) struct Moved {
@@ -484,6 +439,7 @@ pub(crate) struct World {
     stalled_has_work: Arc<AtomicBool>,
     /// The connection that is never answered has been begun.
     hung: AtomicBool,
+    corruption: Corruption,
     /// Every stream of the source's but the control stream.
     streams: Arc<Mutex<Vec<Stream>>>,
     paging_in: Mutex<Option<Arc<PagingIn>>>,
@@ -502,6 +458,7 @@ impl World {
         }
         let address = if twist.ipv6 { (Ipv6Addr::LOCALHOST, 0).into() } else { loopback() };
         let (listener, lane) = path(address);
+        let runs = Arc::default();
         World {
             from,
             to,
@@ -516,9 +473,10 @@ impl World {
             stalled: Mutex::new(twist.stalls.then_some(Vec::new())),
             stalled_has_work: Arc::default(),
             hung: AtomicBool::new(false),
+            corruption: Corruption::new(twist.corrupts, &runs),
             streams: Arc::default(),
             paging_in: Mutex::default(),
-            runs: Arc::default(),
+            runs,
             folder,
         }
     }
@@ -597,6 +555,7 @@ impl World {
         scope: &'scope std::thread::Scope<'scope, '_>,
         twist: Twist,
         pace: &MigrationPace,
+        carries: Carries,
         interrupt: &Interrupt,
     ) -> Result<Stream, Failure> {
         let lost = |error: LaneError| Failure::new(FailureCode::LaneLost, error.to_string());
@@ -616,7 +575,7 @@ impl World {
                 }
                 self.lane
             }
-            None => self.lane,
+            None => self.corruption.lane(scope, self.lane, carries == Carries::Urgent),
         };
         drop(stalled);
         if let (Some(secure), Some(last)) = (&self.secure, twist.certificate_ends_after) {
@@ -702,7 +661,7 @@ impl World {
         let watcher = inbox.clone();
         let job = SourceJob {
             control,
-            connect: &|_, _, interrupt| self.connect(scope, twist, pace, interrupt),
+            connect: &|_, carries, interrupt| self.connect(scope, twist, pace, carries, interrupt),
             lanes: 1,
             streams: Some(twist.streams.max(1)),
             pace: pace.clone(),
@@ -743,9 +702,10 @@ pub(crate) fn migrate_offered(
     offer: Offer,
 ) -> Moved {
     let world = World { offer, ..World::new(twist) };
-    let (control, far_control) = stream(&world.listener, world.lane);
     let (log, said) = mpsc::channel();
     let (result, ending) = std::thread::scope(|scope| {
+        let lane = world.corruption.control_lane(scope, world.lane);
+        let (control, far_control) = stream(&world.listener, lane);
         let receiving = scope.spawn(|| world.receive(far_control, twist, log));
         let result = world.send(scope, control, twist, pace, watch);
         (result, receiving.join().unwrap())

@@ -667,7 +667,7 @@ impl Reader {
             if failure.code == FailureCode::MemoryFailed {
                 self.paging_in.fail(failure.clone());
             } else {
-                tracing::debug!(%failure, "a page-in stream ended");
+                tracing::info!(%failure, "a page-in stream ended");
             }
         }
         self.paging_in.stream_ended(self.session, whole.is_ok());

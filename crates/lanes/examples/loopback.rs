@@ -1,0 +1,145 @@
+//! What a stream costs: pages of one memory file to another over loopback, in the clear and sealed. Prints, for each shape of what is
+//! sent, GB/s and the CPU time of a GB at both ends, the medians of some rounds.
+//!
+//! `cargo run --release -p godwit-lanes --example loopback [MIB [ROUNDS]]`
+
+use std::error::Error;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use godwit_lanes::{Incoming, Lane, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
+use godwit_pki::{Authority, Grant, Identity, Role};
+use godwit_ram::{PageRange, Region};
+use rustix::time::{ClockId, clock_gettime};
+
+/// What is sent in one go, as in a migration.
+const UNIT_PAGES: u64 = 512;
+const LIMIT: Duration = Duration::from_secs(5);
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mebibytes: u64 = arguments.next().map_or(Ok(512), |text| text.parse())?;
+    let rounds: usize = arguments.next().map_or(Ok(9), |text| text.parse())?;
+    let folder = tempfile::tempdir_in("/dev/shm")?;
+    let region = |name: &str| -> Result<Region> {
+        let region = Region::create(&folder.path().join(name), mebibytes << 20, None)?;
+        region.allocate(region.all_pages())?;
+        Ok(region)
+    };
+    let (from, to) = (region("from")?, region("to")?);
+    let mut noise = 1_u64;
+    for piece in from.all_pages().chunks(UNIT_PAGES) {
+        let words = std::iter::repeat_with(|| {
+            noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            noise
+        });
+        let bytes: Vec<u8> =
+            words.flat_map(u64::to_le_bytes).take(usize::try_from(piece.len_bytes())?).collect();
+        from.copy_in(piece.offset_bytes(), &bytes)?;
+    }
+    // All pages; runs of 8 with gaps of 8; every other page.
+    for (shape, run, gap) in [("2 MiB runs", UNIT_PAGES, 0), ("32 KiB runs", 8, 8), ("single pages", 1, 1)] {
+        for sealed in [false, true] {
+            let (near, far) = if sealed { sealed_streams(folder.path())? } else { streams()? };
+            let mut costs = Vec::new();
+            for _ in 0..rounds {
+                costs.push(send(&near, &far, &from, &to, (run, gap))?);
+            }
+            let median = |which: fn(&Cost) -> f64| {
+                let mut values: Vec<f64> = costs.iter().map(which).collect();
+                values.sort_by(f64::total_cmp);
+                values[values.len() / 2]
+            };
+            let how = if sealed { "sealed" } else { "clear" };
+            println!(
+                "{shape:13} {how:7} {:.2} GB/s, CPU a GB: {:.3} s to send, {:.3} s to receive",
+                median(|cost| cost.gigabytes / cost.seconds),
+                median(|cost| cost.sending / cost.gigabytes),
+                median(|cost| cost.receiving / cost.gigabytes),
+            );
+        }
+    }
+    Ok(())
+}
+
+struct Cost {
+    gigabytes: f64,
+    seconds: f64,
+    sending: f64,
+    receiving: f64,
+}
+
+fn streams() -> Result<(Stream, Stream)> {
+    let listener = listen((Ipv4Addr::LOCALHOST, 0).into())?;
+    let near = connect(Lane { from: None, to: listener.local_addr()? }, LIMIT)?;
+    let far = accept(&[listener], LIMIT)?.ok_or("nobody came")?;
+    Ok((near, far))
+}
+
+fn sealed_streams(folder: &std::path::Path) -> Result<(Stream, Stream)> {
+    let folder = tempfile::tempdir_in(folder)?;
+    let authority = Authority::create(folder.path(), "test", 1)?;
+    let identity = |name: &str| -> Result<Identity> {
+        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let issued = authority.issue(&grant)?;
+        Ok(Identity::load(&authority.certificate(), &issued.certificate, &issued.key)?)
+    };
+    let (a, b) = (identity("a")?, identity("b")?);
+    let (near, far) = streams()?;
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| far.secure_accepted(&b));
+        let near = near.secure(&a, "b")?;
+        let (far, _) = accepting.join().map_err(|_| "a thread panicked")??;
+        Ok((near, far))
+    })
+}
+
+/// Sends each unit's runs once.
+fn send(near: &Stream, far: &Stream, from: &Region, to: &Region, (run, gap): (u64, u64)) -> Result<Cost> {
+    let units: Vec<Vec<PageRange>> = from
+        .all_pages()
+        .chunks(UNIT_PAGES)
+        .map(|unit| {
+            unit.chunks(run + gap)
+                .map(|piece| PageRange { first: piece.first, count: piece.count.min(run) })
+                .collect()
+        })
+        .collect();
+    let bytes: u64 = units.iter().flatten().map(|run| run.len_bytes()).sum();
+    let begun = Instant::now();
+    let (sending, receiving) = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            let before = thread_seconds();
+            let mut sender = near.sender();
+            for pages in &units {
+                let unit = UnitPages { round: 0, block: 0, region: from, pages, zeros: &[] };
+                sender.unit(&unit, Packing::default(), None)?;
+            }
+            Ok::<_, LaneError>(thread_seconds() - before)
+        });
+        let before = thread_seconds();
+        let mut receiver = far.receiver();
+        let mut left = units.len();
+        while left > 0 {
+            match receiver.receive()? {
+                Incoming::Pages(header) => receiver.pages(to, header)?,
+                Incoming::Message(_) => left -= 1,
+            }
+        }
+        let receiving = thread_seconds() - before;
+        let sending = sending.join().map_err(|_| "a thread panicked")??;
+        Ok::<_, Box<dyn Error + Send + Sync>>((sending, receiving))
+    })?;
+    #[expect(clippy::cast_precision_loss, reason = "a few GB")]
+    let gigabytes = bytes as f64 / 1e9;
+    Ok(Cost { gigabytes, seconds: begun.elapsed().as_secs_f64(), sending, receiving })
+}
+
+fn thread_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    #[expect(clippy::cast_precision_loss, reason = "a few seconds")]
+    let seconds = time.tv_sec as f64 + time.tv_nsec as f64 / 1e9;
+    seconds
+}
