@@ -28,6 +28,18 @@ pub struct IncomingRequest {
     /// What pages may be told by; left out where it is nothing, as releases without references do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub references: Option<ReferenceUse>,
+    /// For how long the shadow VM is kept after a cut of the link, in milliseconds; 0: not at all.
+    #[serde(default)]
+    pub cut_limit_ms: u64,
+}
+
+/// `POST /v1/incoming/{id}/resume`: the source's lane was cut, and it asks for another one. Answered with [`IncomingAccepted`], whose id is
+/// for the new lane's hello alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IncomingResume {
+    /// The generation of ownership that the destination gets.
+    pub epoch: u64,
 }
 
 /// The shadow VM is there.

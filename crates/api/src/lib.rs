@@ -17,8 +17,8 @@ pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, MigrationEvents, ProbeEvents, Told};
 pub use incoming::{
-    IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingState, IncomingStatus,
-    PageInAnswer, PageInRequest, PageInState,
+    IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingRun, IncomingState,
+    IncomingStatus, PageInAnswer, PageInRequest, PageInState,
 };
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,
@@ -26,9 +26,9 @@ pub use probe::{
 };
 pub use sse::{Event, EventParser};
 pub use types::{
-    CreateVm, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent,
-    MigrationRequest, MigrationStatus, NetworkInfo, QemuEngineOptions, ReferencesInfo, Resolve, Resolved,
-    SetLimit, StartVm, StopVm, VmInfo, VmState,
+    CreateVm, DEFAULT_CUT_LIMIT_MS, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE,
+    MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, NetworkInfo, QemuEngineOptions,
+    ReferencesInfo, Resolve, Resolved, SetLimit, StartVm, StopVm, VmInfo, VmState,
 };
 
 /// Where an agent listens for the local command line when nothing else is configured.

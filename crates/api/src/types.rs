@@ -294,6 +294,10 @@ pub struct MigrationRequest {
     /// What compresses the pages, for `engine: godwit`; QEMU's has its own ([`QemuEngineOptions::compression`]).
     #[serde(default)]
     pub compression: Compression,
+    /// How long a cut of the link may last before the switchover, in milliseconds, for `engine: godwit`: both hosts keep what they have, and
+    /// it goes on where it was. 0: a cut is the end.
+    #[serde(default = "default_cut_limit_ms")]
+    pub cut_limit_ms: u64,
     /// What pages may be told by instead of being sent, for `engine: godwit`; both hosts' configurations may allow less. `all`
     /// also lets the source keep the memory for the way back.
     #[serde(default)]
@@ -302,6 +306,13 @@ pub struct MigrationRequest {
 
 /// The most that a request may ask for.
 pub const MAX_STREAMS_A_LANE: u32 = 64;
+
+/// How long a cut of the link may last, unless a request says otherwise: 5 minutes.
+pub const DEFAULT_CUT_LIMIT_MS: u64 = 300_000;
+
+fn default_cut_limit_ms() -> u64 {
+    DEFAULT_CUT_LIMIT_MS
+}
 
 fn default_budget_ms() -> f64 {
     DEFAULT_SWITCHOVER_BUDGET_MS
@@ -320,6 +331,7 @@ impl MigrationRequest {
             streams: None,
             bandwidth_limit: None,
             compression: Compression::default(),
+            cut_limit_ms: DEFAULT_CUT_LIMIT_MS,
             references: ReferenceUse::default(),
         }
     }

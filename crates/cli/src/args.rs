@@ -493,6 +493,9 @@ pub(crate) struct MigrateArgs {
     /// How fast guest memory may leave: at least 1mbit, or none [default: the source host's for each migration]
     #[arg(long, value_name = "RATE|none")]
     pub(crate) bandwidth_limit: Option<RateLimit>,
+    /// How long a cut of the link may last before the switchover; the migration goes on where it was. 0s: a cut is the end
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5min")]
+    pub(crate) cut_limit: Duration,
     /// What compresses the guest's pages [default: auto]
     #[arg(long, value_enum)]
     pub(crate) compression: Option<CompressionArg>,

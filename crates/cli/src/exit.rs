@@ -229,6 +229,7 @@ mod tests {
             predicted: None,
             bandwidth: Vec::new(),
             rounds: Vec::new(),
+            cuts: Vec::new(),
             phases,
             switchover: None,
             error: Some(FailureReport { code: code.into(), message: String::new(), mend: String::new() }),

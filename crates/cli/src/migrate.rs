@@ -120,6 +120,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         qemu,
         streams: options.streams,
         bandwidth_limit: options.bandwidth_limit,
+        cut_limit_ms: u64::try_from(options.cut_limit.as_millis()).unwrap_or(u64::MAX),
         compression: options.compression.map_or_else(Compression::default, Compression::from),
         references: options.references.map_or_else(ReferenceUse::default, ReferenceUse::from),
     })

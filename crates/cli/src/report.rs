@@ -303,6 +303,7 @@ mod tests {
                 dirty_pages_per_s: 5000.0,
                 throttled_to_pages_per_s: Some(1700.0),
             }],
+            cuts: Vec::new(),
             phases: vec![PhaseReport { phase: Phase::PreCopy, duration_ms: 1000.0 }],
             switchover: Some(SwitchoverReport::default()),
             error: None,

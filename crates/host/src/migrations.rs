@@ -97,6 +97,12 @@ impl MigrationControl {
         }
     }
 
+    /// Shows that the link is cut, so long after the begin.
+    pub fn reconnects(&self, elapsed_ms: f64) {
+        let last = self.progress.progress.borrow().clone();
+        self.progress.tell(Progress { phase: Phase::Reconnect, elapsed_ms, eta_ms: None, ..last });
+    }
+
     /// Shows the progress too, for another thread.
     #[must_use]
     pub fn progress_teller(&self) -> ProgressTeller {
@@ -306,6 +312,7 @@ mod tests {
             predicted: None,
             bandwidth: Vec::new(),
             rounds: vec![],
+            cuts: vec![],
             phases: vec![],
             switchover: None,
             error: None,

@@ -254,6 +254,12 @@ impl Board {
         Ok(true)
     }
 
+    /// All that is not known to have been applied: what waits, and what is on its way.
+    pub fn unconfirmed(&self) -> impl Iterator<Item = &Unit> {
+        let of_streams = self.streams.iter().flat_map(|stream| stream.bound.iter().chain(&stream.under_way));
+        self.queue.iter().chain(of_streams)
+    }
+
     /// Whether a stream takes no more work.
     #[must_use]
     pub fn is_broken(&self, stream: usize) -> bool {

@@ -88,6 +88,7 @@ impl Action {
     pub fn name(&self) -> &'static str {
         match self {
             Action::SendReady => "send-ready",
+            Action::NoteTakeOver => "note-take-over",
             Action::FinishLoad => "finish-load",
             Action::RunGuest { .. } => "run-guest",
             Action::SendRunning => "send-running",
@@ -106,6 +107,8 @@ pub enum Ending {
     Runs,
     /// Nothing is left here.
     Discarded(Failure),
+    /// The lane was cut while nothing but memory had come: what is here is kept for another one.
+    Cut(Failure),
 }
 
 /// Where the destination is.
@@ -198,6 +201,12 @@ impl Destination {
                 Event::LaneLost(_) | Event::Aborted(_) | Event::CancelRequested,
             ) if self.committed => {
                 vec![]
+            }
+            (State::Awaiting | State::Receiving, Event::LaneLost(failure))
+                if failure.code == FailureCode::LaneLost && self.noted.is_none() && !self.pages_complete =>
+            {
+                self.state = State::Ended;
+                vec![Action::Finish(Ending::Cut(failure))]
             }
             (_, Event::LaneLost(failure)) => self.discard(failure, false),
             (_, Event::Aborted(reason)) => self.discard(Failure::from_peer(&reason), false),

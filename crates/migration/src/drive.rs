@@ -30,7 +30,7 @@ pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
 pub use page_in::SessionStream;
 pub use referring::{Deltas, References};
-pub use source::{Connect, SourceJob, SourceResult, send};
+pub use source::{Connect, Kept, SourceJob, SourceResult, Unsent, send};
 pub(crate) use source::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
 pub(crate) use sweep::SAMPLED_AFTER;
 pub use throttled::{CpuQuota, Throttled, Throttling};

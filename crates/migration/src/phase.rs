@@ -14,6 +14,8 @@ pub enum Phase {
     Prepare,
     /// Rounds of memory travel while the guest runs.
     PreCopy,
+    /// The link is cut while the guest runs: both hosts keep what they have, and the source tries to reach the destination again.
+    Reconnect,
     /// A round is over: the destination catches up, what remains is counted, the policy decides.
     Convergence,
     /// The guest's vCPUs stand still: last pages, device state, commit.
@@ -28,10 +30,11 @@ pub enum Phase {
 
 impl Phase {
     /// Every phase, in order.
-    pub const ALL: [Phase; 8] = [
+    pub const ALL: [Phase; 9] = [
         Phase::Preflight,
         Phase::Prepare,
         Phase::PreCopy,
+        Phase::Reconnect,
         Phase::Convergence,
         Phase::Switchover,
         Phase::PageIn,
@@ -46,6 +49,7 @@ impl Phase {
             Phase::Preflight => "preflight",
             Phase::Prepare => "prepare",
             Phase::PreCopy => "pre-copy",
+            Phase::Reconnect => "reconnect",
             Phase::Convergence => "convergence",
             Phase::Switchover => "switchover",
             Phase::PageIn => "page-in",

@@ -195,6 +195,19 @@ pub struct PhaseReport {
     pub duration_ms: f64,
 }
 
+/// A cut of the link, while the guest ran at the source.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CutReport {
+    /// When it was noticed, since the migration's begin.
+    pub at_ms: f64,
+    /// How long nothing was sent after that.
+    pub lasted_ms: f64,
+    /// Pages that the destination lacked when it went on, beside what the guest had written meanwhile.
+    pub unsent_pages: u64,
+    /// How it was noticed.
+    pub why: String,
+}
+
 /// The vCPUs' pause, piece by piece. The pieces follow each other and add up to the whole.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwitchoverReport {
@@ -278,6 +291,9 @@ pub struct Report {
     /// What was foreseen before round 0; none where too little was known.
     #[serde(default)]
     pub predicted: Option<Predicted>,
+    /// The cuts of the link after which it went on where it was.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<CutReport>,
     /// Every phase entered.
     pub phases: Vec<PhaseReport>,
     /// The pause in pieces; none where the engine does not tell them.

@@ -249,6 +249,8 @@ pub struct Plan {
     pub policy: Policy,
     /// How long the checks before it took: the clock of events runs since their begin.
     pub preflight: Duration,
+    /// The lane of an earlier attempt was cut: the destination has most of the memory, and its writes are tracked.
+    pub resumes: bool,
 }
 
 /// The source's machine.
@@ -273,6 +275,9 @@ pub struct Source {
     running: Option<Running>,
     /// The guest's writers are held.
     is_throttled: bool,
+    resumes: bool,
+    /// It has ended by a lane that was cut while nothing but memory had been sent.
+    is_cut: bool,
     ending: Option<(Outcome, Option<Failure>)>,
 }
 
@@ -307,6 +312,8 @@ impl Source {
             committed_at: None,
             running: None,
             is_throttled: false,
+            resumes: plan.resumes,
+            is_cut: false,
             ending: None,
         }
     }
@@ -321,11 +328,16 @@ impl Source {
             (State::Connecting, Event::Connected) => {
                 // While the destination prepares, the guest shows what is hot in its memory.
                 self.ledger.tracking_begins(now);
-                self.to(State::Preparing, vec![Action::SendBegin, Action::StartTracking])
+                let mut actions = vec![Action::SendBegin];
+                actions.extend((!self.resumes).then_some(Action::StartTracking));
+                self.to(State::Preparing, actions)
             }
             (State::Preparing, Event::PeerReady) => self.to(State::Sampling, vec![Action::CountRemaining]),
             (State::Sampling, Event::RemainingCounted { pages, .. }) => {
-                self.ledger.sampled(now, pages);
+                // What was written while the lane was cut tells of no rate.
+                if !self.resumes {
+                    self.ledger.sampled(now, pages);
+                }
                 self.next_round(now, 0)
             }
             (State::Sending, Event::Sampled { pages }) => {
@@ -464,6 +476,11 @@ impl Source {
             (Committed | InDoubt, _) => vec![],
             (_, Event::CancelRequested) => self.give_up(now, Outcome::Cancelled, failure, true),
             (_, Event::Failed(_)) => self.give_up(now, Outcome::Failed, failure, true),
+            (state, Event::LaneLost(_)) if failure.code == FailureCode::LaneLost => {
+                let began = state != State::Connecting || self.resumes;
+                self.is_cut = began && !matches!(state, State::Stopping | State::LastPages);
+                self.give_up(now, Outcome::Failed, failure, false)
+            }
             (_, _) => self.give_up(now, Outcome::Failed, failure, false),
         })
     }
@@ -691,6 +708,12 @@ impl Source {
     #[must_use]
     pub fn ending(&self) -> Option<(Outcome, Option<&Failure>)> {
         self.ending.as_ref().map(|(outcome, failure)| (*outcome, failure.as_ref()))
+    }
+
+    /// Whether it has ended by a cut after which it can go on where it was, by another lane: the destination keeps what it has.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// The rounds so far.

@@ -85,7 +85,7 @@ impl World {
     fn with(seed: u64, writes_per_step: usize, page_in: PageIn) -> Self {
         let policy = Policy { page_in, switchover_budget: BUDGET, ..Policy::default() };
         World {
-            source: Source::new(&Plan { policy, preflight: Duration::ZERO }),
+            source: Source::new(&Plan { policy, preflight: Duration::ZERO, resumes: false }),
             destination: Destination::new(vec![PAGES as u64], EPOCH),
             now: Duration::ZERO,
             to_destination: VecDeque::new(),
@@ -261,6 +261,10 @@ impl World {
             DestinationAction::Refuse(failure) => self.send(Word::Refused(failure)),
             DestinationAction::Discard(_) => assert!(!self.destination_runs, "discards a guest that runs"),
             DestinationAction::Promote => assert!(self.destination_runs),
+            // Nobody comes back: it is kept for as long as that takes to be known.
+            DestinationAction::Finish(Ending::Cut(failure)) => {
+                self.finished = Some(Ending::Discarded(failure));
+            }
             DestinationAction::Finish(ending) => self.finished = Some(ending),
         }
     }

@@ -21,6 +21,10 @@ pub enum Choice {
     Serve(HostId),
     /// An agent notices that its lane is dead.
     Notice(HostId),
+    /// A source whose lane was cut reaches its destination again.
+    Resume(HostId),
+    /// One end of a lane that was cut gives the other up.
+    Expire(HostId),
     /// The guest writes a page.
     Work(HostId, usize),
     /// A migration begins.
@@ -123,6 +127,12 @@ impl World {
         }
         if is_free && self.lane_is_dead(host) {
             all.push(Choice::Notice(host));
+        }
+        if is_free && self.may_resume(host) {
+            all.push(Choice::Resume(host));
+        }
+        if is_free && matches!(here.work, Work::Cut { .. } | Work::Waiting { .. }) {
+            all.push(Choice::Expire(host));
         }
         if limits.give_ups > 0 && matches!(&here.work, Work::Sending(sending) if sending.asks.is_some()) {
             all.push(Choice::GiveUp(host));
@@ -243,6 +253,8 @@ impl World {
             Choice::Noted(host) => self.noted(host, true),
             Choice::Save(host) => self.hosts[host].save_again(),
             Choice::Ask(host) => self.ask(host),
+            Choice::Resume(host) => self.resume(host),
+            Choice::Expire(host) => self.expire(host),
             Choice::Serve(host) => self.serve(host),
             Choice::Notice(host) => self.notice(host),
             Choice::Work(host, page) => self.writes(host, page),

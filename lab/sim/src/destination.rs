@@ -75,6 +75,11 @@ impl World {
                 let epoch = here.disk.record.as_ref().map_or(here.epoch, |record| record.standing.epoch);
                 here.save_owner(epoch);
             }
+            Action::Finish(Ending::Cut(_)) => {
+                let Work::Receiving(receiving) = &self.hosts[host].work else { return };
+                let (from, attempt) = (receiving.from, receiving.attempt);
+                self.hosts[host].work = Work::Waiting { from, attempt };
+            }
             Action::Finish(ending) => {
                 let fate = if ending == Ending::Runs { Fate::Runs } else { Fate::Refused };
                 let here = &mut self.hosts[host];

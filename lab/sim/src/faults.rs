@@ -4,7 +4,7 @@ use godwit_migration::{destination, source};
 
 use crate::choices::Choice;
 use crate::source::{failure, lost};
-use crate::world::{HostId, Work, World};
+use crate::world::{Fate, HostId, Step, Work, World};
 
 impl World {
     pub(crate) fn fault(&mut self, fault: Choice) {
@@ -31,6 +31,8 @@ impl World {
                     Work::Receiving(_) => {
                         self.destination_takes(host, destination::Event::Failed(failure("QEMU is gone")));
                     }
+                    Work::Cut { .. } => self.hosts[host].work = Work::Idle,
+                    Work::Waiting { .. } => self.expire(host),
                     // Nothing is kept there any more.
                     Work::Serving { .. } => self.hosts[host].work = Work::Doubt { asked: false },
                     _ => {}
@@ -70,6 +72,25 @@ impl World {
             Choice::Cancel(host) => {
                 limits.cancels -= 1;
                 self.source_takes(host, source::Event::CancelRequested);
+            }
+            _ => {}
+        }
+    }
+
+    /// The limit has passed, or the other end is known not to wait: the source's guest stays where it is, the shadow goes.
+    pub(crate) fn expire(&mut self, host: HostId) {
+        let here = &mut self.hosts[host];
+        match here.work {
+            Work::Cut { .. } => {
+                if let Some(process) = &mut here.process {
+                    process.tracked = false;
+                }
+                here.work = Work::Idle;
+            }
+            Work::Waiting { attempt, .. } => {
+                here.fates.insert(attempt, Fate::Refused);
+                here.work = Work::Idle;
+                here.steps.extend([Step::Kill, Step::RemoveRecord]);
             }
             _ => {}
         }

@@ -49,7 +49,9 @@ impl World {
             Choice::Deliver(_) => 2,
             Choice::Serve(_) => 4,
             Choice::Notice(_) => 5,
-            _ => 6,
+            Choice::Resume(_) => 6,
+            Choice::Expire(_) => 7,
+            _ => 8,
         }
     }
 

@@ -60,11 +60,12 @@ fn main() -> ExitCode {
     std::thread::scope(|scope| (0..arguments.threads.max(1)).for_each(|_| drop(scope.spawn(work))));
     let (figures, seeds, failure) = all.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!(
-        "{seeds} seeds from {} in {:.1} s: {} migrations begun, {} completed, {} faults, {} doubts settled, {} guests lost to a fault, {} steps",
+        "{seeds} seeds from {} in {:.1} s: {} migrations begun, {} completed, {} cuts resumed, {} faults, {} doubts settled, {} guests lost to a fault, {} steps",
         arguments.first,
         begun.elapsed().as_secs_f64(),
         figures.begun,
         figures.completed,
+        figures.resumed,
         figures.faults,
         figures.settled,
         figures.dead,
@@ -88,5 +89,6 @@ fn add(all: &mut Figures, one: Figures) {
     all.begun += one.begun;
     all.completed += one.completed;
     all.settled += one.settled;
+    all.resumed += one.resumed;
     all.dead += one.dead;
 }

@@ -28,6 +28,8 @@ pub struct Figures {
     pub completed: u64,
     /// Doubts settled without an operator.
     pub settled: u64,
+    /// Cuts after which a migration went on where it was.
+    pub resumed: u64,
     /// Guests that a fault took with their memory.
     pub dead: u64,
 }
@@ -107,6 +109,7 @@ pub fn simulate(plan: Plan) -> Result<Figures, String> {
     world.heals().map_err(|why| story(&log, &why))?;
     figures.completed = u64::from(world.completed());
     figures.settled = u64::from(world.settled());
+    figures.resumed = u64::from(world.resumed());
     figures.dead = u64::from(world.dead);
     Ok(figures)
 }

@@ -1,5 +1,6 @@
 //! What the source's driver and hypervisor do with the machine's decisions.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use godwit_migration::handover::{Role, Standing};
@@ -27,8 +28,6 @@ pub(crate) fn lost() -> Failure {
 impl World {
     /// The destination has made a shadow, and the lane is up.
     pub(crate) fn begin(&mut self, from: HostId, to: HostId) {
-        self.attempts += 1;
-        let attempt = self.attempts;
         let epoch = Standing::offered(self.hosts[from].epoch);
         let pages = self.options.pages;
         let there = &mut self.hosts[to];
@@ -36,7 +35,15 @@ impl World {
         there.disk.record = Some(Record { standing, other: Some(from), needs_pages: false });
         there.process = Some(Process::shadow(pages));
         there.told = Some(false);
+        self.open_lane(from, to, epoch, None);
+    }
+
+    /// The lane is up, the first one or one in place of another that was cut; then the destination lacks what is `unsent`.
+    fn open_lane(&mut self, from: HostId, to: HostId, epoch: u64, unsent: Option<BTreeSet<usize>>) {
+        self.attempts += 1;
+        let (attempt, pages) = (self.attempts, self.options.pages);
         let machine = godwit_migration::destination::Destination::new(vec![pages as u64], epoch);
+        let there = &mut self.hosts[to];
         there.fates.insert(attempt, Fate::Receiving);
         there.work = Work::Receiving(Box::new(Receiving {
             attempt,
@@ -44,12 +51,39 @@ impl World {
             machine: Machine(machine),
             pages_applied: 0,
             noting: false,
-            missing: std::collections::BTreeSet::new(),
+            missing: BTreeSet::new(),
         }));
-        let machine = Machine(Source::new(&Plan { policy: self.policy(), preflight: Duration::ZERO }));
-        let sending = Sending { attempt, to, machine, pages_sent: 0, asks: None, events: 0 };
+        let resumes = unsent.is_some();
+        let plan = Plan { policy: self.policy(), preflight: Duration::ZERO, resumes };
+        let machine = Machine(Source::new(&plan));
+        let unsent = match unsent {
+            Some(unsent) => {
+                // The next sweep finds them.
+                if let Some(process) = &mut self.hosts[from].process {
+                    process.dirty.extend(unsent);
+                }
+                BTreeSet::new()
+            }
+            None => (0..pages).collect(),
+        };
+        let sending = Sending { attempt, to, machine, pages_sent: 0, unsent, resumes, asks: None, events: 0 };
         self.hosts[from].work = Work::Sending(Box::new(sending));
         self.source_takes(from, Event::Connected);
+    }
+
+    /// The source has reached its destination again.
+    pub(crate) fn resume(&mut self, from: HostId) {
+        let Work::Cut { to, unsent, .. } = self.hosts[from].work.clone() else { return };
+        self.resumed += 1;
+        let epoch = Standing::offered(self.hosts[from].epoch);
+        self.open_lane(from, to, epoch, Some(unsent));
+    }
+
+    /// Whether there is something at the other end to go on with.
+    pub(crate) fn may_resume(&self, from: HostId) -> bool {
+        let Work::Cut { to, attempt, .. } = self.hosts[from].work else { return false };
+        let there = &self.hosts[to];
+        there.work == Work::Waiting { from, attempt } && there.steps.is_empty() && there.process.is_some()
     }
 
     pub(crate) fn source_takes(&mut self, host: HostId, event: Event) {
@@ -74,6 +108,7 @@ impl World {
         let count = content.len() as u64;
         if let Work::Sending(sending) = &mut self.hosts[host].work {
             sending.pages_sent += count;
+            sending.unsent.extend(&pages);
         }
         if count > 0 {
             self.tell_peer(host, Word::Pages(content));
@@ -91,7 +126,7 @@ impl World {
     /// Carries one action out.
     pub(crate) fn source_acts(&mut self, host: HostId, action: &Action) {
         let Work::Sending(sending) = &self.hosts[host].work else { return };
-        let (pages_sent, round) = (sending.pages_sent, sending.machine.0.round());
+        let (pages_sent, round, resumes) = (sending.pages_sent, sending.machine.0.round(), sending.resumes);
         let offered = Standing::offered(self.hosts[host].epoch);
         match *action {
             Action::SendBegin => self.tell_peer(host, Word::Begin { epoch: offered }),
@@ -102,7 +137,7 @@ impl World {
                 }
             }
             Action::SendRound { round } => {
-                let sweep = self.sweep(host, round == 0);
+                let sweep = self.sweep(host, round == 0 && !resumes);
                 self.source_takes(host, Event::RoundSent(sweep));
             }
             Action::Drain => self.tell_peer(host, Word::RoundEnd(round)),
@@ -203,6 +238,14 @@ impl World {
         let Work::Sending(sending) = &self.hosts[host].work else { return };
         let outcome = sending.machine.0.ending().map_or(Outcome::Failed, |(outcome, _)| outcome);
         let offered = self.hosts[host].role() == Some(Role::HandingOver);
+        if sending.machine.0.is_cut() {
+            let mut unsent = sending.unsent.clone();
+            if !sending.resumes && sending.machine.0.rounds().is_empty() {
+                unsent.extend(0..self.options.pages);
+            }
+            self.hosts[host].work = Work::Cut { to: sending.to, attempt: sending.attempt, unsent };
+            return;
+        }
         if let Some(process) = &mut self.hosts[host].process {
             process.tracked = false;
         }
@@ -227,7 +270,12 @@ impl World {
     pub(crate) fn source_hears(&mut self, host: HostId, word: &Word) {
         let event = match *word {
             Word::Ready => Event::PeerReady,
-            Word::RoundApplied(round) => Event::RoundApplied { round, padding_bytes: 0 },
+            Word::RoundApplied(round) => {
+                if let Work::Sending(sending) = &mut self.hosts[host].work {
+                    sending.unsent.clear();
+                }
+                Event::RoundApplied { round, padding_bytes: 0 }
+            }
             Word::PageInReady => Event::PageInReady { able: true },
             Word::Running => Event::PeerRunning(Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 }),
             Word::Refused => Event::PeerRefused(failure("refused")),

@@ -165,6 +165,10 @@ pub(crate) struct Sending {
     pub(crate) to: HostId,
     pub(crate) machine: Machine<Source>,
     pub(crate) pages_sent: u64,
+    /// Sent, and not known to have arrived; before round 0 all.
+    pub(crate) unsent: BTreeSet<usize>,
+    /// An earlier attempt has brought the rest.
+    pub(crate) resumes: bool,
     /// The destination is asked for its verdict; true: the question is on its way.
     pub(crate) asks: Option<bool>,
     /// Events that it has taken: its clock.
@@ -191,6 +195,17 @@ pub(crate) enum Work {
     Idle,
     Sending(Box<Sending>),
     Receiving(Box<Receiving>),
+    /// Its lane was cut while nothing but memory had been sent.
+    Cut {
+        to: HostId,
+        attempt: Attempt,
+        unsent: BTreeSet<usize>,
+    },
+    /// The same at the destination: what has come is kept.
+    Waiting {
+        from: HostId,
+        attempt: Attempt,
+    },
     /// It does not know whose the guest is; `asked`: the question is on its way.
     Doubt {
         asked: bool,
@@ -384,6 +399,8 @@ pub struct World {
     pub(crate) completed: u32,
     /// Doubts that were settled without an operator.
     pub(crate) settled: u32,
+    /// Cuts after which a migration went on where it was.
+    pub(crate) resumed: u32,
 }
 
 impl PartialEq for World {
@@ -441,6 +458,7 @@ impl World {
             violation: None,
             completed: 0,
             settled: 0,
+            resumed: 0,
         }
     }
 
@@ -460,6 +478,12 @@ impl World {
     #[must_use]
     pub fn settled(&self) -> u32 {
         self.settled
+    }
+
+    /// Cuts after which a migration went on where it was.
+    #[must_use]
+    pub fn resumed(&self) -> u32 {
+        self.resumed
     }
 
     pub(crate) fn policy(&self) -> Policy {

@@ -67,6 +67,34 @@ impl Agent {
         });
     }
 
+    /// A migration of a VM of this host ended with the agent that carried it out: what had been made of it at `to` goes. In a task of its
+    /// own, until that host has answered, or another migration has begun.
+    pub(super) fn undo_migration(self: &Arc<Self>, name: &str, to: String) {
+        let (agent, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            let path = format!("/v1/hand-overs/{name}?from={}", agent.config.name);
+            let mut wait = ASK_AGAIN;
+            loop {
+                let record = agent.record(&name).filter(|record| record.role == Role::Owner);
+                let is_free = matches!(
+                    agent.table().get(&name).map(|slot| &slot.condition),
+                    Some(Condition::Running | Condition::Paused | Condition::Stopped | Condition::Failed)
+                );
+                let Some(record) = record.filter(|record| is_free && record.other.is_some()) else { return };
+                let Ok(peer) = agent.peer(&to) else { return };
+                if let Ok(Ok(())) = tokio::time::timeout(ASK_AGAIN_MOST, peer.delete(&path)).await {
+                    tracing::info!(vm = name, to, "a migration that the last agent had under way is undone");
+                    if let Err(error) = agent.save_record(&SavedVm { other: None, ..record }).await {
+                        tracing::warn!(vm = name, %error, "that could not be saved");
+                    }
+                    return;
+                }
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(ASK_AGAIN_MOST);
+            }
+        });
+    }
+
     async fn try_settle(self: &Arc<Self>, name: &str) -> Result<Settled, ApiError> {
         let Some(record) = self.record(name) else { return Ok(Settled::Over) };
         let Some(other) = record.other.clone() else { return Ok(Settled::Over) };

@@ -179,6 +179,13 @@ impl Agent {
         }
     }
 
+    /// Notes on disk that a shadow of the VM is about to be made at `to`. To be called before that is asked for.
+    pub(crate) async fn note_migrating(&self, vm: &Vm, to: &str) -> Result<(), ApiError> {
+        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+        let other = OtherHost { name: to.to_owned(), needs_pages: false, runs: true };
+        self.save_record(&record.with(other)).await
+    }
+
     /// Notes on disk that the destination `to` may run the guest from here on. To be called before the guest is stopped
     /// for the hand-over, and no sooner than needed: an agent that restarts then and finds the guest paused does not let it go on by itself.
     /// `needs_pages`: it will run there while pages of it are here; `runs`: it is not paused.

@@ -296,6 +296,7 @@ impl Agent {
             }
             _ => None,
         };
+        let migrating_to = of_owner(&record);
         let failed = record.desired == Desired::Running && doubt.is_none();
         let mut slot = Slot::new(record.spec, record.epoch, Condition::Stopped);
         if let Some(doubt) = doubt {
@@ -314,6 +315,9 @@ impl Agent {
         files.remove_runtime();
         self.settle(&name, condition, None, reason);
         self.settle_doubt(&name);
+        if let Some(to) = migrating_to {
+            self.undo_migration(&name, to);
+        }
         Ok(())
     }
 
@@ -368,6 +372,7 @@ impl Agent {
         self.check_place(&taking)?;
         let TakingIn { mut record, taken_up, place } = taking;
         let (name, role) = (record.spec.name.clone(), record.role);
+        let migrating_to = of_owner(&record);
         // One that was stopped for its hand-over has run before, of course.
         let ran = if role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
         let found = if ran { GuestFound::Ran } else { GuestFound::Still };
@@ -431,6 +436,9 @@ impl Agent {
             serve_again(self, &vm, host);
         }
         self.settle_doubt(&name);
+        if let Some(to) = migrating_to {
+            self.undo_migration(&name, to);
+        }
         // A disk may have kept this waiting since it was asked.
         if vcpus.run && place.is_some() && vm.is_running().await == Some(false) {
             self.vcpus_changed(&vm, false);
@@ -488,6 +496,12 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// The host to which an owner's guest was on its way.
+fn of_owner(record: &SavedVm) -> Option<String> {
+    let other = record.other.as_ref().filter(|_| record.role == Role::Owner);
+    other.map(|other| other.name.clone())
 }
 
 /// What is said of a VM whose missing pages nobody brings.

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_api::{
-    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingState, IncomingStatus,
+    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingState,
+    IncomingStatus,
 };
+use godwit_lanes::Stream;
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive};
@@ -26,6 +28,8 @@ use crate::vm::Vm;
 
 /// How long a source may take from the answer to its request until its lane says hello.
 const LANE_LIMIT: Duration = Duration::from_secs(30);
+/// The longest that a shadow is kept after a cut, whatever its source asks for: its memory is promised to it meanwhile.
+const MOST_CUT_LIMIT: Duration = Duration::from_secs(3600);
 /// How long the answer to the source's word may take.
 const RUN_LIMIT: Duration = Duration::from_secs(5);
 /// Memory is allocated ahead of the pages in steps of this many pages (64 MiB).
@@ -50,6 +54,13 @@ pub(super) struct Entry {
     /// The source's word that the guest may run (true) or stays paused (false); QEMU's own engine only.
     word: watch::Sender<Option<bool>>,
     cancel: mpsc::Sender<()>,
+    /// The source host.
+    from: String,
+    epoch: u64,
+    /// Takes the doors of further lanes, in place of one that was cut.
+    resume: mpsc::Sender<Doorman>,
+    /// The control stream of the lane that there is.
+    control: Mutex<Option<Stream>>,
 }
 
 /// What has become of an incoming guest.
@@ -129,16 +140,21 @@ impl IncomingMigrations {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, vm: &str, engine: EngineKind) -> Result<(Arc<Entry>, mpsc::Receiver<()>), ApiError> {
+    fn add(&self, request: &IncomingRequest) -> Result<(Arc<Entry>, Orders), ApiError> {
         let (cancel, cancelled) = mpsc::channel();
+        let (resume, resumed) = mpsc::channel();
         let entry = Arc::new(Entry {
             id: fresh_id()?,
-            vm: vm.to_owned(),
-            engine,
+            vm: request.spec.name.clone(),
+            engine: request.engine,
             begun: Instant::now(),
             fate: watch::channel(Fate::Receiving).0,
             word: watch::channel(None).0,
             cancel,
+            from: request.from.clone(),
+            epoch: request.epoch,
+            resume,
+            control: Mutex::default(),
         });
         let mut all = self.lock();
         while all.len() >= HISTORY {
@@ -146,7 +162,21 @@ impl IncomingMigrations {
             all.remove(oldest);
         }
         all.push_back(Arc::clone(&entry));
-        Ok((entry, cancelled))
+        Ok((entry, Orders { cancelled, resumed }))
+    }
+
+    /// The source host of one.
+    pub(super) fn source_of(&self, id: &str) -> Result<String, ApiError> {
+        Ok(self.find(id)?.from.clone())
+    }
+
+    /// Asks what arrives of a VM from a host to be forgotten; without effect once the guest is committed here.
+    pub(super) fn cancel_of(&self, vm: &str, from: &str) {
+        let all = self.lock();
+        for entry in all.iter().filter(|entry| entry.vm == vm && entry.from == from && !entry.is_over()) {
+            // Whoever would hear it is gone: then it is over.
+            let _ = entry.cancel.send(());
+        }
     }
 
     fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {
@@ -193,6 +223,39 @@ impl IncomingMigrations {
     }
 }
 
+/// What a migration that arrives is told from outside.
+pub(super) struct Orders {
+    pub(super) cancelled: mpsc::Receiver<()>,
+    resumed: mpsc::Receiver<Doorman>,
+}
+
+/// Another lane for a source whose lane was cut.
+pub(super) fn resume(
+    agent: &Arc<Agent>,
+    id: &str,
+    request: IncomingResume,
+) -> Result<IncomingAccepted, ApiError> {
+    let entry = agent.incoming().find(id)?;
+    let over = || {
+        let message = format!("migration {id} of VM \"{}\" is over here", entry.vm);
+        ApiError::new(ErrorCode::WrongState, message, "begin another one")
+    };
+    if entry.is_over() || entry.epoch != request.epoch || entry.engine != EngineKind::Godwit {
+        return Err(over());
+    }
+    let listeners = listen(agent)?;
+    let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
+    let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+    let lane = fresh_id()?;
+    let guard = Guard { id: lane, from: entry.from.clone(), identity: agent.identity(), listeners };
+    entry.resume.send(Doorman::open(guard)?).map_err(|_| over())?;
+    // This end may not have noticed the cut.
+    if let Some(control) = entry.control.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        control.close();
+    }
+    Ok(IncomingAccepted { id: lane.to_string(), addresses, references: None })
+}
+
 /// An id that nobody can guess.
 pub(crate) fn fresh_id() -> Result<MigrationId, ApiError> {
     let mut id = [0; 16];
@@ -212,18 +275,21 @@ pub(super) async fn prepare(
     let vm =
         agent.prepare_incoming(request.spec.clone(), request.epoch, &request.from, runs_by_itself).await?;
     agent.probes().give_way(&vm.name);
-    let begun = match agent.incoming().add(&vm.name, request.engine) {
-        Ok((entry, cancel)) => {
+    let begun = match agent.incoming().add(&request) {
+        Ok((entry, orders)) => {
             let begun = match request.engine {
                 EngineKind::Godwit => {
                     let from = request.from.clone();
                     // What either host does not want is not done.
                     let by =
                         agent.config().references.by.min(request.references.unwrap_or(ReferenceUse::None));
-                    begin(agent, &vm, Arc::clone(&entry), cancel, Doors { listeners, from, by }).await
+                    let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
+                    let doors = Doors { listeners, from, by, cut_limit };
+                    begin(agent, &vm, Arc::clone(&entry), orders, doors).await
                 }
                 EngineKind::Qemu => {
-                    qemu_engine::begin_incoming(agent, &vm, Arc::clone(&entry), cancel, &request.qemu).await
+                    let entry = Arc::clone(&entry);
+                    qemu_engine::begin_incoming(agent, &vm, entry, orders.cancelled, &request.qemu).await
                 }
             };
             if let Err(error) = &begun {
@@ -321,7 +387,7 @@ async fn begin(
     agent: &Arc<Agent>,
     vm: &Arc<Vm>,
     entry: Arc<Entry>,
-    cancel: mpsc::Receiver<()>,
+    orders: Orders,
     doors: Doors,
 ) -> Result<IncomingAccepted, ApiError> {
     let failed = |failure: &Failure| {
@@ -343,7 +409,10 @@ async fn begin(
         epoch: vm.epoch(),
         regions: vm.regions.clone(),
         offer,
-        cancel,
+        orders,
+        vm: Arc::clone(vm),
+        entry: Arc::clone(&entry),
+        cut_limit: doors.cut_limit,
     };
     std::thread::Builder::new()
         .name(format!("in-{}", vm.name))
@@ -351,7 +420,7 @@ async fn begin(
             let (ending, page_in) = arrival.serve(hypervisor);
             match ending {
                 Ending::Runs => entry.runs(None),
-                Ending::Discarded(failure) => entry.refused(&failure),
+                Ending::Discarded(failure) | Ending::Cut(failure) => entry.refused(&failure),
             }
             if let Some(page_in) = page_in {
                 host.page_ins().keep(&arriving.unasked(), &page_in);
@@ -368,6 +437,8 @@ struct Doors {
     from: String,
     /// What pages may be told by.
     by: ReferenceUse,
+    /// How long the shadow is kept after a cut.
+    cut_limit: Duration,
 }
 
 /// A shadow VM that waits for its lanes and its pages.
@@ -376,37 +447,75 @@ struct Arrival {
     epoch: u64,
     regions: Vec<Arc<Region>>,
     offer: Offer,
-    cancel: mpsc::Receiver<()>,
+    orders: Orders,
+    vm: Arc<Vm>,
+    entry: Arc<Entry>,
+    cut_limit: Duration,
 }
 
 impl Arrival {
     /// With what brings the pages that the guest lacks, where it runs without them.
-    fn serve(self, mut hypervisor: QemuDestination) -> (Ending, Option<Arc<PagingIn>>) {
-        let control = match self.wait_for_control() {
-            Ok(control) => control,
-            Err(failure) => {
+    fn serve(mut self, mut hypervisor: QemuDestination) -> (Ending, Option<Arc<PagingIn>>) {
+        let not_in_time = format!("the source did not connect within {} s", LANE_LIMIT.as_secs());
+        let mut why = Failure::new(FailureCode::LaneLost, not_in_time);
+        let mut limit = LANE_LIMIT;
+        let mut is_first = true;
+        loop {
+            let control = match self.wait_for_control(limit, &why) {
+                Ok(control) => control,
+                Err(failure) => {
+                    hypervisor.discard(&failure);
+                    return (Ending::Discarded(failure), None);
+                }
+            };
+            *self.entry.control.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(control.stream().clone());
+            let (ending, page_in) = self.receive(control, &mut hypervisor, std::mem::take(&mut is_first));
+            let Ending::Cut(failure) = ending else { return (ending, page_in) };
+            // What was prepared for page-in is prepared anew.
+            self.vm.files.remove_missing();
+            if self.cut_limit.is_zero() {
                 hypervisor.discard(&failure);
                 return (Ending::Discarded(failure), None);
             }
-        };
-        let Arrival { doorman, epoch, regions, offer, cancel } = self;
+            tracing::warn!(vm = self.vm.name, %failure, "the link to the source is cut: what has come is kept");
+            (why, limit) = (failure, self.cut_limit + LANE_LIMIT);
+        }
+    }
+
+    /// One lane's part of it.
+    fn receive(
+        &mut self,
+        control: WelcomedStream,
+        hypervisor: &mut QemuDestination,
+        is_first: bool,
+    ) -> (Ending, Option<Arc<PagingIn>>) {
+        let offer = std::mem::take(&mut self.offer);
+        let Arrival { doorman, epoch, regions, orders, .. } = &*self;
         let (stop, stopped) = mpsc::channel();
         std::thread::scope(|scope| {
             let ahead = regions.clone();
-            scope.spawn(move || allocate_ahead(&ahead, &stopped));
-            let job =
-                DestinationJob { control, accept: &|| doorman.let_in(), epoch, regions, offer, hypervisor };
-            let ending = receive(job, &cancel);
+            if is_first {
+                scope.spawn(move || allocate_ahead(&ahead, &stopped));
+            }
+            let accept = || doorman.let_in();
+            let regions = regions.clone();
+            let job = DestinationJob { control, accept: &accept, epoch: *epoch, regions, offer, hypervisor };
+            let ending = receive(job, &orders.cancelled);
             drop(stop);
             ending
         })
     }
 
-    fn wait_for_control(&self) -> Result<WelcomedStream, Failure> {
-        let limit = Instant::now() + LANE_LIMIT;
+    /// The control stream of the first lane, or of one in place of another that was cut.
+    fn wait_for_control(&mut self, limit: Duration, why: &Failure) -> Result<WelcomedStream, Failure> {
+        let limit = Instant::now() + limit;
         while Instant::now() < limit {
-            if self.cancel.try_recv().is_ok() {
+            if self.orders.cancelled.try_recv().is_ok() {
                 return Err(Failure::new(FailureCode::Cancelled, "cancelled before the source connected"));
+            }
+            if let Ok(doorman) = self.orders.resumed.try_recv() {
+                self.doorman = doorman;
             }
             if let Some(stream) = self.doorman.let_in()
                 && stream.number == CONTROL_STREAM
@@ -414,8 +523,7 @@ impl Arrival {
                 return Ok(stream);
             }
         }
-        let detail = format!("the source did not connect within {} s", LANE_LIMIT.as_secs());
-        Err(Failure::new(FailureCode::LaneLost, detail))
+        Err(why.clone())
     }
 }
 

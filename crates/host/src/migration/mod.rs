@@ -1,6 +1,7 @@
 //! The engines that move a VM, at both of its ends: the external engine's drivers bound to QEMU, and QEMU's own migration
 //! as the engine of comparison.
 
+mod cut;
 mod doorman;
 mod dry_run;
 mod foresight;
@@ -22,8 +23,8 @@ use axum::extract::{Path, Query, State};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use godwit_api::{
-    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingRun, IncomingStatus,
-    MigrationRequest, PageInAnswer, PageInRequest,
+    ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingRun,
+    IncomingStatus, MigrationRequest, PageInAnswer, PageInRequest,
 };
 use godwit_migration::handover::Known;
 use godwit_migration::{EngineKind, Outcome, Report};
@@ -78,8 +79,9 @@ pub fn routes() -> Router<Arc<Agent>> {
         .route("/v1/incoming/checks", post(check))
         .route("/v1/incoming/{id}", get(show).delete(cancel))
         .route("/v1/incoming/{id}/run", post(run_incoming))
+        .route("/v1/incoming/{id}/resume", post(resume_incoming))
         .route("/v1/page-ins/{name}", post(page_in_session))
-        .route("/v1/hand-overs/{name}", get(known))
+        .route("/v1/hand-overs/{name}", get(known).delete(forget))
 }
 
 async fn prepare(
@@ -156,6 +158,34 @@ async fn run_incoming(
 ) -> Result<Json<IncomingStatus>, Refusal> {
     let request: IncomingRun = body(&bytes)?;
     Ok(Json(agent.incoming().run(&id, request.run).await?))
+}
+
+async fn resume_incoming(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+    peer: Option<Extension<Peer>>,
+    bytes: Bytes,
+) -> Result<Json<IncomingAccepted>, Refusal> {
+    let request: IncomingResume = body(&bytes)?;
+    check_name(peer, &agent.incoming().source_of(&id)?)?;
+    Ok(Json(incoming::resume(&agent, &id, request)?))
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct ForgetQuery {
+    from: String,
+}
+
+/// A source that was started anew has no migration of the VM under way: what arrives of it goes.
+async fn forget(
+    State(agent): State<Arc<Agent>>,
+    Path(name): Path<String>,
+    Query(query): Query<ForgetQuery>,
+    peer: Option<Extension<Peer>>,
+) -> Result<StatusCode, Refusal> {
+    check_name(peer, &query.from)?;
+    agent.incoming().cancel_of(&name, &query.from);
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn cancel(State(agent): State<Arc<Agent>>, Path(id): Path<String>) -> Result<StatusCode, Refusal> {

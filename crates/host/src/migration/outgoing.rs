@@ -11,12 +11,12 @@ use godwit_api::{
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Lane, Stream};
 use godwit_migration::drive::{
-    self, Inbox, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, lane_failure,
+    self, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, Unsent, lane_failure,
 };
 use godwit_migration::handover::Standing;
 use godwit_migration::{
-    EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome, PageInUse, Policy,
-    Predicted, ReferenceUse, Report, SwitchoverReport, millis,
+    CutReport, EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome, PageInUse,
+    Policy, Predicted, ReferenceUse, Report, SwitchoverReport, millis,
 };
 use godwit_pki::Identity;
 use godwit_qemu::VcpuGroup;
@@ -24,6 +24,7 @@ use godwit_ram::DirtyTracker;
 use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
+use super::cut::Again;
 use super::page_in::Serving;
 use super::qemu_source::QemuSource;
 use super::state_stream::{self, qemu_failure};
@@ -81,7 +82,7 @@ impl Outgoing {
             }
             Err(error) => Err(Failure::new(FailureCode::Internal, error.to_string())),
         };
-        if !sent.as_ref().is_ok_and(|sent| sent.result.outcome == Outcome::Completed) {
+        if !sent.as_ref().is_ok_and(|sent| sent.is(Outcome::Completed)) {
             // Where the streams never came to be, nobody else tells the destination to forget it.
             verdict::forget(&self.peer, &accepted.id, &self.vm.name).await;
         }
@@ -167,6 +168,8 @@ impl Outgoing {
         &self,
         qemu: &godwit_qemu::QemuInfo,
     ) -> Result<IncomingAccepted, FailureReport> {
+        // Before there is anything of it: an agent that is started anew has it removed.
+        self.agent.note_migrating(&self.vm, &self.request.to).await.map_err(report_of_api)?;
         self.peer
             .post("/v1/incoming", &self.incoming_request(qemu))
             .await
@@ -182,6 +185,7 @@ impl Outgoing {
             engine: self.request.engine,
             qemu: self.request.qemu.clone(),
             references: Some(self.references()).filter(|by| *by != ReferenceUse::None),
+            cut_limit_ms: self.request.cut_limit_ms,
         }
     }
 
@@ -201,13 +205,13 @@ impl Outgoing {
         state_stream::set_up(qmp, true).await.map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
         let (stream, paths, left_out) = self.connect_unless_cancelled(control, &accepted.addresses).await?;
-        let lanes = paths.lanes.clone();
-        let (inbox, events) = drive::inbox();
-        let job = Job {
+        let mut sent = Sent { left_out, ..Sent::default() };
+        let mut job = Job {
             stream,
             paths,
             migration,
             tracker,
+            resumes: None,
             runs,
             references: self.references().min(accepted.references.unwrap_or(ReferenceUse::None)),
             preflight,
@@ -215,8 +219,32 @@ impl Outgoing {
             progress: control.progress_teller(),
             hands_over: Arc::default(),
         };
+        loop {
+            let (lanes, shared) = (job.paths.lanes.clone(), job.shared());
+            let (result, kept) = self.send_once(control, job, &accepted.id).await?;
+            let why = result.failure.clone();
+            sent.add(result, &lanes);
+            let (Some(kept), Some(why)) = (kept.filter(|_| self.request.cut_limit_ms > 0), why) else {
+                return Ok(sent);
+            };
+            let unsent_pages = kept.unsent.pages();
+            match self.reconnect(control, &accepted.id, &why, unsent_pages).await {
+                Ok(again) => job = sent.goes_on(again, kept, shared, self.begun.elapsed()),
+                Err(failure) => return Ok(sent.ended(failure)),
+            }
+        }
+    }
+
+    /// One lane's part of it, to its end.
+    async fn send_once(
+        &self,
+        control: &MigrationControl,
+        job: Job,
+        id: &str,
+    ) -> Result<(SourceResult, Option<Kept<Tracker>>), Failure> {
+        let (inbox, events) = drive::inbox();
         let hands_over = Arc::clone(&job.hands_over);
-        let running = self.on_a_thread(control, job, inbox.clone(), events, accepted.id.clone())?;
+        let running = self.on_a_thread(control, job, inbox.clone(), events, id.to_owned())?;
         tokio::pin!(running);
         let result = tokio::select! {
             result = &mut running => result,
@@ -231,10 +259,10 @@ impl Outgoing {
             false => FailureCode::Internal,
         };
         let lost = |_| Failure::new(code(), "the engine's thread ended without a result");
-        Ok(Sent { result: result.map_err(lost)?, lanes, left_out })
+        result.map_err(lost)
     }
 
-    async fn connect_unless_cancelled(
+    pub(super) async fn connect_unless_cancelled(
         &self,
         control: &MigrationControl,
         theirs: &[SocketAddr],
@@ -305,7 +333,7 @@ impl Outgoing {
         inbox: Inbox,
         events: drive::Events,
         id: String,
-    ) -> Result<tokio::sync::oneshot::Receiver<SourceResult>, Failure> {
+    ) -> Result<tokio::sync::oneshot::Receiver<(SourceResult, Option<Kept<Tracker>>)>, Failure> {
         let (agent, vm, peer, begun) =
             (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
         let policy = self.policy();
@@ -363,6 +391,7 @@ impl Outgoing {
                 ask_verdict: &ask_verdict,
                 // Without its QEMU here nothing is kept that anybody could have.
                 page_in_again: &|is_over| serving.again(&|| is_over() || vm.process.exit().is_some()),
+                resumes: job.resumes,
             };
             let _ = done.send(drive::send(source, &inbox, events));
         };
@@ -377,11 +406,8 @@ impl Outgoing {
     }
 
     fn report_of(&self, sent: Sent, preflight: Duration) -> Report {
-        let Sent { result, lanes, left_out } = sent;
-        let lane_report = |(lane, figures): (&Lane, LaneFigures)| {
-            let LaneFigures { streams, bytes, broken, vanishing_mtu } = figures;
-            LaneReport { streams, bytes, broken, vanishing_mtu, ..LaneReport::of(*lane) }
-        };
+        let Sent { result, lanes, left_out, cuts } = sent;
+        let Some(result) = result else { return self.blank(Outcome::Failed) };
         tracing::debug!(preflight_ms = millis(preflight), vm = self.vm.name, "driver ended");
         Report {
             outcome: result.outcome,
@@ -395,7 +421,8 @@ impl Outgoing {
             wire_bytes: result.wire_bytes,
             bandwidth_limit: result.bandwidth_limit,
             round_trip_ms: result.round_trip.map(millis),
-            lanes: lanes.iter().zip(result.lanes).map(lane_report).chain(left_out).collect(),
+            lanes: lanes.into_iter().chain(left_out).collect(),
+            cuts,
             encodings: result.encodings,
             missing_pages: result.missing_pages,
             throttle: result.throttle,
@@ -455,6 +482,7 @@ pub(crate) fn blank_report(
         predicted: None,
         bandwidth: Vec::new(),
         rounds: Vec::new(),
+        cuts: Vec::new(),
         phases: Vec::new(),
         switchover: None,
         error: None,
@@ -462,10 +490,83 @@ pub(crate) fn blank_report(
 }
 
 /// What came of it, by the lanes that were used and those that could not be.
+#[derive(Default)]
 struct Sent {
-    result: SourceResult,
-    lanes: Vec<Lane>,
+    /// None: nothing yet.
+    result: Option<SourceResult>,
+    lanes: Vec<LaneReport>,
     left_out: Vec<LaneReport>,
+    cuts: Vec<CutReport>,
+}
+
+impl Sent {
+    fn is(&self, outcome: Outcome) -> bool {
+        self.result.as_ref().is_some_and(|result| result.outcome == outcome)
+    }
+
+    /// Adds what one lane's part has done.
+    fn add(&mut self, mut result: SourceResult, lanes: &[Lane]) {
+        for (lane, figures) in lanes.iter().zip(std::mem::take(&mut result.lanes)) {
+            let LaneFigures { streams, bytes, broken, vanishing_mtu } = figures;
+            let report = LaneReport { streams, bytes, broken, vanishing_mtu, ..LaneReport::of(*lane) };
+            let is_same =
+                |known: &&mut LaneReport| known.from == report.from && known.to.ip() == report.to.ip();
+            match self.lanes.iter_mut().find(is_same) {
+                Some(known) => {
+                    known.streams += report.streams;
+                    known.bytes += report.bytes;
+                    known.broken.extend(report.broken);
+                    known.vanishing_mtu = known.vanishing_mtu.max(report.vanishing_mtu);
+                }
+                None => self.lanes.push(report),
+            }
+        }
+        let reconnect_ms = self.cuts.last().map_or(0.0, |cut| cut.lasted_ms);
+        self.result = Some(match self.result.take() {
+            Some(earlier) => result.after(earlier, reconnect_ms),
+            None => result,
+        });
+    }
+
+    /// What the next lane goes on with.
+    fn goes_on(&mut self, again: Again, kept: Kept<Tracker>, shared: SharedJob, at: Duration) -> Job {
+        let Again { stream, paths, left_out, migration, cut } = again;
+        self.left_out.extend(left_out);
+        self.cuts.push(cut);
+        let SharedJob { runs, references, runtime, progress, hands_over } = shared;
+        Job {
+            stream,
+            paths,
+            migration,
+            tracker: kept.tracker,
+            resumes: Some(kept.unsent),
+            runs,
+            references,
+            preflight: at,
+            runtime,
+            progress,
+            hands_over,
+        }
+    }
+
+    /// Nothing more comes of it.
+    fn ended(self, failure: Failure) -> Sent {
+        let outcome = match failure.code {
+            FailureCode::Cancelled => Outcome::Cancelled,
+            _ => Outcome::Failed,
+        };
+        let result = self.result.map(|result| SourceResult { outcome, failure: Some(failure), ..result });
+        Sent { result, ..self }
+    }
+}
+
+/// What all lanes' parts of a migration share.
+struct SharedJob {
+    runs: bool,
+    references: ReferenceUse,
+    runtime: Handle,
+    progress: ProgressTeller,
+    hands_over: Arc<AtomicBool>,
 }
 
 /// The guest's memory as it is tracked, and its writers as they are slowed.
@@ -478,6 +579,8 @@ struct Job {
     paths: Paths,
     migration: MigrationId,
     tracker: Tracker,
+    /// What the destination lacks, after a cut.
+    resumes: Option<Unsent>,
     runs: bool,
     references: ReferenceUse,
     preflight: Duration,
@@ -485,6 +588,18 @@ struct Job {
     progress: ProgressTeller,
     /// The hand-over has begun.
     hands_over: Arc<AtomicBool>,
+}
+
+impl Job {
+    fn shared(&self) -> SharedJob {
+        SharedJob {
+            runs: self.runs,
+            references: self.references,
+            runtime: self.runtime.clone(),
+            progress: self.progress.clone(),
+            hands_over: Arc::clone(&self.hands_over),
+        }
+    }
 }
 
 /// The ways to the destination.

@@ -115,7 +115,8 @@ pub(super) async fn guard(
 fn may(role: Role, method: &Method, path: &str) -> bool {
     let below =
         |place: &str| path.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    let hands_over = ["/v1/incoming", "/v1/incoming-probes", "/v1/page-ins"].into_iter().any(below);
+    let hands_over =
+        ["/v1/incoming", "/v1/incoming-probes", "/v1/page-ins", "/v1/hand-overs"].into_iter().any(below);
     let looks = method == Method::GET && (path == "/v1/host" || below("/v1/vms") || below("/v1/hand-overs"));
     let reads_a_guest = path.ends_with("/console") || path.ends_with("/log");
     role == Role::Operator || hands_over || (looks && !reads_a_guest)

@@ -167,7 +167,7 @@ impl VmFiles {
 
     /// Nothing is missing.
     pub fn remove_missing(&self) {
-        for path in [self.missing(), self.missing_from(), self.unrun()] {
+        for path in [self.missing(), self.missing_from()] {
             told(&path, remove_if_there(fs::remove_file(&path)));
         }
     }
@@ -294,6 +294,7 @@ impl VmFiles {
     fn remove_outside(&self) {
         told(&self.tracker_socket, remove_if_there(fs::remove_file(&self.tracker_socket)));
         self.remove_missing();
+        told(&self.unrun(), remove_if_there(fs::remove_file(self.unrun())));
         for path in self.memory_files() {
             told(&path, remove_if_there(fs::remove_file(&path)));
         }

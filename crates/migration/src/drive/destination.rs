@@ -33,10 +33,11 @@ pub struct DestinationJob<'a, H> {
     /// What the source may refer to, beside the guest's own pages.
     pub offer: Offer,
     /// The shadow VM.
-    pub hypervisor: H,
+    pub hypervisor: &'a mut H,
 }
 
-/// Runs a migration at its destination, to its end. Where the guest runs here and lacks pages, what brings them is given as well.
+/// Runs a migration at its destination, to its end, or until its lane is cut ([`Ending::Cut`]): then the shadow VM is as it was, with all
+/// the memory that has come. Where the guest runs here and lacks pages, what brings them is given as well.
 pub fn receive<H: DestinationHypervisor>(
     job: DestinationJob<'_, H>,
     cancel: &Receiver<()>,
@@ -102,8 +103,15 @@ pub fn receive<H: DestinationHypervisor>(
         control.close();
         // A reader that waits for room here returns as well.
         drop(inbox);
+        intake.until_read();
         let page_in = place_of(&page_in).page_in.take();
-        (ending, page_in.filter(|page_in| page_in.has_begun()))
+        let has_begun = |page_in: &Arc<PagingIn>| page_in.has_begun();
+        if let (Ending::Cut(_), Some(prepared)) = (&ending, &page_in) {
+            // It is prepared anew, if it is asked for again.
+            prepared.abandon();
+            prepared.close();
+        }
+        (ending, page_in.filter(has_begun))
     })
 }
 
@@ -162,7 +170,7 @@ struct Driver<'a, H> {
     remaining: Vec<BlockRun>,
     remaining_pages: u64,
     regions: Vec<Arc<Region>>,
-    hypervisor: H,
+    hypervisor: &'a mut H,
     begun: Instant,
     running: Running,
     ending: Option<Ending>,

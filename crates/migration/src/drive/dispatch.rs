@@ -488,6 +488,11 @@ impl Dispatch {
         *self.encodings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// All that is not known to have been applied.
+    pub(crate) fn unconfirmed(&self) -> Vec<Unit> {
+        self.lock().board.unconfirmed().cloned().collect()
+    }
+
     /// What has been sent, where that is all: from here on nothing is given back.
     pub(crate) fn seal(&self) -> Option<PagesEnd> {
         let mut state = self.lock();

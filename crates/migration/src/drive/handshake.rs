@@ -62,6 +62,14 @@ pub struct WelcomedStream {
     pub(crate) receiver: StreamReceiver,
 }
 
+impl WelcomedStream {
+    /// The stream itself, for whoever may have to close it.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+}
+
 /// The destination's side: reads the hello, within `limit`, checks version and migration, answers. A stranger is told why it is refused,
 /// and the next lane may be the right one.
 ///

@@ -9,9 +9,10 @@ use godwit_ram::PageRange;
 use godwit_wire::{BlockRun, Digests, PageHash, Place, prefix};
 
 use super::dispatch::Dispatch;
+use crate::board::Unit;
 use crate::encoding::Prospect;
 use crate::failure::{Failure, FailureCode};
-use crate::reference::{Known, Owed, ReferenceUse, SentPages};
+use crate::reference::{Known, Owed, PageBits, ReferenceUse, SentPages};
 
 /// How a source tells pages by their content.
 #[derive(Clone, Copy, Debug)]
@@ -72,14 +73,24 @@ pub(crate) struct Referring {
 }
 
 impl Referring {
-    pub(crate) fn new(references: References, deltas: Deltas, block_pages: &[u64]) -> Referring {
+    /// `unsent`: pages that the destination lacks from before.
+    pub(crate) fn new(
+        references: References,
+        deltas: Deltas,
+        block_pages: &[u64],
+        unsent: Option<PageBits>,
+    ) -> Referring {
+        let owed = match unsent {
+            Some(unsent) => Owed::since(block_pages, unsent),
+            None => Owed::new(block_pages),
+        };
         Referring {
             by: references.by,
             always: references.always,
             known: Known::new(references.known_bytes),
             deltas,
             sent_pages: SentPages::new(deltas.cache_bytes),
-            owed: Mutex::new(Owed::new(block_pages)),
+            owed: Mutex::new(owed),
             told: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             wire_bytes_per_s: AtomicU64::new(0),
@@ -171,6 +182,18 @@ impl Referring {
     /// Pages that are owed.
     pub(crate) fn waiting(&self) -> u64 {
         self.owed().waiting()
+    }
+
+    /// A unit that was not sent, or may not have arrived.
+    pub(crate) fn owe(&self, unit: &Unit) {
+        let mut owed = self.owed();
+        owed.owe(unit.block, &unit.pages);
+        owed.owe(unit.block, &unit.zeros);
+    }
+
+    /// All that is owed.
+    pub(crate) fn unsent(&self) -> PageBits {
+        self.owed().pages().clone()
     }
 
     /// Takes what is owed within a range, to be sent.

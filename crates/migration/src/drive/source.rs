@@ -2,6 +2,7 @@
 //! answers, and one for each data stream ([`super::dispatch`]).
 
 mod figures;
+mod joined;
 mod lanes;
 mod narrow;
 mod page_in;
@@ -32,6 +33,7 @@ use crate::failure::{Failure, FailureCode};
 use crate::hold;
 use crate::ledger::Sweep;
 use crate::policy::{MOST_SWITCHOVER_BUDGET, Policy};
+use crate::reference::PageBits;
 use crate::report::{
     Outcome, PageInReport, PhaseReport, Progress, RoundReport, SwitchoverReport, ThrottleReport, millis,
     nanos,
@@ -100,6 +102,30 @@ pub struct SourceJob<'a, H, T> {
     pub ask_verdict: &'a (dyn Fn() -> Verdict + Sync),
     /// Asks it for another session of page-in, where one was cut.
     pub page_in_again: &'a AskAgain<'a>,
+    /// What the destination lacks, where the lane of an earlier attempt was cut; none: it has nothing yet.
+    pub resumes: Option<Unsent>,
+}
+
+/// Pages that a destination lacks whose lane was cut: all that round 0 had not come to, and what had not been said to be applied. What
+/// the guest has written since stands in its tracking.
+#[derive(Clone, Debug)]
+pub struct Unsent(PageBits);
+
+impl Unsent {
+    /// How many pages.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.0.count()
+    }
+}
+
+/// What a cut leaves at the source: with it the migration goes on by another lane.
+#[derive(Debug)]
+pub struct Kept<T> {
+    /// The guest's tracking, which has gone on.
+    pub tracker: T,
+    /// What the destination lacks.
+    pub unsent: Unsent,
 }
 
 /// What connects a stream of a lane, for what it is to carry.
@@ -138,17 +164,20 @@ pub struct SourceResult {
     pub page_in: Option<PageInReport>,
 }
 
-/// Runs a migration at its source, to its end. On every outcome but [`Outcome::Completed`] and [`Outcome::InDoubt`] the guest
-/// is as it was before.
+/// Runs a migration at its source, to its end, or until its lane is cut: then what it takes to go on is given as well. On every outcome
+/// but [`Outcome::Completed`] and [`Outcome::InDoubt`] the guest is as it was before.
 pub fn send<H: SourceHypervisor, T: Tracking>(
-    job: SourceJob<'_, H, T>,
+    mut job: SourceJob<'_, H, T>,
     inbox: &Inbox,
     events: Events,
-) -> SourceResult {
+) -> (SourceResult, Option<Kept<T>>) {
     let control = job.control.clone();
     let (dispatch, regions) = (Dispatch::default(), job.regions.clone());
     let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
-    let referring = Referring::new(job.references, job.deltas, &block_pages);
+    let unsent = job.resumes.take().map(|unsent| unsent.0);
+    let sends_all = unsent.is_none();
+    let unswept = if sends_all { PageBits::all(&block_pages) } else { PageBits::new(&block_pages) };
+    let referring = Referring::new(job.references, job.deltas, &block_pages, unsent);
     let (opener, numbers) = mpsc::channel();
     let kept = KeptPages::new(regions.clone());
     let (orders, ordered) = mpsc::channel();
@@ -164,7 +193,9 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     let driver = Driver {
         heat: Heat::new(&regions),
         page_in: PageInDesk::new(orders, &kept),
-        machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight }),
+        machine: Source::new(&Plan { policy: job.policy, preflight: job.preflight, resumes: !sends_all }),
+        sends_all,
+        unswept,
         sender: job.control.sender(),
         dispatch: &dispatch,
         referring: &referring,
@@ -190,7 +221,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         job,
     };
     let (dispatch, regions, referring) = (&dispatch, &regions, &referring);
-    std::thread::scope(|scope| {
+    let (result, left) = std::thread::scope(|scope| {
         let _ending = Ending { dispatch, control: control.clone(), kept: &kept };
         scope.spawn(move || server.run(&ordered));
         // It ends before the scope does: with it, whoever waits for streams to open.
@@ -198,8 +229,17 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         let opening = |shared| open_streams(scope, numbers, shared);
         driver.connect(scope, control.receiver(), regions, referring, opening);
         driver.until_finished();
-        driver.result()
-    })
+        let result = driver.result();
+        let Driver { machine, job, unswept, .. } = driver;
+        (result, machine.is_cut().then_some((job.tracker, unswept)))
+    });
+    // The streams' threads have ended: nothing is confirmed any more.
+    let kept = left.map(|(tracker, mut unsent)| {
+        dispatch.unconfirmed().iter().for_each(|unit| referring.owe(unit));
+        unsent.add(&referring.unsent());
+        Kept { tracker, unsent: Unsent(unsent) }
+    });
+    (result, kept)
 }
 
 struct Driver<'a, H, T> {
@@ -212,6 +252,10 @@ struct Driver<'a, H, T> {
     page_in: PageInDesk<'a>,
     /// What the guest writes again and again.
     heat: Heat,
+    /// Round 0 is all of memory.
+    sends_all: bool,
+    /// What it has not come to.
+    unswept: PageBits,
     /// What the streams are waited for.
     awaited: Option<Awaited>,
     /// What the destination is to be told of what was sent, once the last pages were.
@@ -562,7 +606,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             State::PagingIn => self.page_in.kept.left_pages(),
             State::Releasing | State::Ended => 0,
             _ => {
-                let of_round = if self.machine.round() == 0 { total } else { self.remaining_pages };
+                let is_all = self.machine.round() == 0 && self.sends_all;
+                let of_round = if is_all { total } else { self.remaining_pages };
                 of_round.saturating_sub(self.dispatch.sent().pages.saturating_sub(self.counted.pages))
             }
         };

@@ -15,6 +15,7 @@ use super::heat::{self, Heat, Stretch};
 use super::referring::Referring;
 use crate::board::Unit;
 use crate::failure::{Failure, FailureCode};
+use crate::reference::PageBits;
 
 /// Dirty pages found in one go: 8 MiB, so that what is sent was scanned just now and a cancel does not wait.
 const SCAN_PAGES: u64 = 2048;
@@ -42,6 +43,8 @@ pub(crate) struct Sweeper<'a, T> {
     pub(crate) heat: &'a mut Heat,
     /// In round 0.
     pub(crate) sample: &'a mut Sample,
+    /// What round 0 has not come to yet.
+    pub(crate) unswept: &'a mut PageBits,
 }
 
 /// A count of what the guest has written a while after round 0 has begun: a round that lasts shows less, as what is written
@@ -99,8 +102,12 @@ impl<T: Tracking> Sweeper<'_, T> {
                     put_off.push((page_count(&dirty), Stretch { block, pages: chunk }));
                     None
                 };
+                let is_put_off = unit.is_none() && !dirty.is_empty();
                 if !self.push(unit, *looked_at, between)? {
                     return Ok(false);
+                }
+                if !is_put_off {
+                    self.unswept.take(block, chunk, &mut Vec::new());
                 }
             }
         }
@@ -114,6 +121,7 @@ impl<T: Tracking> Sweeper<'_, T> {
             if !self.push(unit, *looked_at, between)? {
                 return Ok(false);
             }
+            self.unswept.take(block, chunk, &mut Vec::new());
         }
         Ok(true)
     }
@@ -146,11 +154,15 @@ impl<T: Tracking> Sweeper<'_, T> {
         between: &mut impl FnMut(u64) -> Result<bool, Failure>,
     ) -> Result<bool, Failure> {
         self.tracker.steer();
-        for unit in units {
+        let mut units = units.into_iter();
+        while let Some(unit) = units.next() {
             while !self.dispatch.has_room() {
                 self.tracker.steer();
-                if !between(looked_at)? {
-                    return Ok(false);
+                let goes_on = between(looked_at);
+                if !matches!(goes_on, Ok(true)) {
+                    // Taken from what is dirty, and not sent: it is another attempt's.
+                    std::iter::once(unit).chain(units).for_each(|unit| self.referring.owe(&unit));
+                    return goes_on;
                 }
             }
             self.dispatch.push(unit);

@@ -35,6 +35,24 @@ impl Owed {
         Owed { waiting: PageBits::new(block_pages), ever: PageBits::new(block_pages), at_risk: 0, told: 0 }
     }
 
+    /// The same, where some pages are owed from before.
+    #[must_use]
+    pub(crate) fn since(block_pages: &[u64], waiting: PageBits) -> Owed {
+        Owed { waiting, ..Owed::new(block_pages) }
+    }
+
+    /// Pages are to be sent, whatever was sent of them.
+    pub(crate) fn owe(&mut self, block: u16, pages: &[PageRange]) {
+        for page in pages.iter().flat_map(|run| run.first..run.end()) {
+            self.waiting.insert(block, page);
+        }
+    }
+
+    /// What is owed.
+    pub(crate) fn pages(&self) -> &PageBits {
+        &self.waiting
+    }
+
     /// So many pages are about to be sent in a form that may fail.
     pub fn risk(&mut self, pages: u64) {
         self.at_risk += pages;

@@ -3,13 +3,13 @@
 use godwit_ram::{PageRange, push_merged};
 
 /// Pages of some blocks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PageBits {
     blocks: Vec<Block>,
     count: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Block {
     pages: u64,
     /// Made when the first page is put in.
@@ -21,6 +21,32 @@ impl PageBits {
     pub(crate) fn new(block_pages: &[u64]) -> PageBits {
         let blocks = block_pages.iter().map(|&pages| Block { pages, words: Vec::new() }).collect();
         PageBits { blocks, count: 0 }
+    }
+
+    /// All of them.
+    pub(crate) fn all(block_pages: &[u64]) -> PageBits {
+        let block = |&pages: &u64| {
+            let words = usize::try_from(pages.div_ceil(64)).unwrap_or(usize::MAX);
+            let mut words = vec![u64::MAX; words];
+            if let Some(last) = words.last_mut().filter(|_| pages % 64 > 0) {
+                *last = bit_of(pages) - 1;
+            }
+            Block { pages, words }
+        };
+        PageBits { blocks: block_pages.iter().map(block).collect(), count: block_pages.iter().sum() }
+    }
+
+    /// Puts all pages of another set in, of the same blocks.
+    pub(crate) fn add(&mut self, other: &PageBits) {
+        for (ours, theirs) in self.blocks.iter_mut().zip(&other.blocks) {
+            if ours.words.is_empty() {
+                ours.words.clone_from(&theirs.words);
+                continue;
+            }
+            ours.words.iter_mut().zip(&theirs.words).for_each(|(ours, theirs)| *ours |= theirs);
+        }
+        let ones = |block: &Block| block.words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+        self.count = self.blocks.iter().map(ones).sum();
     }
 
     /// How many pages are in it.
@@ -86,6 +112,24 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn all_pages_and_those_of_two_sets() {
+        let sizes = [130, 64, 0, 3];
+        let mut all = PageBits::all(&sizes);
+        assert_eq!(all.count(), 197);
+        assert!(all.contains(0, 129) && !all.contains(0, 130) && all.contains(1, 63) && all.contains(3, 2));
+        let mut out = Vec::new();
+        all.take(0, PageRange::new(0, 128), &mut out);
+        assert_eq!((all.count(), &out[..]), (69, &[PageRange::new(0, 128)][..]));
+        let mut other = PageBits::new(&sizes);
+        assert!(other.insert(0, 5) && other.insert(0, 129) && other.insert(3, 0));
+        other.add(&all);
+        assert_eq!(other.count(), 70);
+        let mut none = PageBits::new(&sizes);
+        none.add(&other);
+        assert_eq!(none.count(), 70);
+    }
 
     proptest! {
         #[test]

@@ -9,6 +9,7 @@ mod lying;
 mod page_in;
 mod quota;
 mod references;
+mod resume;
 mod ways;
 mod world;
 

@@ -341,9 +341,13 @@ pub(crate) struct Twist {
     pub(crate) hangs: bool,
     /// Its writers are slowed by a quota.
     pub(crate) quota: bool,
+    /// After a cut of the lane both ends go on by another one.
+    pub(crate) reconnects: bool,
     /// A byte changes on its way.
     pub(crate) corrupts: Option<Corrupted>,
 }
+
+pub(crate) type FakeTracker = Throttled<FakeTracking, FakeQuota>;
 
 pub(crate) struct Moved {
     pub(crate) result: SourceResult,
@@ -352,6 +356,8 @@ pub(crate) struct Moved {
     pub(crate) said: Vec<&'static str>,
     pub(crate) same_memory: bool,
     pub(crate) shares: Vec<Option<f64>>,
+    /// Pages that the destination lacked after each cut.
+    pub(crate) unsent: Vec<u64>,
 }
 
 pub(crate) fn migrate(twist: Twist) -> Moved {
@@ -481,7 +487,7 @@ impl World {
         }
     }
 
-    fn tracking(&self, twist: Twist) -> Throttled<FakeTracking, FakeQuota> {
+    fn tracking(&self, twist: Twist) -> FakeTracker {
         let means = if twist.quota { MeansUse::Quota } else { MeansUse::Auto };
         let tracking = FakeTracking {
             dirty: Arc::clone(&self.dirty),
@@ -507,8 +513,19 @@ impl World {
         }
     }
 
-    /// The destination, to its end.
-    fn receive(&self, control: Stream, twist: Twist, log: mpsc::Sender<&'static str>) -> Ending {
+    /// The destination's hypervisor.
+    fn destination(&self, twist: Twist, log: mpsc::Sender<&'static str>) -> FakeDestination {
+        FakeDestination {
+            state: Vec::new(),
+            load_fails: twist.load_fails,
+            runs: Arc::clone(&self.runs),
+            page_in: twist.page_in.filter(|_| !twist.no_page_in).map(|cuts| self.page_in(cuts)),
+            log,
+        }
+    }
+
+    /// The destination, to its end, or to the lane's.
+    fn receive(&self, control: Stream, twist: Twist, hypervisor: &mut FakeDestination) -> Ending {
         let control = match &self.secure {
             Some(secure) => control.secure_accepted(&secure.destination).unwrap().0,
             None => control,
@@ -519,13 +536,7 @@ impl World {
             epoch: 2 + u64::from(twist.other_epoch),
             regions: self.to.clone(),
             offer: self.offer.clone(),
-            hypervisor: FakeDestination {
-                state: Vec::new(),
-                load_fails: twist.load_fails,
-                runs: Arc::clone(&self.runs),
-                page_in: twist.page_in.filter(|_| !twist.no_page_in).map(|cuts| self.page_in(cuts)),
-                log,
-            },
+            hypervisor,
         };
         let (_keep, cancel) = mpsc::channel();
         let (ending, page_in) = receive(job, &cancel);
@@ -644,7 +655,7 @@ impl World {
         })
     }
 
-    /// The source, to its end.
+    /// The source, to its end, or to the lane's; `kept`: what an earlier lane's has left.
     pub(crate) fn send<'scope>(
         &self,
         scope: &'scope std::thread::Scope<'scope, '_>,
@@ -652,7 +663,12 @@ impl World {
         twist: Twist,
         pace: &MigrationPace,
         watch: &(dyn Fn(&Inbox, Progress) + Sync),
-    ) -> SourceResult {
+        kept: Option<Kept<FakeTracker>>,
+    ) -> (SourceResult, Option<Kept<FakeTracker>>) {
+        let (tracker, resumes) = match kept {
+            Some(kept) => (kept.tracker, Some(kept.unsent)),
+            None => (self.tracking(twist), None),
+        };
         let control = match &self.secure {
             Some(secure) => control.secure(&secure.source, "b").unwrap(),
             None => control,
@@ -674,7 +690,8 @@ impl World {
             deltas: twist.deltas,
             preflight: Duration::ZERO,
             regions: self.from.clone(),
-            tracker: self.tracking(twist),
+            tracker,
+            resumes,
             hypervisor: self.source(twist),
             begun: Instant::now(),
             progress: &|progress| watch(&watcher, progress),
@@ -703,16 +720,33 @@ pub(crate) fn migrate_offered(
 ) -> Moved {
     let world = World { offer, ..World::new(twist) };
     let (log, said) = mpsc::channel();
-    let (result, ending) = std::thread::scope(|scope| {
-        let lane = world.corruption.control_lane(scope, world.lane);
-        let (control, far_control) = stream(&world.listener, lane);
-        let receiving = scope.spawn(|| world.receive(far_control, twist, log));
-        let result = world.send(scope, control, twist, pace, watch);
-        (result, receiving.join().unwrap())
-    });
+    let mut there = world.destination(twist, log);
+    let (mut kept, mut unsent) = (None, Vec::new());
+    let (result, ending) = loop {
+        let (result, ending, left) = std::thread::scope(|scope| {
+            let lane = world.corruption.control_lane(scope, world.lane);
+            let (control, far_control) = stream(&world.listener, lane);
+            let receiving = scope.spawn(|| world.receive(far_control, twist, &mut there));
+            let (result, left) = world.send(scope, control, twist, pace, watch, kept.take());
+            (result, receiving.join().unwrap(), left)
+        });
+        let goes_on = left.filter(|_| twist.reconnects && matches!(ending, Ending::Cut(_)));
+        let Some(left) = goes_on else { break (result, ending) };
+        unsent.push(left.unsent.pages());
+        kept = Some(left);
+    };
+    let ending = match ending {
+        Ending::Cut(failure) => {
+            there.discard(&failure);
+            Ending::Discarded(failure)
+        }
+        other => other,
+    };
+    drop(there);
     let same_memory = content(&world.from) == content(&world.to);
     let shares = world.shares.lock().unwrap().clone();
-    Moved { result, ending, guest: world.guest, said: said.try_iter().collect(), same_memory, shares }
+    let said = said.try_iter().collect();
+    Moved { result, ending, guest: world.guest, said, same_memory, shares, unsent }
 }
 
 /// A source that a destination of a test's own talks to: what came of it. `speak` gets the control stream.
@@ -722,6 +756,6 @@ pub(crate) fn lying_destination(speak: impl FnOnce(Stream) + Send) -> SourceResu
     let (control, far_control) = stream(&world.listener, world.lane);
     std::thread::scope(|scope| {
         scope.spawn(|| speak(far_control));
-        world.send(scope, control, twist, &pace, &|_, _| {})
+        world.send(scope, control, twist, &pace, &|_, _| {}, None).0
     })
 }

@@ -38,7 +38,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     pub(super) fn send_round(&mut self, round: u32) {
         self.dispatch.set_round(round);
         (self.padding_before, self.control_padding) = (self.dispatch.padding_bytes(), 0);
-        let scope = if round == 0 { Scope::Untouched } else { Scope::Dirty };
+        let scope = if round == 0 && self.sends_all { Scope::Untouched } else { Scope::Dirty };
         let swept = self.sweep(scope);
         self.swept_all(swept, Awaited::Sent);
     }
@@ -73,7 +73,18 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         // Round 0 is over when all has been looked at, and later ones when so many pages have been sent.
         let round = (scope != Scope::Untouched).then_some((self.remaining_pages, self.counted.pages));
         let Driver {
-            job, sender, lanes, events, waiting, clock, last_heard, last_ping, machine, heat, ..
+            job,
+            sender,
+            lanes,
+            events,
+            waiting,
+            clock,
+            last_heard,
+            last_ping,
+            machine,
+            heat,
+            unswept,
+            ..
         } = self;
         let mut beside = Beside {
             round,
@@ -101,6 +112,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             chunk_pages: dispatch.chunk_pages(),
             heat,
             sample: &mut sample,
+            unswept,
         };
         let swept = sweeper.run(scope, |looked_at| beside.goes_on(looked_at));
         if let Some((at, pages)) = sample.taken {

@@ -1,0 +1,101 @@
+//! The source after a cut of the link in pre-copy: it asks its destination for another lane until there is one, or the limit has passed.
+
+use std::time::{Duration, Instant};
+
+use godwit_api::{ClientError, ErrorCode, IncomingAccepted, IncomingResume};
+use godwit_lanes::Stream;
+use godwit_migration::handover::Standing;
+use godwit_migration::{CutReport, Failure, FailureCode, LaneReport, millis};
+use godwit_wire::MigrationId;
+
+use super::outgoing::{Outgoing, Paths};
+use crate::migrations::MigrationControl;
+
+/// Between two attempts to reach the destination.
+const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
+/// How long it may take to answer: across a link that is cut it never does.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// Another lane.
+pub(super) struct Again {
+    pub(super) stream: Stream,
+    pub(super) paths: Paths,
+    pub(super) left_out: Vec<LaneReport>,
+    /// What its hello carries.
+    pub(super) migration: MigrationId,
+    pub(super) cut: CutReport,
+}
+
+impl Outgoing {
+    /// Reaches the destination of a migration again whose lane was cut.
+    ///
+    /// # Errors
+    /// The limit has passed, somebody cancels, the guest's QEMU has ended, or the destination has let go of what it had.
+    pub(super) async fn reconnect(
+        &self,
+        control: &MigrationControl,
+        id: &str,
+        why: &Failure,
+        unsent_pages: u64,
+    ) -> Result<Again, Failure> {
+        let (cut_at, noticed) = (Instant::now(), self.begun.elapsed());
+        let limit = Duration::from_millis(self.request.cut_limit_ms);
+        tracing::warn!(vm = self.vm.name, to = self.request.to, %why, unsent_pages, "the link is cut: it is waited for");
+        let path = format!("/v1/incoming/{id}/resume");
+        let request = IncomingResume { epoch: Standing::offered(self.vm.epoch()) };
+        let mut every = tokio::time::interval(AGAIN_INTERVAL);
+        every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = every.tick() => {}
+                () = control.cancelled() => {
+                    return Err(Failure::new(FailureCode::Cancelled, "cancelled while the link was cut"));
+                }
+                _ = self.vm.process.exited() => {
+                    let detail = "QEMU ended while the link was cut";
+                    return Err(Failure::new(FailureCode::HypervisorFailed, detail));
+                }
+            }
+            if cut_at.elapsed() >= limit {
+                let detail =
+                    format!("{}; the link did not come back within {} s", why.detail, limit.as_secs());
+                return Err(Failure::new(FailureCode::LaneLost, detail));
+            }
+            control.reconnects(millis(self.begun.elapsed()));
+            let answer = tokio::time::timeout(ANSWER_LIMIT, self.peer.post(&path, &request)).await;
+            let accepted: IncomingAccepted = match answer {
+                Ok(Ok(accepted)) => accepted,
+                Ok(Err(ClientError::Refused(error)))
+                    if matches!(error.code, ErrorCode::NotFound | ErrorCode::WrongState) =>
+                {
+                    let detail =
+                        format!("{}; the destination has let go of it: {}", why.detail, error.message);
+                    return Err(Failure::new(FailureCode::LaneLost, detail));
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(vm = self.vm.name, %error, "the destination gives no lane yet");
+                    continue;
+                }
+                Err(_) => continue,
+            };
+            let migration = accepted
+                .id
+                .parse()
+                .map_err(|_| Failure::new(FailureCode::ProtocolBroken, "the destination's id is none"))?;
+            match self.connect_unless_cancelled(control, &accepted.addresses).await {
+                Ok((stream, paths, left_out)) => {
+                    let cut = CutReport {
+                        at_ms: millis(noticed),
+                        lasted_ms: millis(cut_at.elapsed()),
+                        unsent_pages,
+                        why: why.detail.clone(),
+                    };
+                    tracing::info!(vm = self.vm.name, lasted_ms = cut.lasted_ms, "the link is back");
+                    return Ok(Again { stream, paths, left_out, migration, cut });
+                }
+                Err(failure) if failure.code == FailureCode::Cancelled => return Err(failure),
+                Err(failure) => tracing::debug!(vm = self.vm.name, %failure, "no lane yet"),
+            }
+        }
+    }
+}

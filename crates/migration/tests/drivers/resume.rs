@@ -1,0 +1,43 @@
+//! A lane that is cut while the guest runs, and another one in its place.
+
+use godwit_migration::Outcome;
+use godwit_migration::destination::Ending;
+
+use crate::world::{Twist, migrate};
+
+#[test]
+fn a_migration_goes_on_where_its_lane_was_cut() {
+    // The only data stream breaks twice in the first round; the guest writes all the while.
+    let moved = migrate(Twist { cut: 2, streams: 1, writes: 3, reconnects: true, ..Twist::default() });
+    assert_eq!(
+        (moved.result.outcome, &moved.ending),
+        (Outcome::Completed, &Ending::Runs),
+        "{:?}",
+        moved.result
+    );
+    assert!(moved.same_memory);
+    assert!(!moved.unsent.is_empty(), "the lane was not cut");
+    // What was said to have arrived is not sent again.
+    assert!(moved.unsent.windows(2).all(|pair| pair[1] <= pair[0]), "{:?}", moved.unsent);
+}
+
+#[test]
+fn a_guest_that_is_paged_in_after_a_cut() {
+    let twist = Twist { cut: 1, streams: 1, reconnects: true, page_in: Some(1), ..Twist::default() };
+    let moved = migrate(twist);
+    assert_eq!(
+        (moved.result.outcome, &moved.ending),
+        (Outcome::Completed, &Ending::Runs),
+        "{:?}",
+        moved.result
+    );
+    assert!(moved.same_memory && moved.unsent.len() == 1, "{:?}", moved.unsent);
+}
+
+#[test]
+fn a_cut_that_nobody_mends_leaves_the_guest_where_it_is() {
+    let moved = migrate(Twist { cut: 1, streams: 1, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Failed);
+    assert!(matches!(moved.ending, Ending::Discarded(_)), "{:?}", moved.ending);
+    assert!(moved.said.contains(&"discarded"));
+}
