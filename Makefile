@@ -8,7 +8,7 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict debia
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test bench soak soak-mixed fmt lint ci clean
+.PHONY: help deps build demo test sim bench soak soak-mixed fmt lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ demo: build ## Bring a lab up, boot a guest, move it there and back under load, 
 
 test: build ## All tests: unit and property tests, then the end-to-end tests one at a time
 	scripts/test.sh
+
+sim: ## 10,000 random lives of a guest with the production state machines (SIM=OPTIONS, see godwit-sim --help)
+	$(CARGO) run --release --locked -p godwit-sim -- $(SIM)
 
 bench: build ## Print the promises' figures, all or those of one scenario (SCENARIOS=switchover BENCH=OPTIONS)
 	$(if $(filter debian,$(SCENARIOS)),scripts/deps --bench)
