@@ -225,7 +225,9 @@ impl World {
             SourceAction::AskVerdict => {
                 let verdict = match &self.finished {
                     Some(Ending::Runs) => Verdict::Runs,
-                    Some(Ending::Discarded(failure)) => Verdict::Refused(failure.clone()),
+                    Some(Ending::Discarded(failure) | Ending::Cut(failure)) => {
+                        Verdict::Refused(failure.clone())
+                    }
                     None => Verdict::Unknown,
                 };
                 self.source_events.push_back(SourceEvent::Verdict(verdict));
@@ -342,7 +344,9 @@ impl World {
                 assert_eq!(self.destination_memory, self.source_memory, "other memory");
                 Ok(())
             }
-            Some(Ending::Discarded(failure)) => Err(NotServed::Refused(failure.clone())),
+            Some(Ending::Discarded(failure) | Ending::Cut(failure)) => {
+                Err(NotServed::Refused(failure.clone()))
+            }
             None => panic!("nothing can happen at the destination any more"),
         };
         self.source_takes(SourceEvent::PagedIn(ended));
@@ -509,6 +513,7 @@ fn what_nobody_knows_is_no_refusal() {
     let mut source = Source::new(&Plan {
         policy: Policy { page_in: PageIn::Now, switchover_budget: BUDGET, ..Policy::default() },
         preflight: Duration::ZERO,
+        resumes: false,
     });
     let second = Duration::from_secs(1);
     let counted = |pages| SourceEvent::RemainingCounted {
@@ -558,7 +563,8 @@ fn a_cancel_before_the_commit_always_keeps_the_guest_at_the_source() {
 
 #[test]
 fn silence_after_the_commit_is_doubt() {
-    let mut source = Source::new(&Plan { policy: Policy::default(), preflight: Duration::ZERO });
+    let mut source =
+        Source::new(&Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false });
     let second = Duration::from_secs(1);
     let sweep = Sweep { pages: 1, bytes: 5000, ..Sweep::default() };
     let script = [
@@ -619,7 +625,7 @@ fn a_device_state_before_all_pages_discards_the_shadow() {
 
 #[test]
 fn an_answer_out_of_order_ends_the_move_and_keeps_the_guest() {
-    let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO };
+    let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false };
     let running = Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 };
     for early in [SourceEvent::PeerRunning(running), SourceEvent::RoundApplied { round: 9, padding_bytes: 0 }]
     {

@@ -4,7 +4,9 @@ use std::sync::{Arc, mpsc};
 
 use godwit_lanes::{Lane, Stream, connect};
 use godwit_migration::destination::Ending;
-use godwit_migration::drive::{DestinationJob, Hello, Offer, receive, say_hello, welcome};
+use godwit_migration::drive::{
+    DestinationHypervisor, DestinationJob, Hello, Offer, receive, say_hello, welcome,
+};
 use godwit_migration::{Failure, FailureCode, Outcome};
 use godwit_wire::{
     BlockRun, Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange, checksum,
@@ -30,17 +32,26 @@ pub(crate) fn lying_peer_offered(
     let (peer, far) = stream(&listener, lane);
     let (log, said) = mpsc::channel();
     let regions = regions(&folder, "to");
-    let hypervisor =
+    let mut hypervisor =
         FakeDestination { state: Vec::new(), load_fails: false, page_in: None, runs: Arc::default(), log };
     let (_keep, cancel) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
-            let (regions, hypervisor, cancel, offer) = (regions, hypervisor, cancel, offer);
+            let (regions, cancel, offer) = (regions, cancel, offer);
             match welcome(far, ID, LIMIT) {
                 Ok(control) => {
                     let accept = &|| accept_one(&listener);
-                    receive(DestinationJob { control, accept, epoch: 2, regions, offer, hypervisor }, &cancel)
-                        .0
+                    let shadow = &mut hypervisor;
+                    let job =
+                        DestinationJob { control, accept, epoch: 2, regions, offer, hypervisor: shadow };
+                    match receive(job, &cancel).0 {
+                        // Nobody goes on with it.
+                        Ending::Cut(failure) => {
+                            hypervisor.discard(&failure);
+                            Ending::Discarded(failure)
+                        }
+                        other => other,
+                    }
                 }
                 Err(failure) => Ending::Discarded(failure),
             }
@@ -57,6 +68,7 @@ pub(crate) fn lying_peer_offered(
 pub(crate) fn refused_with(ending: Ending, code: FailureCode) {
     match ending {
         Ending::Discarded(failure) => assert_eq!(failure.code, code, "{failure}"),
+        Ending::Cut(failure) => panic!("it waits: {failure}"),
         Ending::Runs => panic!("it runs"),
     }
 }

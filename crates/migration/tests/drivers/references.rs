@@ -216,7 +216,7 @@ fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Syn
             }
         });
         let pace = Pacing::default().migration(RateLimit::NONE);
-        world.send(scope, control, twist, &pace, &|_, _| {})
+        world.send(scope, control, twist, &pace, &|_, _| {}, None).0
     })
 }
 

@@ -13,9 +13,9 @@ use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
 use godwit_migration::drive::{
-    CpuQuota, Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Noted, Offer,
-    References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling, Tracking, WelcomedStream,
-    inbox, receive, send, welcome,
+    CpuQuota, Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Kept, Noted,
+    Offer, References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling, Tracking,
+    WelcomedStream, inbox, receive, send, welcome,
 };
 use godwit_migration::source::Verdict;
 use godwit_migration::{Compression, Failure, FailureCode, MeansUse, PageIn, Policy, Progress};
