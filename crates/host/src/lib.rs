@@ -10,6 +10,7 @@
 mod agent;
 mod config;
 mod failure;
+mod kvm;
 mod lanes_seen;
 mod limits;
 mod memory;
@@ -29,4 +30,5 @@ pub use config::{Config, ConfigError, LimitsConfig, MAX_VM_NAME_BYTES, NetworkCo
 pub use limits::HostLimits;
 pub use migrations::{MigrationControl, MigrationWatch, Migrations};
 pub use server::{RunError, router, run};
+pub use user::{DEFAULT_USERS, UserRange};
 pub use vm::{Vm, VmFiles};
