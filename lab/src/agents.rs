@@ -31,6 +31,9 @@ struct AgentConfig<'a> {
     qemu: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     qemu_user: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qemu_users: Option<String>,
+    vm_dirs: [&'static str; 1],
     tracker: PathBuf,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     insecure: bool,
@@ -136,6 +139,9 @@ pub(crate) fn write_configs(
             migration_addresses: host.migration_addresses(&options.lanes(), options.family),
             qemu: tools.qemu.clone(),
             qemu_user: options.qemu_user.as_deref(),
+            qemu_users: options.qemu_user.is_none().then(|| host.qemu_users()),
+            // The lab's hosts are one machine, and whoever has the lab has it anyway.
+            vm_dirs: ["/"],
             tracker: tools.tracker.clone(),
             insecure: options.insecure,
             tls: if options.insecure { None } else { Some(certificate(paths, host, options)?) },
@@ -257,6 +263,7 @@ mod tests {
         assert_eq!(value["peers"]["a"].as_str(), Some("https://10.77.0.11:7700"));
         assert!(value["tls"]["certificate"].as_str().is_some_and(|path| Path::new(path).exists()));
         assert!(!value.contains_key("qemu_user") && !value.contains_key("insecure"));
+        assert_eq!(value["qemu_users"].as_str(), Some("2130710528-2130714623"));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct LabOptions {
     pub agents: bool,
     /// The QEMU of all agents; `None` is `qemu-system-x86_64` of PATH.
     pub qemu: Option<PathBuf>,
-    /// The user QEMU runs as; `None` is the agent's own.
+    /// The one user that all QEMUs run as; `None`: each has its own.
     pub qemu_user: Option<String>,
     /// The tracker library; `None` is the one beside the `godwit` binary or in /usr/lib/godwit.
     pub tracker: Option<PathBuf>,

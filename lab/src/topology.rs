@@ -114,6 +114,14 @@ impl Host {
         11 + self.index
     }
 
+    /// The users of its QEMUs: the hosts are one machine, so each has its own part of the agents' default range.
+    pub(crate) fn qemu_users(&self) -> String {
+        const FIRST: u32 = 0x7f00_0000;
+        const EACH: u32 = 0x1000;
+        let first = FIRST + u32::from(self.index) * EACH;
+        format!("{first}-{}", first + EACH - 1)
+    }
+
     /// Its addresses on a lane, IPv4 first: `10.77.LANE.11`, and in the same digits `fd77:0:0:LANE::11`.
     pub(crate) fn lane_addresses(&self, lane: Lane, family: Family) -> Vec<IpAddr> {
         let [_, number] = self.number().to_be_bytes();

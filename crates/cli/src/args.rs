@@ -709,7 +709,7 @@ pub(crate) struct LabUpArgs {
     /// The agents' QEMU
     #[arg(long, value_name = "PATH")]
     pub(crate) qemu: Option<PathBuf>,
-    /// The user that QEMU runs as
+    /// The one user that all QEMUs run as; otherwise each has its own
     #[arg(long, value_name = "USER")]
     pub(crate) qemu_user: Option<String>,
     /// Agents and migrations go unprotected; otherwise the lab has certificates of its own

@@ -11,6 +11,8 @@ use godwit_migration::{Intent, MeansUse, PolicySettings, ReferenceUse};
 use godwit_qemu::ByteSize;
 use serde::Deserialize;
 
+use crate::user::UserRange;
+
 /// A unix socket's path may have 107 bytes (`sun_path`, unix(7)); what the agent appends to `run_dir` for a VM
 /// with the longest name has to fit as well: `/vms/NAME/serial.sock`.
 const MAX_RUN_DIR_BYTES: usize = 107 - "/vms/".len() - MAX_VM_NAME_BYTES - "/serial.sock".len();
@@ -44,9 +46,18 @@ pub struct Config {
     /// The QEMU of VMs that name none: a path, or a name looked for in PATH.
     #[serde(default = "default_qemu")]
     pub qemu: PathBuf,
-    /// The unprivileged user that QEMU runs as; none: the agent's own.
+    /// Numbers of users, one for each QEMU; none: [`crate::DEFAULT_USERS`].
+    #[serde(default)]
+    pub qemu_users: Option<UserRange>,
+    /// One user that all QEMUs run as, instead: a name of /etc/passwd, or `UID:GID`.
     #[serde(default)]
     pub qemu_user: Option<String>,
+    /// Whether QEMU gives up the system calls that it never needs.
+    #[serde(default = "yes")]
+    pub qemu_sandbox: bool,
+    /// Directories with files that VMs of other hosts may name when they arrive; none: the customary ones.
+    #[serde(default = "default_vm_dirs")]
+    pub vm_dirs: Vec<PathBuf>,
     /// The library preloaded into QEMU; none: `libgodwit_tracker.so` beside this program or in its lib directory.
     #[serde(default)]
     pub tracker: Option<PathBuf>,
@@ -254,6 +265,13 @@ fn default_run_dir() -> PathBuf {
 fn default_qemu() -> PathBuf {
     "qemu-system-x86_64".into()
 }
+fn yes() -> bool {
+    true
+}
+/// Where nothing but images lies, as a rule: never a directory of the host's own files.
+fn default_vm_dirs() -> Vec<PathBuf> {
+    ["/srv", "/mnt", "/var/lib/godwit/images", "/var/lib/libvirt/images"].map(PathBuf::from).to_vec()
+}
 
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -378,8 +396,13 @@ impl Config {
                 "use letters, digits, - _ .",
             );
         }
+        if self.qemu_user.is_some() && self.qemu_users.is_some() {
+            let why = "qemu_user is one user for all VMs, and qemu_users one for each".into();
+            return problem("qemu_user", why, "remove one of the two lines");
+        }
         let given = [("ram_dir", &self.ram_dir), ("tracker", &self.tracker)];
         let given = given.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
+        let given = given.chain(self.vm_dirs.iter().map(|path| ("vm_dirs", path)));
         for (key, path) in
             [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)]
                 .into_iter()
@@ -449,6 +472,8 @@ mod tests {
         assert_eq!(config.qemu, Path::new("qemu-system-x86_64"));
         assert!(config.listen.is_empty());
         assert_eq!(config.throttle.means, MeansUse::Auto);
+        assert!(config.qemu_sandbox && config.qemu_user.is_none() && config.qemu_users.is_none());
+        assert!(config.vm_dirs.iter().all(|dir| dir.is_absolute() && dir != Path::new("/")));
     }
 
     #[test]
@@ -463,7 +488,9 @@ mod tests {
             ram_dir = "/run/a/memory"
             migration_addresses = ["10.77.0.11", "fd77::11"]
             qemu = "/opt/qemu/bin/qemu-system-x86_64"
-            qemu_user = "nobody"
+            qemu_users = "300000-365535"
+            qemu_sandbox = false
+            vm_dirs = ["/data/vms"]
             tracker = "/opt/libgodwit_tracker.so"
             [tls]
             authority = "/etc/godwit/ca.pem"
@@ -492,6 +519,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.listen.len(), 2);
+        assert_eq!(config.qemu_users.map(|users| users.to_string()).as_deref(), Some("300000-365535"));
+        assert!(!config.qemu_sandbox && config.vm_dirs == [Path::new("/data/vms")]);
         assert_eq!(config.networks["lan"].bridge, "br-lan");
         assert_eq!((config.limits.host.to_string(), config.limits.lanes.len()), ("5gbit".into(), 2));
         assert_eq!(config.ram_dir(), Path::new("/run/a/memory"));
@@ -513,6 +542,12 @@ mod tests {
             ("name = \"a\"\n\nstate-dir = \"/x\"", "agent.toml:3: unknown field `state-dir`"),
             ("socket = \"/x\"", "missing field `name`"),
             ("name = \"a b\"", "name: \"a b\" is no host name"),
+            ("name = \"a\"\nqemu_users = \"all\"", "agent.toml:2: \"all\" is no range of users"),
+            (
+                "name = \"a\"\nqemu_user = \"u\"\nqemu_users = \"300000-365535\"",
+                "qemu_user: qemu_user is one user",
+            ),
+            ("name = \"a\"\nvm_dirs = [\"x\"]", "vm_dirs: x is relative"),
             ("name = \"a\"\nstate_dir = \"x\"", "state_dir: x is relative (write an absolute path)"),
             ("name = \"a\"\ninsecure = true\n[peers]\nb = \"10.0.0.1:7700\"", "peers.b:"),
             ("name = \"a\"\ninsecure = true\n[peers]\na = \"http://10.0.0.1:7700\"", "no peer of itself"),

@@ -1,7 +1,7 @@
 //! Errors of the crates below, as the API tells them.
 
 use godwit_api::{ApiError, ClientError, ErrorCode};
-use godwit_qemu::{InspectError, SpecError, StartError};
+use godwit_qemu::{FileError, InspectError, SpecError, StartError};
 use godwit_ram::RamError;
 
 use crate::network::NetworkError;
@@ -32,6 +32,16 @@ pub(crate) fn ram_failed(error: &RamError) -> ApiError {
         _ => ErrorCode::HostFailed,
     };
     ApiError::new(code, format!("guest memory: {error}"), "")
+}
+
+/// No user is to be had for a QEMU.
+pub(crate) fn no_user(error: &std::io::Error) -> ApiError {
+    let message = format!("there is no user for the VM's QEMU: {error}");
+    ApiError::new(ErrorCode::HostFailed, message, "name more of them in qemu_users of the configuration")
+}
+
+pub(crate) fn file_unusable(vm: &str, error: &FileError) -> ApiError {
+    ApiError::new(ErrorCode::NotFound, format!("VM \"{vm}\": {error}"), error.mend())
 }
 
 pub(crate) fn spec_refused(error: &SpecError) -> ApiError {

@@ -11,6 +11,7 @@ mod agent;
 mod config;
 mod failure;
 mod hold;
+mod kvm;
 mod lanes_seen;
 mod limits;
 mod memory;
@@ -30,4 +31,5 @@ pub use config::{Config, ConfigError, LimitsConfig, MAX_VM_NAME_BYTES, NetworkCo
 pub use limits::HostLimits;
 pub use migrations::{MigrationControl, MigrationWatch, Migrations};
 pub use server::{RunError, router, run};
+pub use user::{DEFAULT_USERS, UserRange};
 pub use vm::{Vm, VmFiles};

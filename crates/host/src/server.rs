@@ -3,6 +3,7 @@
 
 mod console;
 mod limits;
+mod local;
 mod log;
 pub(crate) mod routes;
 mod secure;
@@ -10,12 +11,12 @@ mod secure;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
 use godwit_api::ApiError;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -76,6 +77,7 @@ fn listen_mend(error: &io::Error) -> &'static str {
 
 /// Runs the agent until SIGTERM or SIGINT; then its sockets are gone and its VMs run on.
 pub async fn run(config: Config) -> Result<(), RunError> {
+    keep_to_itself();
     let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(RunError::Signals)?;
     // Who answers on the socket works with this state: told before the state's own lock would tell it less clearly.
@@ -84,13 +86,14 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     }
     let peers = listen(&config.listen).await?;
     let agent = Agent::open(config.clone()).await?;
-    let local = bind_socket(&config)?;
+    let local = local::bind(&config.socket)
+        .map_err(|source| RunError::Socket { path: config.socket.clone(), source })?;
     let _socket = RemovedAtEnd(config.socket.clone());
 
     let (stop, stopped) = watch::channel(false);
     let mut servers = tokio::task::JoinSet::new();
     let app = router(agent.clone());
-    servers.spawn(serve(local, app.clone(), stopped.clone()));
+    servers.spawn(serve_local(local, app.clone(), stopped.clone()));
     for listener in peers {
         if agent.identity().is_some() {
             let listener = secure::TlsListener::new(listener, agent.clone()).map_err(RunError::Signals)?;
@@ -115,6 +118,22 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     Ok(())
 }
 
+/// What guests have in their memory, and the host's key, get into no file that others could come by: nobody else reads what this process
+/// makes, and neither it nor a QEMU, which inherits both settings, leaves a core. The limit is for cores in files; a program that the kernel
+/// pipes them to gets one of which the filter leaves nothing (core(5)).
+fn keep_to_itself() {
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let refused = [
+        setrlimit(Resource::Core, none).err().map(io::Error::from),
+        fs::write("/proc/self/coredump_filter", "0").err(),
+        set_dumpable_behavior(DumpableBehavior::NotDumpable).err().map(io::Error::from),
+    ];
+    for error in refused.into_iter().flatten() {
+        tracing::warn!(%error, "a process that crashes may leave a core with a guest's memory");
+    }
+}
+
 async fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RunError> {
     let mut listeners = Vec::new();
     for &address in addresses {
@@ -123,24 +142,6 @@ async fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RunError> 
         listeners.push(listener);
     }
     Ok(listeners)
-}
-
-/// Binds the socket for root alone. Under a name of its own first: nobody may connect before its mode is set.
-fn bind_socket(config: &Config) -> Result<UnixListener, RunError> {
-    let path = &config.socket;
-    let bind = || -> io::Result<UnixListener> {
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        let fresh = path.with_extension("new");
-        let _ = fs::remove_file(&fresh);
-        let listener = UnixListener::bind(&fresh)?;
-        fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600))?;
-        // Replaces what an agent left that was killed.
-        fs::rename(&fresh, path)?;
-        Ok(listener)
-    };
-    bind().map_err(|source| RunError::Socket { path: path.clone(), source })
 }
 
 async fn serve<L>(listener: L, app: Router, mut stopped: watch::Receiver<bool>)
@@ -153,6 +154,17 @@ where
     };
     if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(until).await {
         tracing::error!(%error, "a listener ended");
+    }
+}
+
+async fn serve_local(listener: UnixListener, app: Router, mut stopped: watch::Receiver<bool>) {
+    let until = async move {
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    };
+    let app = app.layer(axum::middleware::from_fn(local::guard));
+    let service = app.into_make_service_with_connect_info::<local::Caller>();
+    if let Err(error) = axum::serve(listener, service).with_graceful_shutdown(until).await {
+        tracing::error!(%error, "the socket's listener ended");
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -148,6 +149,9 @@ impl Store {
         for dir in [&vms, &gone] {
             fs::create_dir_all(dir).map_err(|source| failed(dir, "made", source))?;
         }
+        // Definitions may have secrets in them, on kernels' command lines.
+        fs::set_permissions(state_dir, fs::Permissions::from_mode(0o700))
+            .map_err(|source| failed(state_dir, "closed to others", source))?;
         let path = state_dir.join("agent.lock");
         let lock = File::create(&path).map_err(|source| failed(&path, "made", source))?;
         lock.try_lock().map_err(|error| match error {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::reference::Content;
-use godwit_qemu::{AdoptError, Launch, QemuProcess, ResolvedSpec, Tap, Tracker};
+use godwit_qemu::{AdoptError, Launch, OpenFiles, QemuProcess, ResolvedSpec, Tap, Tracker};
 use godwit_ram::{Region, tracker_listener};
 
 pub(crate) use admission::{Condition, Operation};
@@ -21,8 +21,9 @@ pub(crate) use files::{Places, StagedFiles};
 pub(crate) use tracking_turn::TrackingTurn;
 
 use crate::config::NetworkConfig;
-use crate::failure::{host_failed, ram_failed};
+use crate::failure::{host_failed, no_user, ram_failed};
 use crate::network::attach_tap;
+use crate::user::User;
 
 /// How long the kernel may take to end a process that has closed its files: it frees the guest's memory.
 const ENDING_LIMIT: Duration = Duration::from_secs(5);
@@ -93,6 +94,8 @@ pub(crate) struct LaunchSite<'a> {
     pub tracker: &'a Path,
     /// The bridge of each of the specification's NICs, in order.
     pub bridges: &'a [NetworkConfig],
+    /// Whether QEMU gives up the system calls that it never needs.
+    pub sandbox: bool,
 }
 
 /// How a VM begins.
@@ -112,23 +115,27 @@ impl Vm {
     pub(crate) async fn launch(
         site: &LaunchSite<'_>,
         spec: &ResolvedSpec,
+        opened: OpenFiles,
         epoch: u64,
         begin: Begin,
     ) -> Result<Vm, ApiError> {
         let files = site.places.vm(&spec.name);
         let staged = StagedFiles::new(files.clone());
         files.make_dir().map_err(|error| host_failed("the VM's run directory can't be made", &error))?;
-        let regions = make_memory(&files, spec, site.places.owner)?;
+        let user = files.claim_user(spec.accel).map_err(|error| no_user(&error))?;
+        let regions = make_memory(&files, spec, user)?;
         let taps = attach_taps(site, spec).await?;
         let tracker = make_tracker(site, &files)?;
         let launch = Launch {
             spec: spec.clone(),
             qemu: site.qemu.to_owned(),
             run_dir: files.dir.clone(),
+            files: opened,
             ram_files: files.memory_of(spec),
             taps,
             tracker,
-            user: site.places.owner,
+            user: Some((user.uid, user.gid)),
+            sandbox: site.sandbox,
             incoming: begin != Begin::Boot,
             paused: begin != Begin::IncomingRuns,
         };
@@ -295,11 +302,8 @@ fn open_memory(files: &VmFiles, spec: &ResolvedSpec) -> Result<Vec<Arc<Region>>,
 }
 
 /// Makes the shared memory blocks' files; they are removed with the staged files.
-fn make_memory(
-    files: &VmFiles,
-    spec: &ResolvedSpec,
-    owner: Option<(u32, u32)>,
-) -> Result<Vec<Arc<Region>>, ApiError> {
+fn make_memory(files: &VmFiles, spec: &ResolvedSpec, user: User) -> Result<Vec<Arc<Region>>, ApiError> {
+    let owner = Some((user.uid, user.gid));
     let mut regions = Vec::new();
     for (index, block) in spec.memory.iter().enumerate() {
         if block.backing == godwit_qemu::Backing::Shared {

@@ -13,7 +13,7 @@ use rcgen::{
 use time::{Duration, OffsetDateTime};
 
 use crate::certificate::{Role, describe};
-use crate::{PkiError, file_error};
+use crate::{PkiError, check_key, file_error};
 
 /// Clocks of hosts differ: a certificate is good from an hour before it was made.
 const CLOCKS_DIFFER: Duration = Duration::hours(1);
@@ -75,7 +75,7 @@ impl Authority {
     /// The authority in a directory.
     ///
     /// # Errors
-    /// [`PkiError::NoAuthority`], [`PkiError::File`], [`PkiError::Unreadable`].
+    /// [`PkiError::NoAuthority`], [`PkiError::File`], [`PkiError::OpenKey`], [`PkiError::Unreadable`].
     pub fn open(dir: &Path) -> Result<Authority, PkiError> {
         let (certificate, key) = (dir.join(CERTIFICATE), dir.join(KEY));
         if !certificate.exists() {
@@ -86,6 +86,7 @@ impl Authority {
             path: path.to_owned(),
             why: error.to_string(),
         };
+        check_key(&key)?;
         let pair = KeyPair::from_pem(&read(&key)?).map_err(|error| unreadable(&key, &error))?;
         let issuer = Issuer::from_ca_cert_pem(&read(&certificate)?, pair)
             .map_err(|error| unreadable(&certificate, &error))?;

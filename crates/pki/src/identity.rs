@@ -15,8 +15,8 @@ use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use time::OffsetDateTime;
 
-use crate::PkiError;
 use crate::certificate::{Role, describe, describe_der};
+use crate::{PkiError, check_key};
 
 /// What a host shows, and what it expects to be shown.
 #[derive(Clone, Debug)]
@@ -48,12 +48,13 @@ impl Identity {
     /// Reads an authority's certificate, a certificate that it issued, and its key.
     ///
     /// # Errors
-    /// [`PkiError::File`], [`PkiError::Unreadable`], [`PkiError::OutOfDate`], [`PkiError::Mismatch`].
+    /// [`PkiError::File`], [`PkiError::Unreadable`], [`PkiError::OutOfDate`], [`PkiError::OpenKey`], [`PkiError::Mismatch`].
     pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, PkiError> {
         let own = describe(certificate)?;
         if let Some(why) = own.out_of_date(OffsetDateTime::now_utc()) {
             return Err(PkiError::OutOfDate { path: certificate.to_owned(), why });
         }
+        check_key(key)?;
         let mismatch = |error: String| PkiError::Mismatch { path: certificate.to_owned(), why: error };
         let mut roots = RootCertStore::empty();
         for root in certificates(authority)? {

@@ -7,7 +7,8 @@ mod authority;
 mod certificate;
 mod identity;
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 pub use authority::{Authority, Grant, Issued};
 pub use certificate::{Description, Role, describe, describe_der};
@@ -37,6 +38,20 @@ pub enum PkiError {
     NoAuthority {
         /// Where it should be.
         dir: PathBuf,
+    },
+    /// A key that others than its owner may read, and its owner is not this program's user or root.
+    #[error(
+        "the key {path} can be read by others (mode {mode:04o}, owner {uid}): make it its user's alone with `chown {expected} {path} && chmod 600 {path}`, and take a new one with `godwit pki renew` if others had it"
+    )]
+    OpenKey {
+        /// The key.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+        /// Whose it is.
+        uid: u32,
+        /// Whose it should be.
+        expected: u32,
     },
     /// The name can't stand in a certificate.
     #[error(
@@ -77,7 +92,17 @@ pub enum PkiError {
     Make(#[from] rcgen::Error),
 }
 
-fn file_error(path: &std::path::Path, action: &'static str) -> impl FnOnce(std::io::Error) -> PkiError {
+/// Refuses a key that anybody but this program's user, or root, may read or replace.
+fn check_key(path: &Path) -> Result<(), PkiError> {
+    let data = std::fs::metadata(path).map_err(file_error(path, "read"))?;
+    let (mode, uid, expected) = (data.mode() & 0o7777, data.uid(), rustix::process::geteuid().as_raw());
+    if mode & 0o077 == 0 && (uid == expected || uid == 0) {
+        return Ok(());
+    }
+    Err(PkiError::OpenKey { path: path.to_owned(), mode, uid, expected })
+}
+
+fn file_error(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> PkiError {
     let path = path.to_owned();
     move |source| PkiError::File { path, action, source }
 }

@@ -92,6 +92,23 @@ fn keys_are_for_their_owner_alone_and_nothing_is_overwritten() {
 }
 
 #[test]
+fn a_key_that_others_may_read_is_not_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, ..) = made(dir.path());
+    let (certificate, key) = (dir.path().join("a.pem"), dir.path().join("a.key"));
+    for mode in [0o604, 0o640, 0o660, 0o644] {
+        std::fs::set_permissions(&key, PermissionsExt::from_mode(mode)).unwrap();
+        let refused = Identity::load(&authority.certificate(), &certificate, &key).unwrap_err();
+        assert!(matches!(refused, PkiError::OpenKey { .. }), "{refused}");
+        assert!(refused.to_string().contains("chmod 600"), "{refused}");
+    }
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o400)).unwrap();
+    assert!(Identity::load(&authority.certificate(), &certificate, &key).is_ok());
+    std::fs::set_permissions(dir.path().join("ca.key"), PermissionsExt::from_mode(0o644)).unwrap();
+    assert!(matches!(Authority::open(dir.path()), Err(PkiError::OpenKey { .. })));
+}
+
+#[test]
 fn a_renewed_certificate_says_the_same_for_longer() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, ..) = made(dir.path());

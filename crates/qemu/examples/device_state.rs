@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use godwit_qemu::{
     Accel, AccelProbe, ByteSize, CONSOLE_LOG, EVENTS, LATE_BLOCK_ACTIVATE, Launch, MemoryBlock,
-    MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QemuInfo, QemuProcess, QmpEvent, RESUME, ResolvedSpec, STOP,
-    VmSpec, X_IGNORE_SHARED, inspect, wait_for_event,
+    MigrationStatus, OpenFiles, PAUSE_BEFORE_SWITCHOVER, QemuInfo, QemuProcess, QmpEvent, RESUME,
+    ResolvedSpec, STOP, VmSpec, X_IGNORE_SHARED, inspect, wait_for_event,
 };
 use serde_json::json;
 use tokio::sync::broadcast::Receiver;
@@ -118,9 +118,11 @@ impl Lab {
             qemu: self.qemu.path.clone(),
             run_dir,
             ram_files: vec![self.ram.clone()],
+            files: OpenFiles::open(&self.spec).unwrap(),
             taps: Vec::new(),
             tracker: None,
             user: None,
+            sandbox: true,
             incoming,
             paused: true,
         };

@@ -2,12 +2,13 @@
 //!
 //! The monitor and the console are sockets that the agent makes and QEMU inherits, listening: the agent connects
 //! before QEMU runs, waits for its greeting without looking for files, and nobody but the agent's user can connect.
+//! So is all else that QEMU needs of the host (see [`files`]): its user enters none of the agent's directories.
 //! QEMU lives in a session of its own with no tie to the agent, so that the agent may end and come back.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -22,9 +23,13 @@ use crate::spec::ResolvedSpec;
 
 mod arguments;
 mod error;
+mod files;
+mod qcow2;
 
-pub use arguments::{InheritedFds, memory_id};
+pub use arguments::{Inherited, memory_id};
 pub use error::StartError;
+pub use files::{FileError, OpenFile, OpenFiles, OpenLayer};
+pub use qcow2::ImageError;
 
 /// The monitor's socket in a VM's run directory.
 pub const QMP_SOCKET: &str = "qmp.sock";
@@ -47,9 +52,12 @@ pub struct Launch {
     pub spec: ResolvedSpec,
     /// The binary, absolute.
     pub qemu: PathBuf,
-    /// The VM's own directory: sockets and logs are made here. It must exist.
+    /// The VM's own directory: sockets and logs are made here. It must exist, and may be closed to QEMU's user.
     pub run_dir: PathBuf,
-    /// The files of the shared memory blocks, in the blocks' order, of the blocks' sizes.
+    /// The files of the host that the specification names.
+    pub files: OpenFiles,
+    /// The files of the shared memory blocks, in the blocks' order, of the blocks' sizes. They belong to QEMU's user; the directories
+    /// above may be closed to it.
     pub ram_files: Vec<PathBuf>,
     /// What each NIC is behind, in order.
     pub taps: Vec<Tap>,
@@ -57,6 +65,8 @@ pub struct Launch {
     pub tracker: Option<Tracker>,
     /// Whom QEMU runs as; none: the agent's own user. Supplementary groups are dropped.
     pub user: Option<(u32, u32)>,
+    /// Whether QEMU gives up what it never needs (seccomp): other programs, other rights, other priorities.
+    pub sandbox: bool,
     /// Waits for a migration.
     pub incoming: bool,
     /// Does not start the vCPUs: they wait for [`Qmp::cont`]. An incoming VM that is not paused takes its disks and
@@ -90,9 +100,22 @@ struct Prepared {
     qmp: OwnedFd,
     serial: OwnedFd,
     console_log: OwnedFd,
+    ram: Vec<OwnedFd>,
+    kernel: Option<OwnedFd>,
+    initrd: Option<OwnedFd>,
+    disks: Vec<Vec<OpenLayer>>,
+    taps: Vec<Tap>,
+    tracker: Option<PreparedTracker>,
     qemu_log: File,
     /// What the log held before this start.
     qemu_log_start_bytes: u64,
+}
+
+#[derive(Debug)]
+struct PreparedTracker {
+    library: OwnedFd,
+    listener: OwnedFd,
+    peer_uid: u32,
 }
 
 impl Launch {
@@ -101,7 +124,7 @@ impl Launch {
     /// # Errors
     /// The files can't be made, the binary can't be started, or QEMU ends at once; then with its last words.
     /// Nothing of the process is left; the run directory stays the caller's.
-    pub async fn start(self) -> Result<QemuProcess, StartError> {
+    pub async fn start(mut self) -> Result<QemuProcess, StartError> {
         let prepared = self.prepare()?;
         let log_path = self.run_dir.join(QEMU_LOG);
         let run_dir = self.run_dir.clone();
@@ -123,13 +146,30 @@ impl Launch {
         })
     }
 
-    fn prepare(&self) -> Result<Prepared, StartError> {
+    /// Opens and makes all that QEMU inherits.
+    fn prepare(&mut self) -> Result<Prepared, StartError> {
         let qemu_log = self.open_log(QEMU_LOG)?;
         let qemu_log_start_bytes = qemu_log.metadata().map_or(0, |metadata| metadata.len());
+        let files = std::mem::take(&mut self.files);
+        let hand_over = |file: Option<OpenFile>| {
+            let Some(file) = file else { return Ok(None) };
+            let path = file.path.clone();
+            file.readable_by_all().map(Some).map_err(|why| StartError::prepare("read", &path, &why))
+        };
+        let open_ram = |path: &PathBuf| {
+            let opened = OpenOptions::new().read(true).write(true).open(path);
+            opened.map(OwnedFd::from).map_err(|why| StartError::prepare("open", path, &why))
+        };
         Ok(Prepared {
             qmp: self.listen(QMP_SOCKET)?,
             serial: self.listen(SERIAL_SOCKET)?,
             console_log: self.open_log(CONSOLE_LOG)?.into(),
+            ram: self.ram_files.iter().map(open_ram).collect::<Result<_, _>>()?,
+            kernel: hand_over(files.kernel)?,
+            initrd: hand_over(files.initrd)?,
+            disks: files.disks,
+            taps: std::mem::take(&mut self.taps),
+            tracker: self.tracker.take().map(prepare_tracker).transpose()?,
             qemu_log,
             qemu_log_start_bytes,
         })
@@ -137,18 +177,13 @@ impl Launch {
 
     fn open_log(&self, name: &str) -> Result<File, StartError> {
         let path = self.run_dir.join(name);
-        // QEMU's user may own this directory: no link is followed out of it.
         let opened = OpenOptions::new()
             .create(true)
             .append(true)
             .mode(0o600)
             .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
             .open(&path);
-        let made = opened.and_then(|file| match self.user {
-            Some((uid, gid)) => fchown(&file, Some(uid), Some(gid)).map(|()| file),
-            None => Ok(file),
-        });
-        made.map_err(|why| StartError::prepare("write", &path, &why))
+        opened.map_err(|why| StartError::prepare("write", &path, &why))
     }
 
     fn listen(&self, name: &str) -> Result<OwnedFd, StartError> {
@@ -164,13 +199,8 @@ impl Launch {
 
     /// Starts the process; returns its number.
     fn spawn(self, prepared: Prepared) -> Result<i32, StartError> {
-        let fds = InheritedFds {
-            qmp: prepared.qmp.as_raw_fd(),
-            serial: prepared.serial.as_raw_fd(),
-            console_log: prepared.console_log.as_raw_fd(),
-        };
         let mut command = Command::new(&self.qemu);
-        command.args(self.command_line(&fds)).current_dir("/").env_clear();
+        command.args(self.command_line(&prepared.numbers())).current_dir("/").env_clear();
         command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         let log =
             |file: &File| file.try_clone().map_err(|why| StartError::prepare("write", &self.run_dir, &why));
@@ -179,26 +209,69 @@ impl Launch {
             // The standard library drops supplementary groups with the change of user (Rust 1.95).
             command.uid(uid).gid(gid);
         }
-        let mut inherited = vec![prepared.qmp, prepared.serial, prepared.console_log];
-        inherited.extend(self.taps.into_iter().flat_map(|tap| [Some(tap.file), tap.vhost]).flatten());
-        if let Some(tracker) = self.tracker {
-            let number: RawFd = tracker.listener.as_raw_fd();
+        if let Some(tracker) = &prepared.tracker {
             command
-                .env("LD_PRELOAD", &tracker.library)
-                .env("GODWIT_TRACKER_FD", number.to_string())
+                .env("LD_PRELOAD", path_in_qemu(tracker.library.as_raw_fd()))
+                .env("GODWIT_TRACKER_FD", tracker.listener.as_raw_fd().to_string())
                 .env("GODWIT_TRACKER_PEER_UID", tracker.peer_uid.to_string());
-            inherited.push(tracker.listener);
         }
-        command.preserved_fds(inherited);
+        command.preserved_fds(prepared.into_fds());
         let mut command = CommandWrap::from(command);
         // The child is watched by a pidfd, which serves adopted processes just as well. The command goes with this
-        // function and closes the agent's ends of what QEMU inherited.
+        // function and closes the agent's ends of what QEMU inherited: a disk's lock goes with QEMU's.
         let child = command
             .wrap(ProcessSession)
             .spawn()
             .map_err(|why| StartError::Spawn { qemu: self.qemu.clone(), why: why.to_string() })?;
         Ok(child.id().cast_signed())
     }
+}
+
+impl Prepared {
+    /// The descriptors' numbers, which they keep in QEMU.
+    fn numbers(&self) -> Inherited {
+        let numbers = |fds: &[OwnedFd]| fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let layer = |layer: &OpenLayer| (layer.file.as_fd().as_raw_fd(), layer.format);
+        Inherited {
+            qmp: self.qmp.as_raw_fd(),
+            serial: self.serial.as_raw_fd(),
+            console_log: self.console_log.as_raw_fd(),
+            ram: numbers(&self.ram),
+            kernel: self.kernel.as_ref().map(AsRawFd::as_raw_fd),
+            initrd: self.initrd.as_ref().map(AsRawFd::as_raw_fd),
+            disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
+            taps: (self.taps.iter())
+                .map(|tap| (tap.file.as_raw_fd(), tap.vhost.as_ref().map(AsRawFd::as_raw_fd)))
+                .collect(),
+        }
+    }
+
+    fn into_fds(self) -> Vec<OwnedFd> {
+        let taps = self.taps.into_iter().flat_map(|tap| [Some(tap.file), tap.vhost]);
+        let tracker = self.tracker.map(|tracker| [tracker.library, tracker.listener]);
+        let disks = self.disks.into_iter().flatten().map(|layer| layer.file.into());
+        [self.qmp, self.serial, self.console_log]
+            .into_iter()
+            .chain(self.ram)
+            .chain(self.kernel)
+            .chain(self.initrd)
+            .chain(disks)
+            .chain(taps.flatten())
+            .chain(tracker.into_iter().flatten())
+            .collect()
+    }
+}
+
+/// The library may lie where QEMU's user has no right to go.
+fn prepare_tracker(tracker: Tracker) -> Result<PreparedTracker, StartError> {
+    let opened = File::open(&tracker.library).and_then(|file| files::readable_by_all(file, "tracker"));
+    let library = opened.map_err(|why| StartError::prepare("read", &tracker.library, &why))?;
+    Ok(PreparedTracker { library, listener: tracker.listener, peer_uid: tracker.peer_uid })
+}
+
+/// Opens once more, in QEMU, what it inherits by that number: by the rights that its user has to the file itself.
+fn path_in_qemu(number: RawFd) -> String {
+    format!("/proc/self/fd/{number}")
 }
 
 /// The last lines that QEMU wrote since the log had `start_bytes`, without time stamps.

@@ -98,6 +98,7 @@ fn guest_blocks(bench: &Bench, accel: &str) -> Vec<Arc<Region>> {
 
 /// Starts QEMU as nobody. KVM's device is inherited, as nobody may not open it.
 fn start(bench: &Bench, accel: &str, regions: &[Arc<Region>], socket: &std::path::Path) -> Option<Qemu> {
+    bench.let_pass();
     let image = bench.dir.path().join("guest");
     std::fs::write(&image, GUEST).expect("our directory");
     let listener = tracker_listener(socket).expect("a listener");

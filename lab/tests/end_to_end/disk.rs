@@ -1,6 +1,8 @@
 //! Disks on a path that both hosts see: their locks pass over with the guest.
 
+use std::fs::Permissions;
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -33,6 +35,7 @@ fn locks_pass_over_with_the_guest() -> Result<()> {
         ensure!(!is_locked(&disk)?, "a fresh image is locked");
         disks.push(disk);
     }
+    disks.push(on_top_of_another(folder.path())?);
     let plan = GuestPlan { disks: disks.clone(), workload: BUSY.to_owned(), ..GuestPlan::new("disky") };
     let mut guest = trial.guest("a", &plan)?;
     for engine in [EngineKind::Godwit, EngineKind::Qemu, EngineKind::Qemu, EngineKind::Godwit] {
@@ -56,6 +59,19 @@ fn locks_pass_over_with_the_guest() -> Result<()> {
         ensure!(!is_locked(disk)?, "{} is still locked", disk.path.display());
     }
     trial.finish()
+}
+
+/// An image that holds only what differs from another. Both are root's, in a folder that is closed to QEMU's user.
+fn on_top_of_another(folder: &Path) -> Result<Disk> {
+    let (base, path) = (folder.join("base.img"), folder.join("top.qcow2"));
+    std::fs::write(&base, vec![0x5a; 1 << 20])?;
+    let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.img"];
+    let made = Command::new("qemu-img").args(create).arg(&path).status()?;
+    ensure!(made.success(), "qemu-img create failed");
+    for file in [&base, &path] {
+        std::fs::set_permissions(file, Permissions::from_mode(0o600))?;
+    }
+    Ok(Disk { path, format: DiskFormat::Qcow2, readonly: false })
 }
 
 /// Whether a second writer is kept out: one opens the image for writing, and closes it again. (`qemu-img info`

@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod bare_kvm;
+mod boundaries;
 mod cancel;
 mod certificates;
 mod compression;

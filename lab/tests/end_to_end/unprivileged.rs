@@ -1,4 +1,4 @@
-//! QEMU as a user without rights: it never opens /dev/userfaultfd itself.
+//! QEMU as one user without rights for all VMs, instead of one each: it never opens /dev/userfaultfd itself, nor a file by its path.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,14 +15,14 @@ fn qemu_may_be_nobody() -> Result<()> {
     let options = LabOptions { qemu_user: Some("nobody".to_owned()), ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("unprivileged", options)? else { return Ok(()) };
     let clean = trial.traces("a")?;
-    // The source tree may be closed to others; the image has to be readable for QEMU.
+    // Root's alone, as some distributions have their kernels.
     let folder = tempfile::tempdir_in("/run")?;
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700))?;
     let image =
         GuestImage { kernel: folder.path().join("vmlinuz"), initrd: folder.path().join("initrd.img") };
     for (from, to) in [(&trial.image().kernel, &image.kernel), (&trial.image().initrd, &image.initrd)] {
         fs::copy(from, to)?;
-        fs::set_permissions(to, fs::Permissions::from_mode(0o644))?;
+        fs::set_permissions(to, fs::Permissions::from_mode(0o600))?;
     }
     let plan = GuestPlan { image: Some(image), workload: BUSY.to_owned(), ..GuestPlan::new("web") };
     let mut guest = trial.guest("a", &plan)?;

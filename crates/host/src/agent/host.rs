@@ -1,17 +1,19 @@
 //! What the host has and whether a VM fits on it.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ErrorCode, HostInfo, NetworkInfo};
-use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
+use godwit_qemu::{AccelProbe, OpenFile, OpenFiles, QemuInfo, ResolvedSpec};
 use godwit_ram::check_kernel;
 
 use crate::agent::Agent;
 use crate::config::NetworkConfig;
-use crate::failure::{host_failed, qemu_unusable};
+use crate::failure::{file_unusable, host_failed, qemu_unusable};
 use crate::memory::{self, Promise};
 use crate::network::{link_exists, open_vhost};
+use crate::vm::Begin;
 
 impl Agent {
     /// What `GET /v1/host` tells.
@@ -67,6 +69,9 @@ impl Agent {
     pub async fn qemu(&self, wanted: Option<&Path>) -> Result<QemuInfo, ApiError> {
         let path = wanted.unwrap_or(&self.config.qemu).to_owned();
         let mut known = self.qemus.lock().await;
+        if wanted.is_some() {
+            check_program(&path)?;
+        }
         if let Some((changed, info)) = known.get(&path)
             && modified(&info.path).is_some_and(|now| now == *changed)
         {
@@ -97,17 +102,39 @@ impl Agent {
         if lacking > 0 {
             tokio::task::block_in_place(|| self.references.free(lacking));
         }
-        self.check_files_and_networks(spec).await
+        self.open_files(spec, Begin::Boot)?;
+        self.check_networks(spec).await
     }
 
-    /// Checks the same and changes nothing.
+    /// Checks that a VM of another host could start here, and changes nothing.
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         self.check_memory(spec)?;
-        self.check_files_and_networks(spec).await.map(drop)
+        self.open_files(spec, Begin::Incoming)?;
+        self.check_networks(spec).await.map(drop)
     }
 
-    async fn check_files_and_networks(&self, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
-        check_files(spec)?;
+    /// Opens the files of this host that a VM names. What an operator names is opened with the agent's rights, as operators have them;
+    /// what another host names, of a guest that it sends, has to be a VM's.
+    pub(super) fn open_files(&self, spec: &ResolvedSpec, begin: Begin) -> Result<OpenFiles, ApiError> {
+        let files = OpenFiles::open(spec).map_err(|error| file_unusable(&spec.name, &error))?;
+        let refused = files.all().find(|file| !may_be_named(file, &self.config.vm_dirs));
+        if begin != Begin::Boot
+            && let Some(OpenFile { role, path, .. }) = refused
+        {
+            let (name, host) = (&spec.name, &self.config.name);
+            let path = path.display();
+            let message = format!(
+                "VM \"{name}\" has {path} as its {role}, which host {host} opens for no guest of another host"
+            );
+            let dirs = listed(&self.config.vm_dirs);
+            let mend =
+                format!("add its directory to vm_dirs of that host's configuration, or move it below {dirs}");
+            return Err(ApiError::new(ErrorCode::Preflight, message, mend));
+        }
+        Ok(files)
+    }
+
+    async fn check_networks(&self, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
         let mut bridges = Vec::new();
         for nic in &spec.nics {
             let network = self.network(&nic.network)?;
@@ -194,19 +221,39 @@ impl Agent {
     }
 }
 
-fn check_files(spec: &ResolvedSpec) -> Result<(), ApiError> {
-    let files = [("kernel", &spec.kernel), ("initrd", &spec.initrd)];
-    let files = files.into_iter().filter_map(|(role, path)| path.as_ref().map(|path| (role, path)));
-    for (role, path) in files.chain(spec.disks.iter().map(|disk| ("disk", &disk.path))) {
-        if let Err(error) = std::fs::File::open(path) {
-            return Err(ApiError::new(
-                ErrorCode::NotFound,
-                format!("the {role} {} of VM \"{}\" can't be opened: {error}", path.display(), spec.name),
-                "every host that runs the VM must see it at that path",
-            ));
-        }
+/// Whoever makes a VM, and any host that sends one, names a program that the agent then starts: it has to be one that the host's root
+/// has put there.
+fn check_program(path: &Path) -> Result<(), ApiError> {
+    let roots =
+        |path: &Path| std::fs::metadata(path).is_ok_and(|data| data.uid() == 0 && data.mode() & 0o022 == 0);
+    // One that is not there is told by who looks for it.
+    let Ok(real) = path.canonicalize() else { return Ok(()) };
+    if real.ancestors().all(roots) {
+        return Ok(());
     }
-    Ok(())
+    Err(ApiError::new(
+        ErrorCode::InvalidRequest,
+        format!("QEMU \"{}\" is not started: others than root may change it", path.display()),
+        "name one that belongs to root, in directories that do, or set qemu in the agent's configuration",
+    ))
+}
+
+/// Whether another host may name a file: one below the directories that are for VMs, or, to read it, one that everybody on this
+/// host can read.
+fn may_be_named(file: &OpenFile, vm_dirs: &[PathBuf]) -> bool {
+    let Ok(path) = file.real_path() else { return false };
+    let is_below = |dir: &PathBuf| dir.canonicalize().is_ok_and(|dir| path.starts_with(dir));
+    vm_dirs.iter().any(is_below) || (!file.writable && is_for_all(&path))
+}
+
+/// Whether everybody on this host can read a file.
+fn is_for_all(path: &Path) -> bool {
+    let has = |path: &Path, bit| std::fs::symlink_metadata(path).is_ok_and(|data| data.mode() & bit != 0);
+    has(path, 0o004) && path.ancestors().skip(1).all(|dir| has(dir, 0o001))
+}
+
+fn listed(dirs: &[PathBuf]) -> String {
+    dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 fn modified(path: &PathBuf) -> Option<std::time::SystemTime> {

@@ -188,6 +188,7 @@ impl Agent {
         begin: Begin,
     ) -> Result<Arc<Vm>, ApiError> {
         let bridges = self.check_fits(spec).await?;
+        let opened = self.open_files(spec, begin)?;
         let qemu = self.qemu(spec.qemu.as_deref()).await?;
         let site = LaunchSite {
             host: &self.config.name,
@@ -195,8 +196,9 @@ impl Agent {
             qemu: &qemu.path,
             tracker: &self.config.tracker(),
             bridges: &bridges,
+            sandbox: self.config.qemu_sandbox,
         };
-        Vm::launch(&site, spec, epoch, begin).await.map(Arc::new)
+        Vm::launch(&site, spec, opened, epoch, begin).await.map(Arc::new)
     }
 
     async fn stop_now(&self, name: &str, request: StopVm) -> Result<(), ApiError> {

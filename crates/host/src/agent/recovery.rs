@@ -20,6 +20,7 @@ use crate::probe::Probes;
 use crate::protection::Protection;
 use crate::references::References;
 use crate::store::{Desired, Role, SavedVm, Store};
+use crate::user::QemuUsers;
 use crate::vm::{Condition, Places, UnaskedVm, Vm};
 
 /// How long a shadow's QEMU is asked whether its guest runs before pages are fetched for it: a guest that has not run is the source's,
@@ -63,20 +64,14 @@ struct Vcpus {
 impl Agent {
     /// An agent with the VMs of its predecessors.
     pub async fn open(config: Config) -> Result<Arc<Agent>, ApiError> {
-        let owner = match &config.qemu_user {
-            None => None,
-            Some(user) => Some(crate::user::look_up(user).map_err(|why| {
-                let mend = "correct qemu_user in the configuration";
-                ApiError::new(godwit_api::ErrorCode::InvalidRequest, format!("qemu_user: {why}"), mend)
-            })?),
-        };
+        let users = Arc::new(QemuUsers::of(&config)?);
         let protection = config.tls.as_ref().map(Protection::load).transpose().map_err(|error| {
             let mend = "correct [tls] in the configuration; `godwit pki` makes certificates";
             ApiError::new(godwit_api::ErrorCode::InvalidRequest, error.to_string(), mend)
         })?;
         let store = Store::open(&config.state_dir)?;
         let ram = RamDir::open(&config.ram_dir()).map_err(|error| ram_failed(&error))?;
-        let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), owner };
+        let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), users };
         places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
         let limits = HostLimits::new(&config);
         let host_bytes = crate::memory::total_bytes()

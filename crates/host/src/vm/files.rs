@@ -1,23 +1,32 @@
 //! What a VM's process has on this host, as paths; making them and removing them without a trace.
 //!
 //! ```text
-//! RUN_DIR/vms/NAME/      qmp.sock serial.sock console.log qemu.log qemu.pid    owned by QEMU's user
-//! RUN_DIR/trackers/      NAME.sock                                             root only
-//! RAM_DIR/NAME.I.ram     one file a shared memory block
+//! RUN_DIR/vms/NAME/      qmp.sock serial.sock console.log qemu.log qemu.pid qemu.user
+//! RUN_DIR/trackers/      NAME.sock
+//! RAM_DIR/NAME.I.ram     one file a shared memory block, of the VM's user
 //! RAM_DIR/NAME.missing   which of its pages are still at another host, while it runs without them
 //! RAM_DIR/NAME.unrun     it arrives, and has not been told to run: gone with the host's power, as all on a tmpfs
 //! ```
+//!
+//! All of it is closed to everybody but the agent, also to the VM's own QEMU, which inherits what it needs open: what lies here, the
+//! agent may believe. The memory alone belongs to the VM's user, who opens its descriptor once more.
 
 use std::fs::{self, DirBuilder, Permissions};
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use godwit_qemu::{Backing, ResolvedSpec};
+use godwit_qemu::{Accelerator, Backing, ResolvedSpec};
+
+use crate::kvm;
+use crate::user::{self, QemuUsers, User};
 
 /// How much of a memory file is given back to the kernel at once.
 const FREE_STEP_BYTES: u64 = 32 << 20;
+/// How much of QEMU's log is looked at for its last words.
+const LAST_WORDS_BYTES: u64 = 16 << 10;
 
 /// The directories that all VMs of an agent share.
 #[derive(Clone, Debug)]
@@ -26,19 +35,17 @@ pub(crate) struct Places {
     pub run_dir: PathBuf,
     /// The tmpfs for guest memory.
     pub ram_dir: PathBuf,
-    /// Who owns what QEMU opens; none: the agent's own user.
-    pub owner: Option<(u32, u32)>,
+    /// Whom QEMUs run as.
+    pub users: Arc<QemuUsers>,
 }
 
 impl Places {
-    /// Makes the shared directories. QEMU's user may pass through them, but list nothing.
+    /// Makes the shared directories, closed to everybody else.
     pub(crate) fn prepare(&self) -> io::Result<()> {
         fs::create_dir_all(&self.run_dir)?;
-        fs::set_permissions(&self.run_dir, Permissions::from_mode(0o711))?;
-        for (name, mode) in [("vms", 0o711), ("trackers", 0o700)] {
-            let path = self.run_dir.join(name);
+        for path in [self.run_dir.clone(), self.run_dir.join("vms"), self.run_dir.join("trackers")] {
             fs::create_dir_all(&path)?;
-            fs::set_permissions(&path, Permissions::from_mode(mode))?;
+            fs::set_permissions(&path, Permissions::from_mode(0o700))?;
         }
         Ok(())
     }
@@ -188,11 +195,22 @@ impl VmFiles {
     /// Makes the run directory afresh; what an earlier run left in it goes.
     pub fn make_dir(&self) -> io::Result<()> {
         remove_if_there(fs::remove_dir_all(&self.dir))?;
-        DirBuilder::new().mode(0o700).create(&self.dir)?;
-        if let Some((uid, gid)) = self.places.owner {
-            chown(&self.dir, Some(uid), Some(gid))?;
+        DirBuilder::new().mode(0o700).create(&self.dir)
+    }
+
+    /// Takes a user for the VM's QEMU, until its other files are removed. The run directory is there.
+    pub(crate) fn claim_user(&self, accel: Accelerator) -> io::Result<User> {
+        let user = self.places.users.claim(&self.places.run_dir.join("vms"), &self.name)?;
+        let is_its_own = matches!(*self.places.users, QemuUsers::Each(..));
+        Ok(if is_its_own && accel == Accelerator::Kvm { kvm::let_in(user) } else { user })
+    }
+
+    /// Gives the user back, if it has one. Its QEMU is gone.
+    fn release_user(&self) {
+        if let Some(uid) = user::noted(&self.dir) {
+            kvm::keep_out(|gone| gone == uid);
+            told(&self.dir, remove_if_there(user::forget(&self.dir)));
         }
-        Ok(())
     }
 
     /// Notes the process, so that the next agent finds it. The start time tells it from another process that got
@@ -213,7 +231,10 @@ impl VmFiles {
     /// between starting QEMU and noting it leaves one.
     #[must_use]
     pub fn find_process(&self) -> Option<(i32, u64)> {
-        let (memory, dir) = (self.memory(0), self.dir.join(""));
+        // QEMU's options have commas doubled.
+        let dir = self.dir.join("").to_string_lossy().replace(',', ",,");
+        // Where QEMU was started by an agent that named the memory by its path.
+        let (memory, dir) = (self.memory(0), PathBuf::from(dir));
         let ours = |arguments: &[u8]| {
             let has = |path: &Path| {
                 let path = path.as_os_str().as_bytes();
@@ -298,12 +319,18 @@ impl VmFiles {
         for path in self.memory_files() {
             told(&path, remove_if_there(fs::remove_file(&path)));
         }
+        self.release_user();
     }
 
     /// The last lines that QEMU wrote, for an error message: at most 5 lines and 1000 characters.
     #[must_use]
     pub fn last_words(&self) -> Option<String> {
-        let log = fs::read(self.qemu_log()).ok()?;
+        let mut file = fs::File::open(self.qemu_log()).ok()?;
+        // A QEMU that is not itself any more may have written any amount.
+        let end = file.seek(SeekFrom::End(0)).ok()?;
+        file.seek(SeekFrom::Start(end.saturating_sub(LAST_WORDS_BYTES))).ok()?;
+        let mut log = Vec::new();
+        file.take(LAST_WORDS_BYTES).read_to_end(&mut log).ok()?;
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let text = lines[lines.len().saturating_sub(5)..].join("; ");
@@ -366,11 +393,15 @@ fn shrink_in_steps(file: &fs::File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     fn places() -> (tempfile::TempDir, Places) {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places { run_dir: dir.path().join("run"), ram_dir: dir.path().join("ram"), owner: None };
+        let range = "1999970000-1999970009".parse().unwrap();
+        let users = Arc::new(QemuUsers::Each(range, Mutex::new(())));
+        let places = Places { run_dir: dir.path().join("run"), ram_dir: dir.path().join("ram"), users };
         fs::create_dir(&places.ram_dir).unwrap();
         places.prepare().unwrap();
         (dir, places)
@@ -409,6 +440,27 @@ mod tests {
         assert!(web.console_log().exists() && !web.dir.join("qmp.sock").exists() && web.read_pid().is_none());
         web.remove_all();
         web.remove_all();
+    }
+
+    #[test]
+    fn nobody_else_enters_and_a_user_is_free_again_with_the_files() {
+        let (_dir, places) = places();
+        let (web, db) = (places.vm("web"), places.vm("db"));
+        let claim = |files: &VmFiles| {
+            files.make_dir().unwrap();
+            files.claim_user(Accelerator::Tcg).unwrap()
+        };
+        let (first, second) = (claim(&web), claim(&db));
+        assert_ne!(first, second);
+        for dir in [&places.run_dir, &places.run_dir.join("vms"), &places.run_dir.join("trackers"), &web.dir]
+        {
+            assert_eq!(fs::metadata(dir).unwrap().permissions().mode() & 0o777, 0o700, "{}", dir.display());
+        }
+        web.remove_runtime();
+        assert_eq!(user::noted(&web.dir), None);
+        assert_eq!(claim(&web), first);
+        drop(StagedFiles::new(web.clone()));
+        assert_eq!(claim(&web), first);
     }
 
     #[test]

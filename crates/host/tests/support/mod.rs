@@ -71,7 +71,7 @@ impl TestHost {
         let at = dir.path().display();
         let text = format!(
             "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\nrun_dir = \"{at}/run\"\n\
-             qemu = \"/usr/bin/qemu-system-x86_64\"\ninsecure = true\n[networks.lan]\nbridge = \"br-test\"\n\
+             qemu = \"/usr/bin/qemu-system-x86_64\"\nvm_dirs = [\"{at}\"]\ninsecure = true\n[networks.lan]\nbridge = \"br-test\"\n\
              [networks.lost]\nbridge = \"br-lost\"\n[peers]\nb = \"http://127.0.0.1:9\"\n"
         );
         let config = Config::parse(&text, Path::new("test.toml")).unwrap();

@@ -4,25 +4,42 @@
 //! Objects, devices and disks are given as JSON (QEMU 7.2 takes it for all three), where a comma in a path is a comma.
 
 use std::ffi::OsString;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 
 use serde_json::{Value, json};
 
-use super::Launch;
-use crate::spec::{Accelerator, Backing, Disk, ResolvedSpec};
+use super::{CONSOLE_LOG, Launch, path_in_qemu};
+use crate::spec::{Accelerator, Backing, Disk, DiskFormat, ResolvedSpec};
 
 /// Where blocks of at least this size begin in QEMU's address space: only so can huge pages of the file be mapped as such.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// What QEMU gives up: system calls of another age, other users and groups, other programs, other priorities and affinities. Of these a
+/// VM needs none, by KVM or TCG, nor do migrations and the tracker's library (QEMU 7.2 to 10.0).
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+/// The descriptor set of the console's log.
+const CONSOLE_SET: RawFd = 1;
+/// That of a disk's file is this and the descriptor's number.
+const FIRST_FILE_SET: RawFd = 2;
 
-/// The numbers, in QEMU, of what it inherits for its monitor and console.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InheritedFds {
+/// The numbers, in QEMU, of what it inherits open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inherited {
     /// Listening socket of the monitor.
     pub qmp: RawFd,
     /// Listening socket of the console.
     pub serial: RawFd,
-    /// The console's log, open to append.
+    /// The console's log, to append.
     pub console_log: RawFd,
+    /// The files of the shared memory blocks, in the blocks' order.
+    pub ram: Vec<RawFd>,
+    /// The kernel.
+    pub kernel: Option<RawFd>,
+    /// Its initial RAM disk.
+    pub initrd: Option<RawFd>,
+    /// Of each disk its image, and what that is made on top of, with their formats.
+    pub disks: Vec<Vec<(RawFd, DiskFormat)>>,
+    /// Of each NIC its tap, and the kernel's vhost-net where that serves it.
+    pub taps: Vec<(RawFd, Option<RawFd>)>,
 }
 
 /// The id of memory block `index`, also the name of its block in a migration stream: never change it.
@@ -49,7 +66,7 @@ impl Arguments {
 impl Launch {
     /// The arguments, without the binary itself.
     #[must_use]
-    pub fn command_line(&self, fds: &InheritedFds) -> Vec<OsString> {
+    pub fn command_line(&self, fds: &Inherited) -> Vec<OsString> {
         let spec = &self.spec;
         let mut arguments = Arguments::default();
         for flag in ["-nodefaults", "-no-user-config"] {
@@ -60,14 +77,17 @@ impl Launch {
         if !spec.uuid.is_nil() {
             arguments.add("-uuid", spec.uuid.to_string());
         }
-        add_machine(&mut arguments, spec);
-        self.add_memory(&mut arguments);
-        add_consoles(&mut arguments, fds);
-        add_boot(&mut arguments, spec);
-        for (index, disk) in spec.disks.iter().enumerate() {
-            add_disk(&mut arguments, index, disk, spec.kernel.is_none());
+        if self.sandbox {
+            arguments.add("-sandbox", SANDBOX);
         }
-        self.add_nics(&mut arguments);
+        add_machine(&mut arguments, spec);
+        self.add_memory(&mut arguments, fds);
+        self.add_consoles(&mut arguments, fds);
+        add_boot(&mut arguments, spec, fds);
+        for (index, (disk, layers)) in spec.disks.iter().zip(&fds.disks).enumerate() {
+            add_disk(&mut arguments, index, (disk, layers), spec.kernel.is_none());
+        }
+        self.add_nics(&mut arguments, fds);
         for device in &spec.extra_devices {
             arguments.add("-device", device);
         }
@@ -80,10 +100,10 @@ impl Launch {
         arguments.0
     }
 
-    fn add_memory(&self, arguments: &mut Arguments) {
+    fn add_memory(&self, arguments: &mut Arguments, fds: &Inherited) {
         let spec = &self.spec;
         arguments.add("-m", format!("{}B", spec.memory_bytes()));
-        let mut files = self.ram_files.iter();
+        let mut files = fds.ram.iter();
         for (index, block) in spec.memory.iter().enumerate() {
             let mut object =
                 json!({"id": memory_id(index), "size": block.size.bytes(), "merge": false, "dump": false});
@@ -91,7 +111,7 @@ impl Launch {
                 Backing::Shared => {
                     object["qom-type"] = "memory-backend-file".into();
                     object["mem-path"] =
-                        files.next().map_or(Value::Null, |path| path.to_string_lossy().into());
+                        files.next().map_or(Value::Null, |number| path_in_qemu(*number).into());
                     object["share"] = true.into();
                     object["prealloc"] = false.into();
                     if block.size.bytes() >= HUGE_PAGE_BYTES {
@@ -114,12 +134,22 @@ impl Launch {
         }
     }
 
-    fn add_nics(&self, arguments: &mut Arguments) {
-        for (index, (nic, tap)) in self.spec.nics.iter().zip(&self.taps).enumerate() {
-            let number = tap.file.as_raw_fd();
+    fn add_consoles(&self, arguments: &mut Arguments, fds: &Inherited) {
+        // Its whole path as the set's name, which QEMU does nothing with: by it an agent finds the process of a VM again.
+        let log = self.run_dir.join(CONSOLE_LOG).to_string_lossy().replace(',', ",,");
+        arguments.add("-add-fd", format!("fd={},set={CONSOLE_SET},opaque={log}", fds.console_log));
+        arguments.add("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", fds.qmp));
+        arguments.add("-mon", "chardev=qmp,mode=control");
+        let log = format!("logfile=/dev/fdset/{CONSOLE_SET},logappend=on");
+        arguments.add("-chardev", format!("socket,id=serial0,fd={},server=on,wait=off,{log}", fds.serial));
+        arguments.add("-serial", "chardev:serial0");
+    }
+
+    fn add_nics(&self, arguments: &mut Arguments, fds: &Inherited) {
+        for (index, (nic, (number, vhost))) in self.spec.nics.iter().zip(&fds.taps).enumerate() {
             // What the kernel writes for vhost-net goes through QEMU's page tables, and is tracked (`ram::tracking`).
-            let served = match &tap.vhost {
-                Some(vhost) => format!("vhost=on,vhostfd={}", vhost.as_raw_fd()),
+            let served = match vhost {
+                Some(vhost) => format!("vhost=on,vhostfd={vhost}"),
                 None => "vhost=off".to_owned(),
             };
             arguments.add("-netdev", format!("tap,id=net{index},fd={number},{served}"));
@@ -159,19 +189,10 @@ fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
     arguments.add("-smp", spec.vcpus.to_string());
 }
 
-fn add_consoles(arguments: &mut Arguments, fds: &InheritedFds) {
-    arguments.add("-add-fd", format!("fd={},set=1,opaque=console.log", fds.console_log));
-    arguments.add("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", fds.qmp));
-    arguments.add("-mon", "chardev=qmp,mode=control");
-    let log = "logfile=/dev/fdset/1,logappend=on";
-    arguments.add("-chardev", format!("socket,id=serial0,fd={},server=on,wait=off,{log}", fds.serial));
-    arguments.add("-serial", "chardev:serial0");
-}
-
-fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec) {
-    for (option, path) in [("-kernel", &spec.kernel), ("-initrd", &spec.initrd)] {
-        if let Some(path) = path {
-            arguments.add(option, path.as_os_str());
+fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
+    for (option, number) in [("-kernel", fds.kernel), ("-initrd", fds.initrd)] {
+        if let Some(number) = number {
+            arguments.add(option, path_in_qemu(number));
         }
     }
     if let Some(cmdline) = &spec.cmdline {
@@ -179,23 +200,41 @@ fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec) {
     }
 }
 
-fn add_disk(arguments: &mut Arguments, index: usize, disk: &Disk, is_booted: bool) {
-    let (file, node) = (format!("disk{index}-file"), format!("disk{index}"));
+/// Adds a disk, given as its image and what that is made on top of: QEMU opens nothing that an image names.
+fn add_disk(
+    arguments: &mut Arguments,
+    index: usize,
+    (disk, layers): (&Disk, &[(RawFd, DiskFormat)]),
+    is_booted: bool,
+) {
     // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, and the dirty tracking does not see it. What
     // one host has cached of a shared disk QEMU flushes before, and drops after, the other host has it (file driver,
     // drop-cache=on). locking: the lock passes over with the VM.
     let cache = json!({"direct": false, "no-flush": false});
-    arguments.add_json(
-        "-blockdev",
-        &json!({"driver": "file", "node-name": file, "filename": disk.path, "locking": "on", "cache": cache,
-            "read-only": disk.readonly, "discard": "unmap"}),
-    );
-    arguments.add_json(
-        "-blockdev",
-        &json!({"driver": disk.format.name(), "node-name": node, "file": file, "cache": cache,
-            "read-only": disk.readonly, "discard": "unmap"}),
-    );
-    let mut device = json!({"driver": "virtio-blk-pci", "id": format!("virtio-{node}"), "drive": node});
+    let node = |depth: usize| match depth {
+        0 => format!("disk{index}"),
+        depth => format!("disk{index}-back{depth}"),
+    };
+    // The lowest first: what is named must be there.
+    for (depth, (number, format)) in layers.iter().enumerate().rev() {
+        // One set a file, numbered by its descriptor: no two have one.
+        let (set, file) = (number + FIRST_FILE_SET, format!("{}-file", node(depth)));
+        let readonly = disk.readonly || depth > 0;
+        arguments.add("-add-fd", format!("fd={number},set={set}"));
+        arguments.add_json(
+            "-blockdev",
+            &json!({"driver": "file", "node-name": file, "filename": format!("/dev/fdset/{set}"),
+                "locking": "on", "cache": cache, "read-only": readonly, "discard": "unmap"}),
+        );
+        let mut image = json!({"driver": format.name(), "node-name": node(depth), "file": file,
+            "cache": cache, "read-only": readonly, "discard": "unmap"});
+        if *format == DiskFormat::Qcow2 {
+            image["backing"] = layers.get(depth + 1).map_or(Value::Null, |_| node(depth + 1).into());
+        }
+        arguments.add_json("-blockdev", &image);
+    }
+    let mut device =
+        json!({"driver": "virtio-blk-pci", "id": format!("virtio-{}", node(0)), "drive": node(0)});
     if is_booted {
         device["bootindex"] = (index + 1).into();
     }

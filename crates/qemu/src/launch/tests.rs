@@ -8,7 +8,21 @@ use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
 use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
 
-const FDS: InheritedFds = InheritedFds { qmp: 10, serial: 11, console_log: 12 };
+fn fds(launch: &Launch) -> Inherited {
+    let spec = &launch.spec;
+    let shared = spec.memory.iter().filter(|block| block.backing == Backing::Shared).count();
+    let disks = (70..).step_by(5).zip(&spec.disks).map(|(number, disk)| vec![(number, disk.format)]);
+    Inherited {
+        qmp: 10,
+        serial: 11,
+        console_log: 12,
+        ram: (20..).take(shared).collect(),
+        kernel: spec.kernel.as_ref().map(|_| 40),
+        initrd: spec.initrd.as_ref().map(|_| 41),
+        disks: disks.collect(),
+        taps: vec![(50, None); spec.nics.len()],
+    }
+}
 
 fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
     let mut spec =
@@ -22,17 +36,23 @@ fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
         ram_files: (0..spec.memory.len()).map(|index| format!("/ram/web.{index}").into()).collect(),
         spec,
         qemu: "/q".into(),
-        run_dir: "/run/web".into(),
+        run_dir: "/run/a,b/web".into(),
+        files: OpenFiles::default(),
         taps: Vec::new(),
         tracker: None,
         user: None,
+        sandbox: true,
         incoming: false,
         paused: false,
     }
 }
 
 fn line(launch: &Launch) -> String {
-    let arguments = launch.command_line(&FDS);
+    line_with(launch, &fds(launch))
+}
+
+fn line_with(launch: &Launch, fds: &Inherited) -> String {
+    let arguments = launch.command_line(fds);
     arguments.iter().map(|argument| argument.to_str().unwrap()).collect::<Vec<_>>().join(" ")
 }
 
@@ -40,16 +60,18 @@ fn line(launch: &Launch) -> String {
 fn a_small_vm_has_this_command_line() {
     let expected = "-nodefaults -no-user-config -display none -name guest=web,debug-threads=on \
         -uuid 00000000-0000-0000-0000-000000000007 \
+        -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny \
         -machine pc-q35-7.2,suppress-vmdesc=on,dump-guest-core=off,mem-merge=off,usb=off,vmport=off,hpet=off,\
         smbus=off,graphics=off,sata=off,memory-backend=ram0 -accel tcg,thread=multi -cpu Westmere-v1,enforce=on \
         -smp 1 -m 1073741824B \
-        -object {\"align\":2097152,\"dump\":false,\"id\":\"ram0\",\"mem-path\":\"/ram/web.0\",\"merge\":false,\"prealloc\":false,\
+        -object {\"align\":2097152,\"dump\":false,\"id\":\"ram0\",\"mem-path\":\"/proc/self/fd/20\",\"merge\":false,\"prealloc\":false,\
         \"qom-type\":\"memory-backend-file\",\"share\":true,\"size\":1073741824} \
-        -add-fd fd=12,set=1,opaque=console.log -chardev socket,id=qmp,fd=10,server=on,wait=off \
+        -add-fd fd=12,set=1,opaque=/run/a,,b/web/console.log -chardev socket,id=qmp,fd=10,server=on,wait=off \
         -mon chardev=qmp,mode=control \
         -chardev socket,id=serial0,fd=11,server=on,wait=off,logfile=/dev/fdset/1,logappend=on \
-        -serial chardev:serial0 -kernel /boot/vmlinuz";
+        -serial chardev:serial0 -kernel /proc/self/fd/40";
     assert_eq!(line(&launch(|_| {})), expected);
+    assert!(!line(&Launch { sandbox: false, ..launch(|_| {}) }).contains("-sandbox"));
 }
 
 #[test]
@@ -71,40 +93,50 @@ fn several_blocks_become_nodes() {
 }
 
 #[test]
-fn disks_are_given_whole_whatever_their_path() {
-    let text = line(&launch(|spec| {
+fn disks_are_descriptors_and_so_is_what_they_are_made_of() {
+    let launch = launch(|spec| {
         spec.kernel = None;
         spec.disks = vec![
             Disk { path: "/srv/a,b=\"c\".img".into(), format: DiskFormat::Raw, readonly: false },
             Disk { path: "/srv/d.qcow2".into(), format: DiskFormat::Qcow2, readonly: true },
         ];
-    }));
+    });
+    let mut fds = fds(&launch);
+    fds.disks[1].extend([(76, DiskFormat::Qcow2), (77, DiskFormat::Raw)]);
+    let text = line_with(&launch, &fds);
     for part in [
-        r#""filename":"/srv/a,b=\"c\".img","locking":"on","node-name":"disk0-file","read-only":false"#,
+        r#"-add-fd fd=70,set=72"#,
+        r#""filename":"/dev/fdset/72","locking":"on","node-name":"disk0-file","read-only":false"#,
         r#""driver":"raw","file":"disk0-file","node-name":"disk0""#,
+        r#""filename":"/dev/fdset/79","locking":"on","node-name":"disk1-back2-file","read-only":true"#,
+        r#""driver":"raw","file":"disk1-back2-file","node-name":"disk1-back2","read-only":true"#,
         r#""driver":"qcow2","file":"disk1-file","node-name":"disk1","read-only":true"#,
         r#"{"bootindex":1,"drive":"disk0","driver":"virtio-blk-pci","id":"virtio-disk0"}"#,
     ] {
         assert!(text.contains(part), "{part} not in {text}");
     }
+    // What QEMU would look for in an image's header it is told, also that there is nothing.
+    for (backing, node) in [("\"disk1-back1\"", "disk1-file"), ("\"disk1-back2\"", "disk1-back1-file")] {
+        let image =
+            text.split(" -").find(|argument| argument.contains(&format!("\"file\":\"{node}\""))).unwrap();
+        assert!(image.contains(&format!("\"backing\":{backing}")), "{image}");
+    }
+    assert!(text.find("disk1-back2\"").unwrap() < text.find("\"disk1-file\"").unwrap());
+    assert!(!text.contains("/srv/"), "{text}");
+    let whole = line_with(&launch, &self::fds(&launch));
+    assert!(whole.contains(r#""backing":null"#), "{whole}");
 }
 
 #[test]
 fn a_nic_gets_its_tap() {
-    let mut launch = launch(|spec| {
+    let launch = launch(|spec| {
         let mac = Some("52:54:00:00:00:07".to_owned());
         spec.nics = vec![Nic { network: "lan".into(), mac, address: None }];
     });
-    let open = || OwnedFd::from(File::open("/dev/null").unwrap());
-    let file = open();
-    let number = file.as_raw_fd();
-    launch.taps.push(Tap { file, vhost: None });
     let text = line(&launch);
-    assert!(text.contains(&format!("-netdev tap,id=net0,fd={number},vhost=off")), "{text}");
-    let vhost = open();
-    let by_kernel = format!("-netdev tap,id=net0,fd={number},vhost=on,vhostfd={} ", vhost.as_raw_fd());
-    launch.taps[0].vhost = Some(vhost);
-    assert!(line(&launch).contains(&by_kernel), "{}", line(&launch));
+    assert!(text.contains("-netdev tap,id=net0,fd=50,vhost=off"), "{text}");
+    let by_kernel = line_with(&launch, &Inherited { taps: vec![(50, Some(51))], ..fds(&launch) });
+    assert!(by_kernel.contains("-netdev tap,id=net0,fd=50,vhost=on,vhostfd=51 "), "{by_kernel}");
     assert!(text.contains(r#""mac":"52:54:00:00:00:07","netdev":"net0","romfile":"""#), "{text}");
 }
 
@@ -115,7 +147,7 @@ fn a_paused_shadow_never_starts_by_itself() {
     let runs_on_arrival = Launch { incoming: true, ..launch(|_| {}) };
     assert!(line(&runs_on_arrival).ends_with("-incoming defer"));
     let paused = Launch { paused: true, ..launch(|_| {}) };
-    assert!(line(&paused).ends_with("/boot/vmlinuz -S"));
+    assert!(line(&paused).ends_with("/proc/self/fd/40 -S"));
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use godwit_qemu::{
-    Accel, AccelProbe, Accelerator, ByteSize, CONSOLE_LOG, Disk, DiskFormat, Launch, MemoryBlock, QemuInfo,
-    QemuProcess, ResolvedSpec, StartError, VmSpec, inspect, is_alive,
+    Accel, AccelProbe, Accelerator, ByteSize, CONSOLE_LOG, Disk, DiskFormat, Launch, MemoryBlock, OpenFiles,
+    QemuInfo, QemuProcess, ResolvedSpec, StartError, VmSpec, inspect, is_alive,
 };
 use tempfile::TempDir;
 
@@ -95,9 +95,11 @@ impl Bench {
             qemu: self.qemu.path.clone(),
             run_dir,
             ram_files,
+            files: OpenFiles::default(),
             taps: Vec::new(),
             tracker: None,
             user: None,
+            sandbox: true,
             incoming: false,
             paused: true,
         }
@@ -107,7 +109,8 @@ impl Bench {
         self.begin(self.launch(side, spec)).await
     }
 
-    pub(crate) async fn begin(&self, launch: Launch) -> Result<QemuProcess, StartError> {
+    pub(crate) async fn begin(&self, mut launch: Launch) -> Result<QemuProcess, StartError> {
+        launch.files = OpenFiles::open(&launch.spec).unwrap();
         let process = launch.start().await?;
         self.started.lock().unwrap().push((process.pid, process.start_time));
         Ok(process)

@@ -57,12 +57,13 @@ async fn a_qemu_that_ends_at_its_start_says_why() {
         "{error}"
     );
     assert!(error.mend().contains("device"));
+    std::fs::write(bench.path("vmlinuz"), "no kernel").unwrap();
     let spec = bench.spec(|spec| {
         spec.disks.clear();
-        spec.kernel = Some("/nowhere/vmlinuz".into());
+        spec.kernel = Some(bench.path("vmlinuz"));
     });
     let error = bench.start("a", &spec).await.unwrap_err();
-    assert!(error.mend().contains("kernel"), "{error}");
+    assert!(error.mend().contains("kernel"), "{error}: {}", error.mend());
     // The log of the failure before is not told again.
     assert!(!error.to_string().contains("no-such-device"), "{error}");
 }
@@ -70,6 +71,7 @@ async fn a_qemu_that_ends_at_its_start_says_why() {
 #[tokio::test]
 async fn a_missing_binary_or_folder_is_told() {
     let Some(bench) = Bench::new().await else { return };
+    bench.disk();
     let spec = bench.spec(|_| {});
     let mut launch = bench.launch("a", &spec);
     launch.qemu = "/nowhere/qemu".into();
@@ -137,17 +139,19 @@ async fn qemu_may_be_another_user_and_inherits_the_tracker() {
         return;
     }
     let (uid, gid) = (65534, 65534);
-    let disk = bench.disk();
+    bench.disk();
     let mut launch = bench.launch("a", &bench.spec(|_| {}));
-    std::fs::set_permissions(bench.path(""), PermissionsExt::from_mode(0o711)).unwrap();
-    for path in launch.ram_files.iter().chain([&disk, &launch.run_dir]) {
+    // All else is root's, in a folder that is closed to others.
+    for path in &launch.ram_files {
         chown(path, Some(uid), Some(gid)).unwrap();
     }
-    let listener = UnixListener::bind(bench.path("tracker.sock")).unwrap();
+    let (library, listener) = (bench.path("library.so"), bench.path("tracker.sock"));
+    // The dynamic linker says that it is none and goes on.
+    std::fs::write(&library, "").unwrap();
+    std::fs::set_permissions(&library, PermissionsExt::from_mode(0o644)).unwrap();
+    let listener = UnixListener::bind(listener).unwrap();
     let number = listener.as_raw_fd();
     launch.user = Some((uid, gid));
-    // The dynamic linker says that it isn't there and goes on.
-    let library = bench.path("no-library.so");
     launch.tracker = Some(Tracker { library: library.clone(), listener: listener.into(), peer_uid: 7 });
     let vm = bench.begin(launch).await.unwrap();
     let status = std::fs::read_to_string(format!("/proc/{}/status", vm.pid)).unwrap();
@@ -159,13 +163,14 @@ async fn qemu_may_be_another_user_and_inherits_the_tracker() {
     let environment = std::fs::read(format!("/proc/{}/environ", vm.pid)).unwrap();
     let variables: Vec<&str> =
         environment.split(|&byte| byte == 0).map(|text| std::str::from_utf8(text).unwrap()).collect();
-    for expected in [
-        format!("LD_PRELOAD={}", library.display()),
-        format!("GODWIT_TRACKER_FD={number}"),
-        "GODWIT_TRACKER_PEER_UID=7".to_owned(),
-    ] {
+    for expected in [format!("GODWIT_TRACKER_FD={number}"), "GODWIT_TRACKER_PEER_UID=7".to_owned()] {
         assert!(variables.contains(&expected.as_str()), "{expected} not in {variables:?}");
     }
+    let preloaded = variables.iter().find_map(|variable| variable.strip_prefix("LD_PRELOAD=/proc/self/fd/"));
+    let preloaded = format!("/proc/{}/fd/{}", vm.pid, preloaded.unwrap());
+    assert_eq!(std::fs::read_link(preloaded).unwrap(), library.canonicalize().unwrap());
+    assert!(status.lines().any(|line| line == "Seccomp:\t2"), "no sandbox: {status}");
+    assert!(status.lines().any(|line| line == "NoNewPrivs:\t1"), "{status}");
     let inherited = std::fs::read_link(format!("/proc/{}/fd/{number}", vm.pid)).unwrap();
     assert!(inherited.to_string_lossy().starts_with("socket:"));
     vm.qmp.cont().await.unwrap();

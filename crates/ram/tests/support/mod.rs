@@ -64,6 +64,12 @@ impl Bench {
         Arc::new(Region::create(&path, pages * 4096, Some(NOBODY)).expect("a region"))
     }
 
+    /// Lets the user nobody pass to the files of its own by their paths; a QEMU inherits them open instead.
+    pub(crate) fn let_pass(&self) {
+        let passable = std::fs::Permissions::from_mode(0o711);
+        std::fs::set_permissions(self.ram.path(), passable).expect("ours");
+    }
+
     /// A program or library, copied to where the user nobody can reach it.
     pub(crate) fn publish(&self, file: &Path) -> PathBuf {
         let copy = self.dir.path().join(file.file_name().expect("a file"));
@@ -170,6 +176,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn start(bench: &Bench, name: &str, files: &[&Path], how: Start) -> Writer {
+        bench.let_pass();
         let program = bench.publish(&writer());
         let library = bench.publish(&library());
         let socket = bench.socket(name);

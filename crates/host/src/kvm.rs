@@ -1,0 +1,207 @@
+//! /dev/kvm for the users of VMs: by the group that has it, where one has it; else by an entry of the user's own in its access
+//! list (acl(5)), which goes with the VM.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+use crate::user::User;
+
+const DEVICE: &str = "/dev/kvm";
+/// Where Linux keeps an access list: linux/posix_acl_xattr.h.
+const ATTRIBUTE: &str = "system.posix_acl_access";
+const VERSION: u32 = 2;
+const VERSION_BYTES: usize = 4;
+const ENTRY_BYTES: usize = 8;
+/// Entries of 8 bytes each; more than any device has.
+const MOST_BYTES: usize = VERSION_BYTES + ENTRY_BYTES * 4096;
+const READ_WRITE: u16 = 6;
+/// The number in an entry that is about nobody in particular.
+const NO_ID: u32 = u32::MAX;
+
+/// Kinds of entries, in the order in which the kernel wants them.
+const OWNER: u16 = 0x01;
+const NAMED_USER: u16 = 0x02;
+const GROUP: u16 = 0x04;
+const NAMED_GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHERS: u16 = 0x20;
+
+/// The user as which a QEMU may open /dev/kvm. What can't be had QEMU itself will tell.
+pub(crate) fn let_in(user: User) -> User {
+    let device = Path::new(DEVICE);
+    let Ok(metadata) = fs::metadata(device) else { return user };
+    match by_mode(metadata.mode(), metadata.gid()) {
+        Some(Way::Anybody) => return user,
+        Some(Way::Group(gid)) => return User { gid, ..user },
+        None => {}
+    }
+    if let Err(error) = change(device, |list| grant(list, user.uid)) {
+        tracing::warn!(uid = user.uid, %error, "{DEVICE} can't be opened for a VM's user");
+    }
+    user
+}
+
+/// Takes back what [`let_in`] gave to users, if anything: to all of whom `is_gone` says so.
+pub(crate) fn keep_out(is_gone: impl Fn(u32) -> bool) {
+    let device = Path::new(DEVICE);
+    let goes = |entry: &Entry| entry.kind == NAMED_USER && is_gone(entry.id);
+    // Most VMs have none: the list is read without its lock, as nobody else makes an entry for these users.
+    if !matches!(read(device), Ok(Some(list)) if list.iter().any(goes)) {
+        return;
+    }
+    if let Err(error) = change(device, |list| list.retain(|entry| !goes(entry))) {
+        tracing::warn!(%error, "{DEVICE} stays open for the users of VMs that are gone");
+    }
+}
+
+/// How a device is open to others than root.
+#[derive(Debug, PartialEq, Eq)]
+enum Way {
+    Anybody,
+    Group(u32),
+}
+
+/// Root's own group opens more than a device.
+fn by_mode(mode: u32, gid: u32) -> Option<Way> {
+    let whole = |shift: u32| (mode >> shift) & 0o6 == 0o6;
+    match () {
+        () if whole(0) => Some(Way::Anybody),
+        () if whole(3) && gid != 0 => Some(Way::Group(gid)),
+        () => None,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    kind: u16,
+    permissions: u16,
+    id: u32,
+}
+
+/// Gives a user the device. The mask bounds what all named users and groups have.
+fn grant(list: &mut Vec<Entry>, uid: u32) {
+    list.retain(|entry| entry.kind != MASK && (entry.kind != NAMED_USER || entry.id != uid));
+    list.push(Entry { kind: NAMED_USER, permissions: READ_WRITE, id: uid });
+    let bounded = list.iter().filter(|entry| matches!(entry.kind, NAMED_USER | GROUP | NAMED_GROUP));
+    let mask = bounded.fold(0, |all, entry| all | entry.permissions);
+    list.push(Entry { kind: MASK, permissions: mask, id: NO_ID });
+    list.sort_by_key(|entry| (entry.kind, entry.id));
+}
+
+/// Changes a file's list with its lock held, which other agents of this machine take as well.
+fn change(path: &Path, edit: impl FnOnce(&mut Vec<Entry>)) -> io::Result<()> {
+    let lock = File::options().read(true).write(true).open(path)?;
+    lock.lock()?;
+    let mut list = match read(path)? {
+        Some(list) => list,
+        None => of_mode(fs::metadata(path)?.mode()),
+    };
+    edit(&mut list);
+    Ok(rustix::fs::setxattr(path, ATTRIBUTE, &encode(&list), XattrFlags::empty())?)
+}
+
+/// The list that says the same as a mode.
+fn of_mode(mode: u32) -> Vec<Entry> {
+    let entry = |(kind, shift): (u16, u32)| Entry {
+        kind,
+        permissions: u16::try_from((mode >> shift) & 0o7).unwrap_or(0),
+        id: NO_ID,
+    };
+    [(OWNER, 6), (GROUP, 3), (OTHERS, 0)].map(entry).to_vec()
+}
+
+fn read(path: &Path) -> io::Result<Option<Vec<Entry>>> {
+    let mut bytes = vec![0; MOST_BYTES];
+    match rustix::fs::getxattr(path, ATTRIBUTE, &mut bytes) {
+        Ok(length) => {
+            bytes.truncate(length);
+            decode(&bytes).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        }
+        Err(Errno::NODATA) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn decode(bytes: &[u8]) -> Option<Vec<Entry>> {
+    let (version, entries) = bytes.split_at_checked(VERSION_BYTES)?;
+    let (entries, rest) = entries.as_chunks::<ENTRY_BYTES>();
+    (version == VERSION.to_le_bytes() && rest.is_empty()).then(|| {
+        let entry = |[k0, k1, p0, p1, id @ ..]: &[u8; ENTRY_BYTES]| Entry {
+            kind: u16::from_le_bytes([*k0, *k1]),
+            permissions: u16::from_le_bytes([*p0, *p1]),
+            id: u32::from_le_bytes(*id),
+        };
+        entries.iter().map(entry).collect()
+    })
+}
+
+fn encode(list: &[Entry]) -> Vec<u8> {
+    let mut bytes = VERSION.to_le_bytes().to_vec();
+    for entry in list {
+        bytes.extend(entry.kind.to_le_bytes());
+        bytes.extend(entry.permissions.to_le_bytes());
+        bytes.extend(entry.id.to_le_bytes());
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_has_it_where_one_has_it_that_is_not_roots() {
+        assert_eq!(by_mode(0o20666, 0), Some(Way::Anybody));
+        assert_eq!(by_mode(0o20660, 108), Some(Way::Group(108)));
+        assert_eq!(by_mode(0o20660, 0), None);
+        assert_eq!(by_mode(0o20640, 108), None);
+        assert_eq!(by_mode(0o20600, 0), None);
+    }
+
+    #[test]
+    fn a_user_is_let_in_and_kept_out_again() {
+        let mut list = of_mode(0o600);
+        grant(&mut list, 7);
+        grant(&mut list, 5);
+        grant(&mut list, 7);
+        let kinds: Vec<(u16, u16, u32)> =
+            list.iter().map(|entry| (entry.kind, entry.permissions, entry.id)).collect();
+        let expected = [
+            (OWNER, 6, NO_ID),
+            (NAMED_USER, 6, 5),
+            (NAMED_USER, 6, 7),
+            (GROUP, 0, NO_ID),
+            (MASK, 6, NO_ID),
+            (OTHERS, 0, NO_ID),
+        ];
+        assert_eq!(kinds, expected);
+        assert_eq!(decode(&encode(&list)), Some(list));
+        assert_eq!(decode(b"\x02\0\0\0123"), None);
+        assert_eq!(decode(b"\x01\0\0\0"), None);
+    }
+
+    #[test]
+    fn the_kernel_takes_the_list() {
+        let Ok(file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
+            eprintln!("skipped: no /dev/shm");
+            return;
+        };
+        match change(file.path(), |list| grant(list, 4711)) {
+            Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
+                eprintln!("skipped: no access lists in /dev/shm");
+                return;
+            }
+            changed => changed.unwrap(),
+        }
+        let list = read(file.path()).unwrap().unwrap();
+        assert!(list.iter().any(|entry| (entry.kind, entry.id) == (NAMED_USER, 4711)), "{list:?}");
+        change(file.path(), |list| list.retain(|entry| entry.id != 4711)).unwrap();
+        let left = read(file.path()).unwrap().unwrap_or_default();
+        assert!(left.iter().all(|entry| entry.kind != NAMED_USER), "{left:?}");
+    }
+}

@@ -1,0 +1,57 @@
+//! The agent's unix socket: root's alone, by its mode, by its directory's and, should both be opened wide, by who connects.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, Request};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::serve::IncomingStream;
+use godwit_api::{ApiError, ErrorCode};
+use tokio::net::UnixListener;
+
+use crate::server::routes::Refusal;
+
+/// Binds the socket. Under a name of its own first: nobody may connect before its mode is set.
+pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
+    if let Some(parent) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    }
+    let fresh = path.with_extension("new");
+    let _ = fs::remove_file(&fresh);
+    let listener = UnixListener::bind(&fresh)?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600))?;
+    // Replaces what an agent left that was killed.
+    fs::rename(&fresh, path)?;
+    Ok(listener)
+}
+
+/// The user at the other end, as the kernel knows it; none: it does not say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller(Option<u32>);
+
+impl Connected<IncomingStream<'_, UnixListener>> for Caller {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        Caller(stream.io().peer_cred().ok().map(|peer| peer.uid()))
+    }
+}
+
+/// Lets root's requests through, and those of the agent's own user.
+pub(super) async fn guard(
+    ConnectInfo(Caller(uid)): ConnectInfo<Caller>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let own = rustix::process::geteuid().as_raw();
+    if uid.is_some_and(|uid| uid == 0 || uid == own) {
+        return next.run(request).await;
+    }
+    tracing::warn!(?uid, "a request on the agent's socket was refused: is its directory open to others?");
+    let message = "the agent's socket is root's alone";
+    let mend =
+        "run this as root, or ask by https:// with an operator's certificate (`godwit pki issue --operator`)";
+    Refusal(ApiError::new(ErrorCode::Forbidden, message, mend)).into_response()
+}

@@ -1,0 +1,312 @@
+//! What keeps whom out on one host: the agent's socket, a VM's user, the tracker's socket, keys. docs/security.md names these tests.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use godwit_api::{Client, CreateVm, ErrorCode, VmInfo};
+use godwit_host::{Agent, RunError, TlsConfig};
+use godwit_pki::{Authority, Grant, Role};
+use godwit_qemu::{Accel, Disk, DiskFormat, VmSpec};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
+use rustix::process::{Gid, Pid, Uid};
+use support::TestHost;
+
+/// Somebody on the host who has no VM.
+const SOMEBODY: u32 = 1_999_960_000;
+
+/// Does something as another user, with no right of root's left.
+fn as_user<T: Send>(id: u32, act: impl FnOnce() -> T + Send) -> T {
+    let become_user = || {
+        rustix::thread::set_thread_groups(&[]).unwrap();
+        rustix::thread::set_thread_gid(Gid::from_raw(id)).unwrap();
+        rustix::thread::set_thread_uid(Uid::from_raw(id)).unwrap();
+    };
+    std::thread::scope(|scope| {
+        let acting = scope.spawn(|| {
+            become_user();
+            act()
+        });
+        acting.join().unwrap()
+    })
+}
+
+fn open_wide(path: &Path) {
+    fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+}
+
+/// The first line of the agent's answer to a request on its socket.
+fn ask(socket: &Path, request: &str) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.write_all(format!("{request} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer.lines().next().unwrap_or_default().to_owned())
+}
+
+async fn started(client: &Client, host: &TestHost, name: &str) -> VmInfo {
+    client.create_vm(&CreateVm { spec: host.spec(name), start: true }).await.unwrap()
+}
+
+/// What the kernel tells of a process: the words behind a key of its status.
+fn status(pid: i32, key: &str) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).unwrap();
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+fn user_of(vm: &VmInfo) -> u32 {
+    status(vm.pid.unwrap(), "Uid")[0].parse().unwrap()
+}
+
+/// Asks a tracker for a userfaultfd; the length of its answer.
+fn ask_tracker(socket: &Path) -> Result<usize, Errno> {
+    let connection = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
+    rustix::net::connect(&connection, &SocketAddrUnix::new(socket)?)?;
+    // One that has hung up already takes no request.
+    let sent = rustix::net::send(&connection, b"GWTK\x01\0\0\0", SendFlags::NOSIGNAL);
+    let mut answer = [0; 16];
+    let received = rustix::net::recv(&connection, &mut answer, RecvFlags::empty());
+    sent.and(received).map(|(length, _)| length).or_else(|errno| match errno {
+        Errno::PIPE | Errno::CONNRESET => Ok(0),
+        errno => Err(errno),
+    })
+}
+
+#[test]
+fn the_agents_socket_answers_root_alone_whatever_its_mode() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        let socket = &host.config.socket;
+        assert_eq!(fs::metadata(socket).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&host.config.run_dir).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&host.config.state_dir).unwrap().mode() & 0o777, 0o700);
+        let refused = as_user(SOMEBODY, || ask(socket, "GET /v1/host")).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+        open_wide(host.path());
+        open_wide(socket);
+        for request in ["GET /v1/host", "GET /v1/vms", "DELETE /v1/vms/web", "GET /v1/nonsense"] {
+            let answer = as_user(SOMEBODY, || ask(socket, request)).unwrap();
+            assert!(answer.contains(" 403 "), "{request}: {answer}");
+        }
+        assert_eq!(client.host().await.unwrap().name, "a");
+    });
+}
+
+#[test]
+fn each_qemu_has_a_user_of_its_own_and_gives_up_what_it_never_needs() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        let vms = [started(&client, &host, "web").await, started(&client, &host, "db").await];
+        let users = [user_of(&vms[0]), user_of(&vms[1])];
+        assert_ne!(users[0], users[1]);
+        for (vm, user) in vms.iter().zip(users) {
+            let pid = vm.pid.unwrap();
+            for key in ["Uid", "Gid"] {
+                assert_eq!(status(pid, key), vec![user.to_string(); 4], "{key}");
+            }
+            assert!(user > 65_535 && status(pid, "Groups").is_empty());
+            assert!(
+                ["CapInh", "CapPrm", "CapEff", "CapAmb"]
+                    .iter()
+                    .all(|key| status(pid, key)[0].trim_matches('0').is_empty())
+            );
+            assert_eq!(
+                (status(pid, "Seccomp"), status(pid, "NoNewPrivs")),
+                (vec!["2".to_owned()], vec!["1".to_owned()])
+            );
+            let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+            let cores = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+            assert_eq!(cores.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"], "{cores}");
+            let filter = fs::read_to_string(format!("/proc/{pid}/coredump_filter")).unwrap();
+            assert_eq!(filter.trim().trim_start_matches('0'), "", "a core would hold memory");
+        }
+        // Stopped and started again it has a user, and nobody else's.
+        client.stop_vm("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        assert!(!host.config.run_dir.join("vms/web/qemu.user").exists());
+        let again = client.start_vm("web", godwit_api::StartVm::default()).await.unwrap();
+        assert_ne!(user_of(&again), users[1]);
+    });
+}
+
+#[test]
+fn a_vms_user_reaches_nothing_of_another_vm_or_of_the_agent() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        let (web, db) = (started(&client, &host, "web").await, started(&client, &host, "db").await);
+        let (user, other) = (user_of(&web), db.pid.unwrap());
+        // As far as anybody gets: the directory above all of these is open.
+        open_wide(host.path());
+        let run = &host.config.run_dir;
+        let files =
+            ["vms/db/qemu.log", "vms/db/console.log", "vms/db/qemu.pid", "vms/db/qemu.user", "ram/db.0.ram"];
+        let mut closed: Vec<PathBuf> = files.iter().map(|file| run.join(file)).collect();
+        closed.extend([run.join("ram"), run.join("vms"), host.config.state_dir.join("vms/db/vm.json")]);
+        assert!(closed.iter().all(|path| path.exists()), "{closed:?}");
+        closed.extend(
+            ["mem", "maps", "environ", "fd", "pagemap"].map(|file| format!("/proc/{other}/{file}").into()),
+        );
+        let opened =
+            as_user(user, || closed.iter().filter(|path| fs::File::open(path).is_ok()).collect::<Vec<_>>());
+        assert_eq!(opened, Vec::<&PathBuf>::new());
+        // Its memory alone belongs to it, and that nobody else may read though he came so far.
+        let memory = fs::metadata(run.join("ram/web.0.ram")).unwrap();
+        assert_eq!((memory.uid(), memory.mode() & 0o777), (user, 0o600));
+        for socket in ["vms/db/qmp.sock", "vms/db/serial.sock", "vms/web/qmp.sock"] {
+            let refused = as_user(user, || UnixStream::connect(run.join(socket))).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied, "{socket}");
+        }
+        let signal = as_user(user, || rustix::process::test_kill_process(Pid::from_raw(other).unwrap()));
+        assert_eq!(signal, Err(Errno::PERM));
+    });
+}
+
+#[test]
+fn a_vms_user_has_kvm_while_its_vm_runs_and_no_longer() {
+    let Some(host) = TestHost::new() else { return };
+    if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
+        eprintln!("skipped: /dev/kvm: {error}");
+        return;
+    }
+    // One that nothing of KVM is asked for: whatever guests it runs, QEMU opens it.
+    let spec =
+        VmSpec { accel: Accel::Kvm, cpu_model: Some("qemu32,enforce=off".to_owned()), ..host.spec("web") };
+    let list = || {
+        let mut list = vec![0; 4096];
+        let length = rustix::fs::getxattr("/dev/kvm", "system.posix_acl_access", &mut list).unwrap_or(0);
+        list.truncate(length);
+        list
+    };
+    host.with_agent(async |client| {
+        let vm = client.create_vm(&CreateVm { spec, start: true }).await.unwrap();
+        let (pid, user) = (vm.pid.unwrap(), user_of(&vm));
+        assert_ne!(user, 0);
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        let opened = files
+            .filter_map(|file| fs::read_link(file.path()).ok())
+            .any(|path| path == Path::new("/dev/kvm"));
+        assert!(opened, "it runs without");
+        client.stop_vm("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        let has_entry = list().windows(4).any(|bytes| bytes == user.to_le_bytes());
+        assert!(!has_entry, "its user may still open /dev/kvm");
+    });
+}
+
+#[test]
+fn a_tracker_answers_its_agents_user_alone() {
+    let Some(mut host) = TestHost::new() else { return };
+    let library = std::env::current_exe().unwrap().with_file_name("").join("../libgodwit_tracker.so");
+    if !library.exists() {
+        eprintln!("skipped: no tracker library has been built");
+        return;
+    }
+    host.config.tracker = Some(library.canonicalize().unwrap());
+    host.with_agent(async |client| {
+        let web = started(&client, &host, "web").await;
+        let (trackers, socket) =
+            (host.config.run_dir.join("trackers"), host.config.run_dir.join("trackers/web.sock"));
+        assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(as_user(SOMEBODY, || ask_tracker(&socket)), Err(Errno::ACCESS));
+        for path in [host.path(), &host.config.run_dir, &trackers, &socket] {
+            open_wide(path);
+        }
+        // Strangers, and whoever broke out of that very VM, are hung up on.
+        for user in [SOMEBODY, user_of(&web)] {
+            assert_eq!(as_user(user, || ask_tracker(&socket)), Ok(0), "user {user} had an answer");
+        }
+        assert_eq!(ask_tracker(&socket), Ok(8));
+    });
+}
+
+#[test]
+fn a_key_that_others_may_read_keeps_the_agent_from_starting() {
+    let Some(mut host) = TestHost::new() else { return };
+    let authority = Authority::create(&host.path().join("pki"), "test", 30).unwrap();
+    let grant = Grant { name: "a".to_owned(), role: Role::Host, addresses: Vec::new(), days: 30 };
+    let own = authority.issue(&grant).unwrap();
+    fs::set_permissions(&own.key, Permissions::from_mode(0o644)).unwrap();
+    host.config.insecure = false;
+    host.config.peers.clear();
+    host.config.tls =
+        Some(TlsConfig { authority: authority.certificate(), certificate: own.certificate, key: own.key });
+    host.run(async {
+        let RunError::State(error) = godwit_host::run(host.config.clone()).await.unwrap_err() else {
+            panic!("another error");
+        };
+        assert!(
+            error.message.contains("can be read by others") && error.message.contains("chmod 600"),
+            "{error}"
+        );
+        assert_eq!(error.code, ErrorCode::InvalidRequest);
+    });
+}
+
+#[test]
+fn another_host_names_no_file_that_is_not_for_vms() {
+    let Some(mut host) = TestHost::new() else { return };
+    let (images, elsewhere) = (host.path().join("images"), host.path().join("elsewhere"));
+    for dir in [&images, &elsewhere] {
+        fs::create_dir(dir).unwrap();
+        fs::write(dir.join("disk"), vec![0; 1 << 20]).unwrap();
+        fs::copy(host.path().join("guest"), dir.join("guest")).unwrap();
+    }
+    std::os::unix::fs::symlink(elsewhere.join("disk"), images.join("link")).unwrap();
+    host.config.vm_dirs = vec![images.clone()];
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let guest = async |kernel: PathBuf, disk: Option<PathBuf>, readonly| {
+            let disks =
+                disk.into_iter().map(|path| Disk { path, format: DiskFormat::Raw, readonly }).collect();
+            let spec = VmSpec { kernel: Some(kernel), disks, ..host.spec("web") };
+            agent.resolve(spec).await.unwrap()
+        };
+        let (ours, theirs) = (images.join("guest"), elsewhere.join("guest"));
+        for (kernel, disk, readonly) in [
+            (&ours, Some(elsewhere.join("disk")), false),
+            (&ours, Some(elsewhere.join("disk")), true),
+            (&ours, Some(images.join("link")), false),
+            (&theirs, None, false),
+        ] {
+            let spec = guest(kernel.clone(), disk.clone(), readonly).await;
+            let refused = agent.prepare_incoming(spec, 2, "b", false).await.unwrap_err();
+            assert_eq!(refused.code, ErrorCode::Preflight, "{kernel:?} {disk:?}");
+            assert!(refused.message.contains("opens for no guest of another host"), "{refused}");
+            assert!(refused.mend.contains("vm_dirs"), "{refused}");
+        }
+        // What everybody on the host can read is no secret of it; to write is another matter.
+        open_wide(host.path());
+        for path in [&elsewhere, &elsewhere.join("disk"), &elsewhere.join("guest")] {
+            open_wide(path);
+        }
+        let spec = guest(ours.clone(), Some(elsewhere.join("disk")), false).await;
+        assert!(agent.prepare_incoming(spec, 2, "b", false).await.is_err());
+        for (kernel, disk) in [(&theirs, elsewhere.join("disk")), (&ours, images.join("disk"))] {
+            let readonly = disk.starts_with(&elsewhere);
+            let spec = guest(kernel.clone(), Some(disk), readonly).await;
+            let shadow = agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
+            agent.discard(&shadow).await;
+        }
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_program_that_others_may_change_is_not_started_as_qemu() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        let program = host.path().join("qemu");
+        fs::copy("/usr/bin/qemu-system-x86_64", &program).unwrap();
+        // /tmp is everybody's: what lies below may be replaced.
+        let mut spec = host.spec("web");
+        spec.qemu = Some(program);
+        let refused = client.create_vm(&CreateVm { spec, start: false }).await.unwrap_err();
+        assert!(refused.to_string().contains("others than root may change it"), "{refused}");
+    });
+}

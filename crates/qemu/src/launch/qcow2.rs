@@ -1,0 +1,210 @@
+//! What a qcow2 image says it is made on top of: the few fields of its header that name other files (QEMU's
+//! docs/interop/qcow2.txt). Pure. A guest can't write here, but who made the image could write anything: every offset is bounded.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::spec::DiskFormat;
+
+/// How much of an image is looked at: the header, its extensions and the name, all in the first cluster, of at most 2 MiB.
+pub(super) const HEAD_BYTES: u64 = 2 << 20;
+const MAGIC: [u8; 4] = *b"QFI\xfb";
+/// Length of the header before version 3, which has no feature bits.
+const HEADER_V2_BYTES: u32 = 72;
+/// "The external data file bit" among the incompatible features.
+const EXTERNAL_DATA: u64 = 1 << 2;
+/// The header extension with the backing file's format.
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+/// The longest name that QEMU takes.
+const MOST_NAME_BYTES: u32 = 1023;
+
+/// What an image is made on top of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Backing {
+    /// As the header names it.
+    pub(super) file: String,
+    /// Its format.
+    pub(super) format: DiskFormat,
+}
+
+/// Why an image can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// It can't be read.
+    #[error("it can't be read: {0}")]
+    Read(#[from] io::Error),
+    /// It has another format.
+    #[error("it is not in qcow2 format")]
+    NotQcow2,
+    /// Its header makes no sense.
+    #[error("its header is garbled")]
+    Garbled,
+    /// It does not say what it is made on top of.
+    #[error("it does not say in which format its backing file \"{file}\" is")]
+    NoBackingFormat {
+        /// The backing file.
+        file: String,
+    },
+    /// The backing file is something that this host does not open.
+    #[error("its backing file \"{file}\" ({format}) is neither a file in raw nor one in qcow2 format")]
+    Unsupported {
+        /// The backing file.
+        file: String,
+        /// Its format.
+        format: String,
+    },
+    /// Its data is elsewhere.
+    #[error("it keeps its data in another file")]
+    ExternalData,
+}
+
+impl ImageError {
+    pub(super) fn mend(&self) -> &'static str {
+        match self {
+            ImageError::Read(_) | ImageError::Garbled => "see `qemu-img check`",
+            ImageError::NotQcow2 => "give the format that the disk image really has",
+            ImageError::NoBackingFormat { .. } => {
+                "say it with `qemu-img rebase -u -b FILE -F FORMAT`: guessed, a guest could make QEMU open any file"
+            }
+            ImageError::Unsupported { .. } | ImageError::ExternalData => {
+                "make one whole image of it with `qemu-img convert`"
+            }
+        }
+    }
+}
+
+/// Reads the head of an image; none: it is whole.
+pub(super) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
+    if head.get(..4) != Some(&MAGIC) {
+        return Err(ImageError::NotQcow2);
+    }
+    let version = u32_at(head, 4)?;
+    let (offset, length) = (u64_at(head, 8)?, u32_at(head, 16)?);
+    let header_bytes = if version >= 3 { u32_at(head, 100)? } else { HEADER_V2_BYTES };
+    if version >= 3 && u64_at(head, 72)? & EXTERNAL_DATA != 0 {
+        return Err(ImageError::ExternalData);
+    }
+    if offset == 0 {
+        return Ok(None);
+    }
+    if length > MOST_NAME_BYTES {
+        return Err(ImageError::Garbled);
+    }
+    let name = slice_at(head, usize::try_from(offset).map_err(|_| ImageError::Garbled)?, length)?;
+    let file = String::from_utf8(name.to_vec()).map_err(|_| ImageError::Garbled)?;
+    let format = backing_format(head, header_bytes as usize, offset)?;
+    let Some(format) = format else { return Err(ImageError::NoBackingFormat { file }) };
+    let known = [DiskFormat::Raw, DiskFormat::Qcow2].into_iter().find(|known| known.name() == format);
+    // `json:` and `nbd://` are QEMU's to open, by its own rights.
+    match known.filter(|_| !is_protocol(&file)) {
+        Some(format) => Ok(Some(Backing { file, format })),
+        None => Err(ImageError::Unsupported { file, format }),
+    }
+}
+
+/// Walks the header's extensions, which end before the backing file's name.
+fn backing_format(head: &[u8], mut at: usize, end: u64) -> Result<Option<String>, ImageError> {
+    let end = usize::try_from(end).map_err(|_| ImageError::Garbled)?;
+    while at + 8 <= end {
+        let (kind, length) = (u32_at(head, at)?, u32_at(head, at + 4)?);
+        if kind == 0 {
+            break;
+        }
+        if kind == BACKING_FORMAT {
+            let text = slice_at(head, at + 8, length)?;
+            return Ok(Some(String::from_utf8_lossy(text).into_owned()));
+        }
+        at = (length as usize)
+            .checked_next_multiple_of(8)
+            .and_then(|bytes| at.checked_add(8 + bytes))
+            .ok_or(ImageError::Garbled)?;
+    }
+    Ok(None)
+}
+
+/// A colon before any slash (QEMU's `path_has_protocol`).
+fn is_protocol(file: &str) -> bool {
+    file.find([':', '/']).is_some_and(|at| file[at..].starts_with(':'))
+}
+
+/// A backing file's path: relative to the image that names it.
+pub(super) fn resolve(image: &Path, backing: &str) -> PathBuf {
+    image.parent().unwrap_or(Path::new("/")).join(backing)
+}
+
+fn slice_at(head: &[u8], at: usize, length: u32) -> Result<&[u8], ImageError> {
+    let end = at.checked_add(length as usize).ok_or(ImageError::Garbled)?;
+    head.get(at..end).ok_or(ImageError::Garbled)
+}
+
+fn u32_at(head: &[u8], at: usize) -> Result<u32, ImageError> {
+    let bytes = slice_at(head, at, 4)?.try_into().map_err(|_| ImageError::Garbled)?;
+    Ok(u32::from_be_bytes(bytes))
+}
+
+fn u64_at(head: &[u8], at: usize) -> Result<u64, ImageError> {
+    let bytes = slice_at(head, at, 8)?.try_into().map_err(|_| ImageError::Garbled)?;
+    Ok(u64::from_be_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// As `qemu-img create` lays it out.
+    fn head(backing: &str, format: Option<&str>) -> Vec<u8> {
+        let mut head = vec![0; 4096];
+        head[..4].copy_from_slice(&MAGIC);
+        head[4..8].copy_from_slice(&3_u32.to_be_bytes());
+        head[100..104].copy_from_slice(&112_u32.to_be_bytes());
+        if !backing.is_empty() {
+            head[8..16].copy_from_slice(&1024_u64.to_be_bytes());
+            head[16..20].copy_from_slice(&u32::try_from(backing.len()).unwrap().to_be_bytes());
+            head[1024..1024 + backing.len()].copy_from_slice(backing.as_bytes());
+        }
+        if let Some(format) = format {
+            // Behind one of another kind.
+            head[112..120].copy_from_slice(&[0x68, 0x03, 0xf8, 0x57, 0, 0, 0, 3]);
+            head[128..132].copy_from_slice(&BACKING_FORMAT.to_be_bytes());
+            head[132..136].copy_from_slice(&u32::try_from(format.len()).unwrap().to_be_bytes());
+            head[136..136 + format.len()].copy_from_slice(format.as_bytes());
+        }
+        head
+    }
+
+    #[test]
+    fn an_image_says_what_it_is_made_on_top_of() {
+        assert_eq!(backing(&head("", None)).unwrap(), None);
+        let found = backing(&head("base.img", Some("raw"))).unwrap().unwrap();
+        assert_eq!(found, Backing { file: "base.img".to_owned(), format: DiskFormat::Raw });
+        assert_eq!(resolve(Path::new("/srv/vm/top.qcow2"), "base.img"), Path::new("/srv/vm/base.img"));
+        assert_eq!(resolve(Path::new("/srv/vm/top.qcow2"), "/img/base"), Path::new("/img/base"));
+    }
+
+    #[test]
+    fn what_would_be_guessed_or_opened_otherwise_is_refused() {
+        let refused = |head: &[u8]| backing(head).unwrap_err();
+        assert!(matches!(refused(&head("base.img", None)), ImageError::NoBackingFormat { .. }));
+        assert!(matches!(refused(&head("base.img", Some("vmdk"))), ImageError::Unsupported { .. }));
+        assert!(matches!(refused(&head("nbd://h/x", Some("raw"))), ImageError::Unsupported { .. }));
+        assert!(matches!(refused(&head("json:{}", Some("raw"))), ImageError::Unsupported { .. }));
+        assert!(matches!(refused(b"not an image"), ImageError::NotQcow2));
+        let mut external = head("", None);
+        external[79] = 4;
+        assert!(matches!(refused(&external), ImageError::ExternalData));
+    }
+
+    proptest! {
+        #[test]
+        fn no_header_makes_it_read_elsewhere(changes in prop::collection::vec((4_usize..200, any::<u8>()), 0..20), length in 0_usize..4096) {
+            let mut head = head("base.img", Some("raw"));
+            for (at, byte) in changes {
+                head[at] = byte;
+            }
+            head.truncate(length);
+            let _ = backing(&head);
+        }
+    }
+}
