@@ -13,6 +13,8 @@ mod lies;
 mod moment;
 mod moving;
 mod oom;
+mod random;
+mod soak;
 mod stage;
 mod verdict;
 
@@ -21,4 +23,6 @@ pub use clock::build_clock;
 pub use fault::Fault;
 pub use lies::{LieReport, lies};
 pub use moment::Moment;
+pub use soak::{SoakPlan, SoakReport, soak};
 pub use stage::{CellReport, Stage, StagePlan};
+pub use verdict::{remove_ended, settled};

@@ -91,7 +91,8 @@ impl<'a> Blow<'a> {
             }
             Fault::SlowLink => {
                 moving.report(VERDICT_LIMIT);
-                self.rate(super::stage::LINK)
+                let usual = self.trial.options().link.context("this lab's links have no rate")?;
+                self.rate(&usual.to_string())
             }
             Fault::SourceDiskFull | Fault::DestinationDiskFull => {
                 let host = if self.fault == Fault::SourceDiskFull { source } else { destination };
@@ -144,7 +145,7 @@ impl<'a> Blow<'a> {
 
     /// Leaves room for a few pages more than there are.
     fn narrow_ram(&self) -> Result<()> {
-        let used = rustix::fs::statvfs(&self.ram())?;
+        let used = rustix::fs::statvfs(self.ram())?;
         let used_bytes = (used.f_blocks - used.f_bfree) * used.f_frsize;
         self.remount_ram(&(used_bytes + LAST_BYTES).to_string())
     }

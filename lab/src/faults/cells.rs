@@ -69,9 +69,11 @@ impl Cell {
         use Place::{Destination, Nowhere, Source};
         let Cell { moment, fault } = self;
         match fault {
+            // All that the destination needs has left the source already, or the agent has it still.
+            Fault::KillSourceQemu if matches!(moment, Moment::LastPages | Moment::PageIn) => {
+                &[Destination, Nowhere]
+            }
             Fault::KillSourceQemu if moment.is_before_commit() => &[Nowhere],
-            // The pages that the guest lacked went with it, but for those that were there already.
-            Fault::KillSourceQemu if moment == Moment::PageIn => &[Destination, Nowhere],
             Fault::KillDestinationQemu if moment.has_run_there() => &[Nowhere],
             Fault::KillDestinationQemu => &[Source],
             Fault::KillSourceAgent | Fault::KillDestinationAgent if moment.is_before_commit() => &[Source],

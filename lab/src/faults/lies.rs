@@ -17,6 +17,7 @@ use godwit_wire::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::random::Random;
 use crate::namespace::in_namespace;
 use crate::options::LabOptions;
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, request_to, until};
@@ -285,30 +286,5 @@ fn anything(random: &mut Random) -> Message {
         18 => Message::PageInReady { able: random.below(2) == 0 },
         19 => Message::Remaining { runs: runs(random) },
         _ => Message::RemainingEnd { pages: random.number() },
-    }
-}
-
-/// `SplitMix64` (Steele, Lea, Flood 2014): each seed its own sequence.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next()).unwrap_or(0) % bound
-    }
-
-    /// One that could be right as often as one that can't.
-    fn number(&mut self) -> u64 {
-        match self.below(3) {
-            0 => self.next() % 8,
-            1 => self.next() % 40_000,
-            _ => self.next(),
-        }
     }
 }

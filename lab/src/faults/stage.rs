@@ -219,7 +219,7 @@ impl Scene {
         let struck = self.strike(cell, &source, destination);
         let settled = struck.and_then(|report| {
             findings.told.extend(report.iter().map(told_of));
-            Ok((report, verdict::settled(&self.trial, &mut findings.told)?))
+            Ok((report, verdict::settled(&self.trial, VM, &mut findings.told)?))
         });
         let watched = watch.end();
         let (report, host) = settled?;
@@ -233,7 +233,7 @@ impl Scene {
         match host {
             Some(host) => self.guest.iter_mut().for_each(|guest| guest.host.clone_from(&host)),
             None => {
-                verdict::remove_dead(&self.trial)?;
+                verdict::remove_ended(&self.trial, VM)?;
                 self.guest = None;
                 for (host, clean) in ["a", "b"].iter().zip(&self.clean) {
                     self.trial.expect_traces(host, clean).context("after the VM that ended was deleted")?;

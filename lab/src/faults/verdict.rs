@@ -7,17 +7,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use godwit_api::{ClientError, ErrorCode, VmInfo, VmState};
 
-use super::stage::VM;
 use crate::trial::{LIMIT, Trial, until};
 
 /// How long agents may take to agree once all is mended, without an operator's hand.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits until both agents agree where the guest is: it runs on one host and the other knows nothing of it, or it has ended and its host
-/// says so. What is said of a VM that is not well is added to `told`.
-pub(super) fn settled(trial: &Trial, told: &mut Vec<String>) -> Result<Option<String>> {
+/// says so. What is said of a VM that is not well is added to `told`. Gives the host that runs it; none: it has ended.
+///
+/// # Errors
+/// They do not within a minute.
+pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option<String>> {
     let settled = until("both agents agree where the guest is", AGREE_LIMIT, || {
-        let infos = infos(trial)?;
+        let infos = infos(trial, vm)?;
         let running: Vec<&VmInfo> = infos.iter().filter(|info| is_well(info)).collect();
         let ended =
             |info: &VmInfo| matches!(info.state, VmState::Failed | VmState::Stopped) && !info.in_doubt;
@@ -28,7 +30,7 @@ pub(super) fn settled(trial: &Trial, told: &mut Vec<String>) -> Result<Option<St
         }
     });
     if !matches!(settled, Ok(Some(_))) {
-        told.extend(infos(trial).iter().flatten().filter(|info| !is_well(info)).map(describe_one));
+        told.extend(infos(trial, vm).iter().flatten().filter(|info| !is_well(info)).map(describe_one));
     }
     settled
 }
@@ -38,10 +40,10 @@ fn is_well(info: &VmInfo) -> bool {
 }
 
 /// What the hosts know of the VM; those that know nothing are left out.
-fn infos(trial: &Trial) -> Result<Vec<VmInfo>> {
+fn infos(trial: &Trial, vm: &str) -> Result<Vec<VmInfo>> {
     let mut infos = Vec::new();
     for host in trial.hosts() {
-        match trial.vm(&host, VM) {
+        match trial.vm(&host, vm) {
             Ok(info) => infos.push(info),
             Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("host {host}")),
@@ -69,11 +71,14 @@ fn describe_one(info: &VmInfo) -> String {
 }
 
 /// Deletes a VM that has ended, wherever it is known.
-pub(super) fn remove_dead(trial: &Trial) -> Result<()> {
-    for info in infos(trial)? {
+///
+/// # Errors
+/// An agent says no.
+pub fn remove_ended(trial: &Trial, vm: &str) -> Result<()> {
+    for info in infos(trial, vm)? {
         let agent = trial.agent(&info.host);
         trial
-            .ask(agent.delete_vm(VM))
+            .ask(agent.delete_vm(vm))
             .with_context(|| format!("{} can't be deleted", describe_one(&info)))?;
     }
     Ok(())
