@@ -34,7 +34,7 @@ impl<'a> Moving<'a> {
             let id = trial.ask(agent.migrate(vm, request))?.id;
             return Ok(Moving { trial, from: from.to_owned(), id, cli: None });
         }
-        let known = trial.ask(agent.migrations())?.len();
+        let known: Vec<String> = trial.ask(agent.migrations())?.into_iter().map(|status| status.id).collect();
         let mut command = trial.godwit_command(&["migrate", vm, "--to", &request.to, "--references", "none"]);
         if request.page_in == PageInUse::Now {
             command.arg("--page-in");
@@ -42,9 +42,8 @@ impl<'a> Moving<'a> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let cli = command.spawn().context("godwit migrate does not start")?;
         let id = until("the command has begun a migration", LIMIT, || {
-            let all = trial.ask(agent.migrations())?;
-            // The newest is the last; those before are over.
-            Ok((all.len() > known).then(|| all.last().map(|newest| newest.id.clone())).flatten())
+            let all = trial.ask(agent.migrations())?.into_iter();
+            Ok(all.map(|status| status.id).find(|id| !known.contains(id)))
         })?;
         Ok(Moving { trial, from: from.to_owned(), id, cli: Some(cli) })
     }

@@ -154,7 +154,7 @@ pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Opt
 fn plan_of(number: u8) -> GuestPlan {
     GuestPlan {
         number: 21 + number,
-        memory: vec![ByteSize::from_bytes((112 << 20) + (64 << 10))],
+        memory: vec![ByteSize::from_bytes((128 << 20) + (64 << 10))],
         fill: ByteSize::from_mib(8),
         workload: BUSY.to_owned(),
         ..GuestPlan::new(&format!("soak{number}"))

@@ -14,7 +14,7 @@ const GUESTS: u8 = 8;
 fn plan(number: u8) -> GuestPlan {
     GuestPlan {
         number: 21 + number,
-        memory: vec![ByteSize::from_bytes((112 << 20) + (64 << 10))],
+        memory: vec![ByteSize::from_bytes((128 << 20) + (64 << 10))],
         fill: ByteSize::from_mib(8),
         workload: "dirty:rate=200,ws=4M,order=random".to_owned(),
         ..GuestPlan::new(&format!("web{number}"))
