@@ -12,7 +12,7 @@ use super::moving::Moving;
 use super::oom::MemoryGroup;
 use super::{Fault, clock};
 use crate::emulator::Order;
-use crate::trial::Trial;
+use crate::trial::{LIMIT, Trial, until};
 
 /// How long a fault lasts that lasts until the source has given its verdict, where it gives none.
 pub(super) const VERDICT_LIMIT: Duration = Duration::from_secs(60);
@@ -119,7 +119,7 @@ impl<'a> Blow<'a> {
 
     /// Waits until the destination has no shadow any more, or runs the guest, or seems to wait for the source.
     fn until_destination_decides(&self) {
-        let decided = crate::trial::until("the destination decides", VERDICT_LIMIT / 2, || {
+        let decided = until("the destination decides", VERDICT_LIMIT / 2, || {
             let vms = self.trial.ask(self.trial.agent(self.destination).vms())?;
             let waits =
                 vms.iter().any(|vm| vm.state == godwit_api::VmState::MigratingIn || vm.page_in.is_some());

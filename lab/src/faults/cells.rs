@@ -42,7 +42,7 @@ pub fn singles() -> Vec<Cell> {
         (Fault::SlowLink, &[PreCopy, Switchover, PageIn]),
         (Fault::SourceDiskFull, &[PreCopy, Release]),
         (Fault::DestinationDiskFull, &[PreCopy, Started]),
-        (Fault::RamFull, &[Prepare, Round]),
+        (Fault::RamFull, &[Prepare]),
         (Fault::OutOfMemory, &[Prepare]),
         (Fault::ClockForward, &[PreCopy, Switchover, PageIn]),
         (Fault::ClockBackward, &[PreCopy, Switchover, PageIn]),

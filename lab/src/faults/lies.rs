@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus};
+use godwit_api::{IncomingAccepted, IncomingState, IncomingStatus};
 use godwit_lanes::{Incoming, Lane, Stream, StreamSender};
 use godwit_migration::drive::{Hello, say_hello};
 use godwit_migration::{EngineKind, Outcome};
@@ -186,15 +186,10 @@ fn one_source(trial: &Trial, seed: u64, told: &mut Vec<String>) -> Result<()> {
     LIAR.clone_into(&mut spec.name);
     let block_pages =
         spec.memory.iter().map(|block| block.size.bytes() / u64::from(godwit_wire::PAGE_SIZE)).collect();
-    let request = IncomingRequest {
-        spec,
-        epoch: 2,
-        from: "a".to_owned(),
-        qemu_version: "7.2.0".to_owned(),
-        engine: EngineKind::Godwit,
-        qemu: godwit_api::QemuEngineOptions::default(),
-        references: None,
-    };
+    // As another release would write it: what it leaves out is left to the agent.
+    let request = serde_json::json!({
+        "spec": spec, "epoch": 2, "from": "a", "qemu_version": "7.2.0", "engine": EngineKind::Godwit,
+    });
     let accepted: IncomingAccepted = trial.ask(trial.agent("b").post("/v1/incoming", &request))?;
     let migration: MigrationId = accepted.id.parse().ok().context("no id")?;
     let to = *accepted.addresses.first().context("no address")?;

@@ -151,6 +151,8 @@ impl Stage {
             None => Scene::begin(&self.name, self.plan)?.context("a lab was there before")?,
         };
         let tried = scene.try_cell(cell, findings);
+        let root = format!("{}/", scene.trial.paths().root().display());
+        findings.told.iter_mut().for_each(|told| *told = told.replace(&root, ""));
         match &tried {
             Ok(()) => self.scene = Some(scene),
             Err(_) => {

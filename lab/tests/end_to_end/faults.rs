@@ -28,7 +28,6 @@ fn agents_that_are_killed() -> Result<()> {
     let cells = [
         (Fault::KillSourceAgent, Moment::PreCopy),
         (Fault::KillSourceAgent, Moment::Committed),
-        (Fault::KillDestinationAgent, Moment::Loaded),
         (Fault::KillDestinationAgent, Moment::Started),
     ];
     try_all("faults-agents", StagePlan::Usual, &cells)
@@ -48,7 +47,6 @@ fn hypervisors_that_are_killed_and_the_command() -> Result<()> {
 fn links_that_are_cut_or_crawl() -> Result<()> {
     let cells = [
         (Fault::CutBriefly, Moment::PreCopy),
-        (Fault::CutForGood, Moment::Switchover),
         (Fault::CutForGood, Moment::Loaded),
         (Fault::SlowLink, Moment::Switchover),
     ];
@@ -64,8 +62,7 @@ fn peers_that_fall_silent() -> Result<()> {
 fn disks_and_memory_that_are_full() -> Result<()> {
     let cells = [
         (Fault::SourceDiskFull, Moment::PreCopy),
-        (Fault::DestinationDiskFull, Moment::Started),
-        (Fault::RamFull, Moment::Round),
+        (Fault::RamFull, Moment::Prepare),
         (Fault::OutOfMemory, Moment::Prepare),
     ];
     try_all("faults-full", StagePlan::Usual, &cells)
