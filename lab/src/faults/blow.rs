@@ -68,8 +68,12 @@ impl<'a> Blow<'a> {
         let Blow { trial, source, destination, .. } = *self;
         match self.fault {
             Fault::KillSourceAgent | Fault::KillDestinationAgent => trial.start_missing(),
-            Fault::KillSourceQemu | Fault::KillDestinationQemu | Fault::KillCli | Fault::CorruptByte => {
-                Ok(())
+            Fault::KillSourceQemu | Fault::KillDestinationQemu | Fault::KillCli => Ok(()),
+            Fault::CorruptByte => {
+                let log = trial.paths().emulator_log();
+                until("a byte is changed", LIMIT, || {
+                    Ok(std::fs::read_to_string(&log)?.contains("is changed").then_some(()))
+                })
             }
             Fault::CutBriefly => {
                 #[expect(clippy::disallowed_methods, reason = "so long the cut lasts")]
