@@ -1,17 +1,18 @@
 # Godwit's everyday commands. Each is idempotent and says what it does; `make` lists them.
 
 CARGO ?= cargo
-SOAK_MOVES ?= 200
+SOAK_MOVES ?= 1000
+SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
 SCENARIOS ?= switchover bandwidth lanes references impact converge predict debian scan
 # Where rustup puts cargo, also for a root shell that was never told.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test sim bench soak soak-mixed fmt lint ci clean
+.PHONY: help deps build demo test sim bench reliability soak soak-mixed fmt lint ci clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## Install what is missing to build and run (needs root only if something is)
 	@scripts/deps
@@ -35,8 +36,11 @@ bench: build ## Print the promises' figures, all or those of one scenario (SCENA
 	  if [ $$scenario = scan ]; then $(CARGO) bench --locked -p godwit-ram; else target/release/godwit-bench $$scenario $(BENCH); fi; \
 	done
 
-soak: build ## 200 moves in a row of a guest that dirties and verifies its memory (SOAK_MOVES=N)
-	GODWIT_SOAK_MOVES=$(SOAK_MOVES) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture soak::
+reliability: build ## Kill, cut, fill and corrupt at each phase of a migration; writes docs/reliability.md (FAULTS=OPTIONS)
+	target/release/godwit-bench faults $(or $(FAULTS),--write)
+
+soak: build ## 1,000 moves of 8 guests under faults drawn at random (SOAK_MOVES=N, SOAK_SEED=N repeats a run)
+	GODWIT_SOAK_MOVES=$(SOAK_MOVES) GODWIT_SOAK_GUESTS=$(SOAK_GUESTS) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak::moves_under_faults
 
 soak-mixed: build ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak_mixed::

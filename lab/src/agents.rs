@@ -9,11 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use godwit_pki::{Authority, Grant, PkiError, Role};
+use rustix::mount::MountFlags;
 use serde::Serialize;
 
 use crate::options::LabOptions;
 use crate::state::write_whole;
 use crate::topology::{AGENT_PORT, Host, LAN_BRIDGE, LAN_NETWORK, LabPaths, Topology};
+
+/// Names the file that the library of stepped clocks reads.
+pub(crate) const CLOCK_VARIABLE: &str = "GODWIT_LAB_CLOCK";
+/// How large a small state folder is, bytes.
+const SMALL_STATE_BYTES: u64 = 1 << 20;
 
 /// How long the lab's certificates are good for: longer than a lab stays up.
 const CERTIFICATE_DAYS: u32 = 365;
@@ -115,6 +121,33 @@ pub(crate) fn run_dir(paths: &LabPaths, host: &str) -> PathBuf {
     paths.host(host).join("run")
 }
 
+/// Where a host's agent is told where to wait, and tells where it came.
+pub(crate) fn holds(paths: &LabPaths, host: &str) -> PathBuf {
+    paths.host(host).join("holds")
+}
+
+/// The clock of a host's agent, as far as it differs from the machine's.
+pub(crate) fn clock_step(paths: &LabPaths, host: &str) -> PathBuf {
+    paths.host(host).join("clock")
+}
+
+/// What an agent's environment has for tests of faults.
+pub(crate) fn hook_environment(
+    options: &LabOptions,
+    paths: &LabPaths,
+    host: &str,
+) -> Vec<(&'static str, PathBuf)> {
+    let mut environment = Vec::new();
+    if options.hooks.holds {
+        environment.push((godwit_migration::hold::VARIABLE, holds(paths, host)));
+    }
+    if let Some(library) = &options.hooks.clock {
+        environment.push(("LD_PRELOAD", library.clone()));
+        environment.push((CLOCK_VARIABLE, clock_step(paths, host)));
+    }
+    environment
+}
+
 /// Where a host's agent reads its configuration.
 pub(crate) fn config(paths: &LabPaths, host: &str) -> PathBuf {
     paths.host(host).join("agent.toml")
@@ -188,12 +221,22 @@ fn peers_of<'a>(host: &Host, topology: &'a Topology, options: &LabOptions) -> BT
 }
 
 /// Makes each host's directories.
-pub(crate) fn make_directories(topology: &Topology, paths: &LabPaths) -> Result<()> {
+pub(crate) fn make_directories(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> Result<()> {
+    let for_holds = if options.hooks.holds { &["holds/hold", "holds/reached"][..] } else { &[] };
     for host in &topology.hosts {
-        for name in ["state", "run", "ram"] {
+        for name in ["state", "run", "ram"].iter().chain(for_holds) {
             let directory = paths.host(&host.name).join(name);
             std::fs::create_dir_all(&directory)
                 .with_context(|| format!("can't make {}", directory.display()))?;
+        }
+        if options.hooks.small_state {
+            let directory = paths.host(&host.name).join("state");
+            let size = std::ffi::CString::new(format!("mode=0700,size={SMALL_STATE_BYTES}"))?;
+            rustix::mount::mount("state", &directory, "tmpfs", MountFlags::empty(), size.as_c_str())
+                .with_context(|| format!("can't mount a tmpfs at {}", directory.display()))?;
+        }
+        if options.hooks.clock.is_some() {
+            std::fs::write(clock_step(paths, &host.name), 0_i64.to_ne_bytes())?;
         }
     }
     Ok(())
@@ -251,7 +294,7 @@ mod tests {
         let paths = LabPaths::new(directory.path());
         let topology = Topology::new("godwit", 3);
         let tools = AgentTools { qemu: "/usr/bin/qemu".into(), tracker: "/usr/lib/t.so".into() };
-        make_directories(&topology, &paths).unwrap();
+        make_directories(&topology, &LabOptions::default(), &paths).unwrap();
         write_configs(&topology, &LabOptions::default(), &paths, &tools).unwrap();
         let text = std::fs::read_to_string(config(&paths, "b")).unwrap();
         let value: toml::Table = text.parse().unwrap();
@@ -278,7 +321,7 @@ mod tests {
             insecure: true,
             ..LabOptions::default()
         };
-        make_directories(&topology, &paths).unwrap();
+        make_directories(&topology, &options, &paths).unwrap();
         write_configs(&topology, &options, &paths, &tools).unwrap();
         let value: toml::Table = std::fs::read_to_string(config(&paths, "a")).unwrap().parse().unwrap();
         let texts = |key: &str| -> Vec<&str> {

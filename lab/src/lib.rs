@@ -18,6 +18,7 @@ pub mod clock;
 pub mod daemon;
 mod down;
 pub mod emulator;
+pub mod faults;
 pub mod image;
 pub mod iperf;
 pub mod links;
@@ -37,7 +38,7 @@ pub use crate::daemon::DaemonKind;
 pub use crate::down::{LabName, down};
 pub use crate::links::LinkEngine;
 pub use crate::namespace::in_namespace;
-pub use crate::options::LabOptions;
+pub use crate::options::{Hooks, LabOptions};
 pub use crate::process::ProcessId;
 pub use crate::status::{ClientStatus, HostStatus, LabStatus, status};
 pub use crate::topology::{

@@ -219,6 +219,7 @@ pub(crate) fn emulator_config(topology: &Topology, options: &LabOptions, paths: 
         loss: options.loss,
         flow_cap: options.flow_cap,
         socket: paths.emulator_socket(),
+        orders: paths.emulator_orders(),
     }
 }
 
@@ -282,9 +283,14 @@ fn shape_switch_port(batch: &mut Batch, port: &str, model: &LinkModel, engine: L
 /// One HTB class for all. Its burst is 100 µs of the rate, at least one train of packets: less would make the
 /// rate depend on how late timers are, more would let a burst through faster than the link.
 fn add_rate(batch: &mut Batch, device: &str, rate: BitRate) {
+    batch.line(format!("qdisc replace dev {device} root handle 1: htb default 1"));
+    change_rate(batch, device, rate);
+}
+
+/// Of a device that has one.
+pub(crate) fn change_rate(batch: &mut Batch, device: &str, rate: BitRate) {
     let bits = rate.bits_per_second();
     let burst = rate.bytes_in(Duration::from_micros(100)).max(2 * u64::from(MTU));
-    batch.line(format!("qdisc replace dev {device} root handle 1: htb default 1"));
     batch.line(format!(
         "class replace dev {device} parent 1: classid 1:1 htb rate {bits}bit ceil {bits}bit burst {burst} cburst {burst} quantum 65536"
     ));

@@ -42,6 +42,9 @@ pub struct LabOptions {
     /// Agents and migrations go unprotected.
     #[serde(default)]
     pub insecure: bool,
+    /// What tests of faults need of the hosts.
+    #[serde(default)]
+    pub hooks: Hooks,
     /// Leads the names of the namespaces.
     pub prefix: String,
     /// Where all files of the lab live.
@@ -49,6 +52,17 @@ pub struct LabOptions {
     /// Takes a lab with other options down first. No part of what a lab is.
     #[serde(skip)]
     pub replace: bool,
+}
+
+/// What tests of faults need of the hosts, and nobody else.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hooks {
+    /// Agents stop where they are told to (`godwit_migration::hold`).
+    pub holds: bool,
+    /// Each host's state folder is a tmpfs of its own, of one MiB.
+    pub small_state: bool,
+    /// A library preloaded into agents, which lets their clock be stepped.
+    pub clock: Option<PathBuf>,
 }
 
 impl Default for LabOptions {
@@ -67,6 +81,7 @@ impl Default for LabOptions {
             qemu_user: None,
             tracker: None,
             insecure: false,
+            hooks: Hooks::default(),
             prefix: DEFAULT_PREFIX.to_owned(),
             state_dir: PathBuf::from(DEFAULT_STATE_DIR),
             replace: false,

@@ -217,6 +217,12 @@ impl LabPaths {
         self.root.join("emulator.sock")
     }
 
+    /// Unix socket on which the link emulator takes orders.
+    #[must_use]
+    pub fn emulator_orders(&self) -> PathBuf {
+        self.root.join("emulator-orders.sock")
+    }
+
     /// Log of the link emulator.
     #[must_use]
     pub fn emulator_log(&self) -> PathBuf {

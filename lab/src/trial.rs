@@ -8,11 +8,13 @@
 
 mod agents;
 mod guest;
+mod holds;
 mod lanes;
 mod moving;
 mod needs;
 mod sampling;
 mod traces;
+mod vcpus;
 mod wait;
 
 use std::fs::File;
@@ -33,10 +35,12 @@ use crate::topology::{LabPaths, Topology};
 use crate::{agents as files, down, status, up};
 
 pub use guest::{Guest, GuestPlan};
+pub use holds::Held;
 pub use moving::{MOVE_LIMIT, Migration, Watched, other_host, request_to};
 pub use needs::{Needs, missing};
 pub use sampling::{Done, Sample, Sampler};
 pub use traces::Traces;
+pub use vcpus::{Seen, VcpuWatch};
 pub use wait::{LIMIT, until};
 
 /// A lab of its own with everything to try migrations in it. Taken down when dropped; [`Trial::finish`] also says
@@ -220,15 +224,22 @@ impl Trial {
     /// # Errors
     /// It can't be started.
     pub fn godwit(&self, arguments: &[&str]) -> Result<CliOutput> {
-        let mut command = Command::new(&self.godwit);
-        command.env("GODWIT_HOSTS", self.paths.hosts_file()).args(arguments);
-        let output = command.output().with_context(|| format!("can't run {}", self.godwit.display()))?;
+        let output = self.godwit_command(arguments).output();
+        let output = output.with_context(|| format!("can't run {}", self.godwit.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(CliOutput {
             code: output.status.code(),
             stdout: text(&output.stdout),
             stderr: text(&output.stderr),
         })
+    }
+
+    /// The `godwit` command with the lab's hosts file, for who runs it himself.
+    #[must_use]
+    pub fn godwit_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.godwit);
+        command.env("GODWIT_HOSTS", self.paths.hosts_file()).args(arguments);
+        command
     }
 
     /// Takes the lab down and looks for what it left.
@@ -249,9 +260,12 @@ impl Trial {
         Topology::new(&self.options.prefix, self.options.hosts)
     }
 
-    /// Keeps the logs of a trial that did not come to its end.
-    fn save_logs(&self) -> Result<PathBuf> {
-        let keep = needs::source_tree().join("out/trial").join(&self.name);
+    /// Keeps the logs of a trial that did not come to its end, in a folder of this name.
+    ///
+    /// # Errors
+    /// They can't be copied.
+    pub fn keep_logs(&self, name: &str) -> Result<PathBuf> {
+        let keep = needs::source_tree().join("out/trial").join(name);
         if keep.exists() {
             std::fs::remove_dir_all(&keep)?;
         }
@@ -271,7 +285,7 @@ impl Drop for Trial {
         if self.finished {
             return;
         }
-        match self.save_logs() {
+        match self.keep_logs(&self.name) {
             Ok(place) => eprintln!("trial {}: logs kept in {}", self.name, place.display()),
             Err(error) => eprintln!("trial {}: its logs could not be kept: {error:#}", self.name),
         }

@@ -110,7 +110,7 @@ impl Builder<'_> {
         links::make_namespaces(&self.topology, self.options)?;
         links::make_guest_lan(&self.topology)?;
         self.make_migration_networks()?;
-        agents::make_directories(&self.topology, &self.paths)?;
+        agents::make_directories(&self.topology, self.options, &self.paths)?;
         self.start_client()?;
         if let Some(tools) = &self.tools {
             agents::write_configs(&self.topology, self.options, &self.paths, tools)?;
@@ -205,6 +205,7 @@ impl Builder<'_> {
             }
             let mut command = Command::new(self.godwit);
             command.args(["host", "run", "--config"]).arg(agents::config(&self.paths, &host.name));
+            command.envs(agents::hook_environment(self.options, &self.paths, &host.name));
             let log = agents::log(&self.paths, &host.name);
             let started = process::start(&host.namespace, command, &log, false)
                 .with_context(|| format!("the agent of host {} does not start", host.name))?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use godwit_lab::{
-    DEFAULT_PREFIX, DEFAULT_STATE_DIR, DaemonKind, LabName, LabOptions, daemon, down, status, up,
+    DEFAULT_PREFIX, DEFAULT_STATE_DIR, DaemonKind, Hooks, LabName, LabOptions, daemon, down, status, up,
 };
 use serde_json::json;
 
@@ -69,6 +69,7 @@ fn wanted(options: LabUpArgs) -> LabOptions {
         qemu_user: options.qemu_user,
         tracker: options.tracker,
         insecure: options.insecure,
+        hooks: Hooks::default(),
         replace: options.replace,
         prefix,
         state_dir,

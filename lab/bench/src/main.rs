@@ -5,6 +5,7 @@ mod bandwidth;
 mod converge;
 mod cpu;
 mod debian;
+mod faults;
 mod figures;
 mod footprint;
 mod impact;
@@ -73,6 +74,13 @@ enum Scenario {
   godwit-bench debian --engine godwit,multifd-4-zstd --runs 3
   godwit-bench debian --memory 4GiB --link 10gbit")]
     Debian(debian::Settings),
+    /// Kill, cut, fill and corrupt at each phase of a migration, and see where the guest is and that it is whole
+    #[command(after_help = "Examples:
+  godwit-bench faults
+  godwit-bench faults --list
+  godwit-bench faults --fault kill-source-agent --phase committed
+  godwit-bench faults --seed 7 --write")]
+    Faults(faults::Settings),
 }
 
 fn main() -> ExitCode {
@@ -85,6 +93,7 @@ fn main() -> ExitCode {
         Scenario::Converge(settings) => converge::run(&settings),
         Scenario::Predict(settings) => predict::run(&settings),
         Scenario::Debian(settings) => debian::run(&settings),
+        Scenario::Faults(settings) => faults::run(&settings),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

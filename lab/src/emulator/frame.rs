@@ -19,6 +19,8 @@ const ETHERNET_HEADER_BYTES: usize = 14;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const PROTOCOL_TCP: u8 = 6;
+/// Where the checksum is in a TCP header.
+const TCP_CHECKSUM: usize = 16;
 /// The offset in IPv4's fragment field: but for the first, a fragment has no ports.
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
@@ -83,6 +85,55 @@ fn flow(frame: &[u8]) -> Option<Flow> {
     };
     let ports = packet.get(transport..transport + 4)?.try_into().ok()?;
     Some(Flow { addresses, ports })
+}
+
+/// Changes a byte in the middle of the payload of a TCP frame that has at least `least` bytes of it, and the checksum with it. False where
+/// the frame is no such.
+pub fn corrupt(bytes: &mut [u8], vnet_header: bool, least: usize) -> bool {
+    let start = if vnet_header { VNET_HEADER_BYTES } else { 0 };
+    // The kernel that gave the frame away has left the checksum to whoever needs one: nobody checks it.
+    let is_checked = !vnet_header || bytes.first().is_none_or(|flags| flags & NEEDS_CHECKSUM == 0);
+    let Some(frame) = bytes.get_mut(start..) else { return false };
+    let Some((transport, payload)) = tcp_parts(frame) else { return false };
+    if frame.len() < payload + least.max(2) {
+        return false;
+    }
+    // Its word is one that the checksum sums, counted from the transport header.
+    let middle = payload + (frame.len() - payload) / 2;
+    let word = middle - (middle - transport) % 2;
+    let checksum = transport + TCP_CHECKSUM;
+    // A header that claims less than TCP's own is none.
+    if payload < transport + 20 {
+        return false;
+    }
+    let Some(&[high, low]) = frame.get(word..word + 2) else { return false };
+    frame[middle] ^= 0x55;
+    if is_checked {
+        let (old, new) = ([high, low], [frame[word], frame[word + 1]]);
+        let stored = u16::from_be_bytes([frame[checksum], frame[checksum + 1]]);
+        // RFC 1624: HC' = ~(~HC + ~m + m').
+        let sum =
+            u32::from(!stored) + u32::from(!u16::from_be_bytes(old)) + u32::from(u16::from_be_bytes(new));
+        frame[checksum..checksum + 2].copy_from_slice(&(!folded(sum)).to_be_bytes());
+    }
+    true
+}
+
+/// A sum of 16-bit words in ones' complement.
+fn folded(mut sum: u32) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(sum).unwrap_or(u16::MAX)
+}
+
+/// Where the TCP header and its payload begin in an Ethernet frame; none: it has none.
+fn tcp_parts(frame: &[u8]) -> Option<(usize, usize)> {
+    flow(frame)?;
+    let is_ipv4 = frame.get(12..14)? == ETHERTYPE_IPV4;
+    let header_bytes = if is_ipv4 { usize::from(frame.get(ETHERNET_HEADER_BYTES)? & 0xf) * 4 } else { 40 };
+    let transport = ETHERNET_HEADER_BYTES + header_bytes;
+    Some((transport, transport + usize::from(frame.get(transport + 12)? >> 4) * 4))
 }
 
 /// Whether the address is of a group: broadcast or multicast.
@@ -212,7 +263,47 @@ pub(crate) mod tests {
         assert_eq!(parse(&bytes[..20], true), None);
     }
 
+    /// The sum of all words from the transport header on; that of the pseudo header is a constant beside it.
+    fn sum_of_words(frame: &[u8], transport: usize) -> u16 {
+        let words = frame[transport..]
+            .chunks(2)
+            .map(|word| u32::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)])));
+        folded(words.sum())
+    }
+
+    #[test]
+    fn a_byte_is_changed_and_the_checksum_fits() {
+        for (ipv6, length) in [(false, 100), (false, 101), (true, 100), (true, 103)] {
+            let mut frame = tcp_packet(ipv6, 1000);
+            let transport = if ipv6 { 54 } else { 34 };
+            frame[transport + 12] = 5 << 4;
+            frame.extend((0..length).map(|index| u8::try_from(index * 7 % 251).unwrap()));
+            let before = frame.clone();
+            assert!(!corrupt(&mut frame, false, 200));
+            assert_eq!(frame, before);
+            assert!(corrupt(&mut frame, false, 50));
+            let changed = |at: &usize| frame[*at] != before[*at];
+            let payload: Vec<usize> = (transport + 20..frame.len()).filter(changed).collect();
+            assert_eq!(payload.len(), 1);
+            assert_eq!(sum_of_words(&frame, transport), sum_of_words(&before, transport));
+        }
+        // Left to the receiver's kernel, which checks nothing: the frame's own checksum stays as it is.
+        let mut train = tcp_train(3000, 1448);
+        train[VNET_HEADER_BYTES + 12..VNET_HEADER_BYTES + 15].copy_from_slice(&[8, 0, 0x45]);
+        train[VNET_HEADER_BYTES + 23] = PROTOCOL_TCP;
+        let before = train.clone();
+        assert!(corrupt(&mut train, true, 1000));
+        assert_eq!(train.iter().zip(&before).filter(|(now, before)| now != before).count(), 1);
+    }
+
     proptest! {
+        #[test]
+        fn any_bytes_are_changed_without_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..200), vnet in any::<bool>()) {
+            let length = bytes.len();
+            corrupt(&mut bytes, vnet, 0);
+            prop_assert_eq!(bytes.len(), length);
+        }
+
         #[test]
         fn any_bytes_are_read_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), vnet in any::<bool>()) {
             if let Some(header) = parse(&bytes, vnet) {

@@ -9,11 +9,12 @@
 //! [`switch`] holds the model and is pure; this file is the thin shell that reads, waits and writes.
 
 pub mod frame;
+mod orders;
 pub mod switch;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,6 +30,8 @@ use crate::emulator::frame::Mac;
 use crate::emulator::switch::{LinkModel, Switch};
 use crate::namespace::in_namespace;
 use crate::units::{BitRate, Loss, Rtt};
+
+pub use orders::{Order, give};
 
 /// A whole train: 64 KiB of IP packet, Ethernet and virtio header, rounded up.
 const BUFFER_BYTES: usize = 66 << 10;
@@ -55,6 +58,8 @@ pub struct EmulatorConfig {
     pub flow_cap: Option<BitRate>,
     /// Unix socket on which the counters are told.
     pub socket: PathBuf,
+    /// Unix socket for datagrams on which [`Order`]s are taken.
+    pub orders: PathBuf,
 }
 
 /// A migration network.
@@ -107,9 +112,17 @@ pub fn run(config: &EmulatorConfig, ready: impl FnOnce() -> Result<()>) -> Resul
     let lane = |lane| LaneSwitch::new(lane, config, offload);
     let lanes = config.lanes.iter().map(lane).collect::<Result<Vec<_>>>()?;
     let listener = listen(&config.socket)?;
+    let orders = take_orders(&config.orders)?;
     clock::be_punctual(TimeKeeper::Emulator);
-    let mut emulator =
-        Emulator { lanes, listener, offload, spare: Vec::new(), scratch: vec![0; BUFFER_BYTES] };
+    let mut emulator = Emulator {
+        lanes,
+        listener,
+        orders,
+        corrupting: None,
+        offload,
+        spare: Vec::new(),
+        scratch: vec![0; BUFFER_BYTES],
+    };
     ready()?;
     emulator.switch_frames()
 }
@@ -151,13 +164,24 @@ fn open_port(port: &PortConfig, offload: bool) -> Result<SyncDevice> {
     Ok(device)
 }
 
-fn listen(socket: &Path) -> Result<UnixListener> {
+fn remove_old(socket: &Path) -> Result<()> {
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             bail!("can't replace {}: {error}", socket.display())
         }
-        _ => {}
+        _ => Ok(()),
     }
+}
+
+fn take_orders(socket: &Path) -> Result<UnixDatagram> {
+    remove_old(socket)?;
+    let orders = UnixDatagram::bind(socket).with_context(|| format!("can't bind {}", socket.display()))?;
+    orders.set_nonblocking(true)?;
+    Ok(orders)
+}
+
+fn listen(socket: &Path) -> Result<UnixListener> {
+    remove_old(socket)?;
     let listener =
         UnixListener::bind(socket).with_context(|| format!("can't listen on {}", socket.display()))?;
     listener.set_nonblocking(true)?;
@@ -205,6 +229,9 @@ impl<'a> LaneSwitch<'a> {
 struct Emulator<'a> {
     lanes: Vec<LaneSwitch<'a>>,
     listener: UnixListener,
+    orders: UnixDatagram,
+    /// Whose next train is to be changed, and how much payload it must have.
+    corrupting: Option<(String, usize)>,
     offload: bool,
     spare: Vec<Vec<u8>>,
     scratch: Vec<u8>,
@@ -219,7 +246,7 @@ impl Emulator<'_> {
         loop {
             self.send_due();
             let readable = self.wait()?;
-            let (counters_asked, ports) = readable.split_first().context("nothing polled")?;
+            let [counters_asked, ordered, ports @ ..] = &readable[..] else { bail!("nothing polled") };
             for ((lane, port), _) in places.iter().zip(ports).filter(|(_, readable)| **readable) {
                 if !self.read_port(*lane, *port)? {
                     return Ok(());
@@ -229,6 +256,11 @@ impl Emulator<'_> {
             if *counters_asked {
                 self.tell_counters();
             }
+            if *ordered
+                && let Some(Order::CorruptNext { namespace, payload_bytes }) = orders::take(&self.orders)
+            {
+                self.corrupting = Some((namespace, payload_bytes));
+            }
         }
     }
 
@@ -236,7 +268,8 @@ impl Emulator<'_> {
     fn wait(&self) -> Result<Vec<bool>> {
         let next_due_ns = self.lanes.iter().filter_map(|lane| lane.switch.next_due_ns()).min();
         let timeout = next_due_ns.map(|due| clock::timespec(due.saturating_sub(clock::monotonic_ns())));
-        let listener = std::iter::once(PollFd::new(&self.listener, PollFlags::IN));
+        let listener = [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.orders, PollFlags::IN)]
+            .into_iter();
         let devices = self.lanes.iter().flat_map(|lane| &lane.devices);
         let mut fds: Vec<PollFd<'_>> = listener
             .chain(devices.map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)))
@@ -265,10 +298,23 @@ impl Emulator<'_> {
             let Some(header) = frame::parse(&self.scratch[..length], self.offload) else {
                 continue;
             };
+            self.corrupt(lane, port, length);
             let buffer = self.take_frame(length);
             self.lanes[lane].switch.accept(now_ns, port, &header, buffer);
         }
         Ok(true)
+    }
+
+    /// Changes the frame just read, where that was ordered and it is one.
+    fn corrupt(&mut self, lane: usize, port: usize, length: usize) {
+        let sender = &self.lanes[lane].config.ports[port].namespace;
+        let Some((_, least)) = self.corrupting.as_ref().filter(|(namespace, _)| namespace == sender) else {
+            return;
+        };
+        if frame::corrupt(&mut self.scratch[..length], self.offload, *least) {
+            eprintln!("a byte of a frame from {sender} is changed");
+            self.corrupting = None;
+        }
     }
 
     /// The frame just read: a train takes the buffer along, a small one is copied.

@@ -30,6 +30,40 @@ impl Trial {
         end(self.agent_process(host)?, signal)
     }
 
+    /// Sends a host's agent a signal that does not end it: SIGSTOP, SIGCONT.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn signal_agent(&self, host: &str, signal: Signal) -> Result<()> {
+        let id = self.agent_process(host)?;
+        let pidfd = pidfd_open(Pid::from_raw(id.pid).context("no pid")?, PidfdFlags::empty())?;
+        ensure!(id.is_alive(), "process {} has ended by itself", id.pid);
+        Ok(pidfd_send_signal(&pidfd, signal)?)
+    }
+
+    /// The QEMUs in a host's namespace, whatever its agent knows of them.
+    ///
+    /// # Errors
+    /// The host can't be looked at.
+    pub fn hypervisors(&self, host: &str) -> Result<Vec<ProcessId>> {
+        let is_qemu = |pid: &i32| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            name.starts_with("qemu")
+        };
+        let pids = crate::namespace::processes(&self.namespace(host))?;
+        Ok(pids.into_iter().filter(is_qemu).filter_map(ProcessId::of).collect())
+    }
+
+    /// Ends every QEMU of a host as a crash would, whatever its agent knows of them.
+    ///
+    /// # Errors
+    /// There is none, or one does not end.
+    pub fn kill_hypervisors(&self, host: &str) -> Result<()> {
+        let found = self.hypervisors(host)?;
+        ensure!(!found.is_empty(), "no QEMU runs on host {host}");
+        found.into_iter().try_for_each(|id| end(id, Signal::KILL))
+    }
+
     /// Ends the hypervisor of a VM on a host as a crash would.
     ///
     /// # Errors

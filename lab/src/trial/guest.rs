@@ -132,21 +132,40 @@ impl Trial {
     /// # Errors
     /// As [`Trial::guest`].
     pub fn guest_of(&self, host: &str, plan: &GuestPlan, spec: VmSpec) -> Result<Guest> {
+        let guest = self.begin_guest(host, plan, spec)?;
+        self.wait_booted(&guest, plan)?;
+        Ok(guest)
+    }
+
+    /// Boots guests side by side.
+    ///
+    /// # Errors
+    /// As [`Trial::guest`].
+    pub fn guests(&self, host: &str, plans: &[GuestPlan]) -> Result<Vec<Guest>> {
+        let begun = plans.iter().map(|plan| self.begin_guest(host, plan, plan.spec(&self.image)));
+        let guests = begun.collect::<Result<Vec<Guest>>>()?;
+        guests.iter().zip(plans).try_for_each(|(guest, plan)| self.wait_booted(guest, plan))?;
+        Ok(guests)
+    }
+
+    fn begin_guest(&self, host: &str, plan: &GuestPlan, spec: VmSpec) -> Result<Guest> {
         self.create(host, spec)?;
         let (ipv4, ipv6) = plan.addresses();
-        let guest = Guest {
+        Ok(Guest {
             name: plan.name.clone(),
             host: host.to_owned(),
             ipv4,
             ipv6,
             client_namespace: self.topology().client_namespace,
             prober: self.paths.client_socket(),
-        };
+        })
+    }
+
+    fn wait_booted(&self, guest: &Guest, plan: &GuestPlan) -> Result<()> {
         guest.wait_ready(plan.boot_limit).with_context(|| {
-            let console = self.console(host, &plan.name).unwrap_or_else(|error| format!("{error:#}"));
+            let console = self.console(&guest.host, &plan.name).unwrap_or_else(|error| format!("{error:#}"));
             format!("the guest of VM {} does not come up; its console:\n{console}", plan.name)
-        })?;
-        Ok(guest)
+        })
     }
 
     /// Boots a guest whose memory holds the same as that of every other clone: what the plan's addresses would make differ

@@ -4,10 +4,12 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::links::{LinkEngine, choose_engine};
+use crate::emulator::{Order, give};
+use crate::links::{LinkEngine, change_rate, choose_engine};
 use crate::namespace::in_namespace;
 use crate::tools::Batch;
 use crate::trial::Trial;
+use crate::units::BitRate;
 
 impl Trial {
     /// A host's addresses on the lanes, one each: IPv4 where there is one.
@@ -50,6 +52,28 @@ impl Trial {
             let port = host.migration_port(lane);
             let to = if is_cut { "nomaster".to_owned() } else { format!("master {}", lane.bridge()) };
             batch.line(format!("link set {port} {to}"));
+        }
+        batch.run()
+    }
+}
+
+impl Trial {
+    /// Gives the lab's link emulator an order.
+    ///
+    /// # Errors
+    /// The lab has none.
+    pub fn order_links(&self, order: &Order) -> Result<()> {
+        give(&self.paths.emulator_orders(), order)
+    }
+
+    /// Changes the rate at which a host sends on all lanes, which the lab was given one for.
+    ///
+    /// # Errors
+    /// There is no such host, or its links have no rate.
+    pub fn set_sending_rate(&self, host: &str, rate: BitRate) -> Result<()> {
+        let mut batch = Batch::tc_in(&self.namespace(host));
+        for lane in self.options.lanes() {
+            change_rate(&mut batch, &lane.nic(), rate);
         }
         batch.run()
     }

@@ -37,7 +37,11 @@ impl Trial {
         };
         let folders = ["state", "run", "ram"].map(|folder| self.paths.host(host).join(folder));
         Ok(Traces {
-            files: folders.iter().flat_map(|folder| files_below(folder)).collect(),
+            files: folders
+                .iter()
+                .flat_map(|folder| files_below(folder))
+                .filter(|file| !is_memory(file))
+                .collect(),
             processes: pids.filter_map(name_of).collect(),
             links: links(&namespace)?,
         })
@@ -54,6 +58,11 @@ impl Trial {
             Ok(Some(()))
         })
     }
+}
+
+/// What an agent remembers of VMs that have left it is no trace of one: it is there for good (`STATE_DIR/gone/UUID.json`).
+fn is_memory(file: &Path) -> bool {
+    file.parent().is_some_and(|folder| folder.ends_with("state/gone"))
 }
 
 fn links(namespace: &str) -> Result<BTreeSet<String>> {

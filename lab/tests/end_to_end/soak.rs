@@ -1,22 +1,62 @@
-//! Many moves in a row of a guest that dirties memory at random and checks itself. `GODWIT_SOAK_MOVES` says how many
-//! (10); `make soak` makes 200.
+//! Many moves in a row under faults drawn at random. `GODWIT_SOAK_MOVES` says how many (8), `GODWIT_SOAK_SEED` what is drawn, and
+//! `GODWIT_SOAK_GUESTS` how many guests move at once (4); `make soak` makes 1,000 of 8 guests. A run tells its seed, by which it can be
+//! repeated.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use godwit_lab::faults::{SoakPlan, soak};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched, other_host};
 use godwit_migration::Report;
 
 use crate::move_and_check;
 
-const DEFAULT_MOVES: u32 = 10;
+/// Two waves, where nothing is undone.
+const DEFAULT_MOVES: u32 = 8;
+const DEFAULT_GUESTS: u8 = 4;
+/// Moves of a guest that is probed all the time.
+const UNDISTURBED_MOVES: u32 = 8;
 /// Moves after which agents have opened what they keep open.
 const WARM_UP_MOVES: u32 = 4;
 /// Files that an agent may have open more than after the warm-up: connections that are just being closed.
 const OPEN_FILES_SLACK: usize = 12;
 
 #[test]
-fn many_moves_lose_nothing_and_leave_nothing() -> Result<()> {
-    let moves = moves()?;
-    let Some(trial) = Trial::begin("soak")? else { return Ok(()) };
+fn moves_under_faults_lose_nothing_and_leave_nothing() -> Result<()> {
+    let plan = SoakPlan {
+        moves: moves(DEFAULT_MOVES)?,
+        seed: seed()?,
+        guests: number("GODWIT_SOAK_GUESTS")?.unwrap_or(DEFAULT_GUESTS),
+    };
+    eprintln!("  {} moves of seed {} (GODWIT_SOAK_SEED={} repeats them)", plan.moves, plan.seed, plan.seed);
+    if let Some(report) = soak("soak", plan, |wave| eprintln!("  {wave}"))? {
+        eprintln!("  {report}");
+    }
+    Ok(())
+}
+
+/// How many moves a soak makes.
+pub(crate) fn moves(usually: u32) -> Result<u32> {
+    Ok(number("GODWIT_SOAK_MOVES")?.unwrap_or(usually))
+}
+
+/// What was asked for, else what the clock says.
+pub(crate) fn seed() -> Result<u64> {
+    match number("GODWIT_SOAK_SEED")? {
+        Some(seed) => Ok(seed),
+        None => Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs()),
+    }
+}
+
+fn number<T: std::str::FromStr>(variable: &str) -> Result<Option<T>> {
+    let Ok(text) = std::env::var(variable) else { return Ok(None) };
+    text.parse().ok().map(Some).with_context(|| format!("{variable} is no such number"))
+}
+
+#[test]
+fn moves_that_nobody_disturbs_lose_no_probe_and_leave_no_file_open() -> Result<()> {
+    let moves = UNDISTURBED_MOVES;
+    let Some(trial) = Trial::begin("soak-undisturbed")? else { return Ok(()) };
     let clean = [trial.traces("a")?, trial.traces("b")?];
     let workload = "dirty:rate=5000,order=random,zero=15,compressible=40,touch=words:24".to_owned();
     let mut guest = trial.guest("a", &GuestPlan { workload, ..GuestPlan::new("soak") })?;
@@ -57,14 +97,6 @@ fn many_moves_lose_nothing_and_leave_nothing() -> Result<()> {
     trial.expect_traces("a", &clean[0])?;
     trial.expect_traces("b", &clean[1])?;
     trial.finish()
-}
-
-/// How many moves a soak makes.
-pub(crate) fn moves() -> Result<u32> {
-    match std::env::var("GODWIT_SOAK_MOVES") {
-        Ok(text) => text.parse().context("GODWIT_SOAK_MOVES is no number"),
-        Err(_) => Ok(DEFAULT_MOVES),
-    }
 }
 
 /// One move, checked; and no run of probes may be lost that is longer than the blackout explains.

@@ -2,7 +2,7 @@
 //! the link being cut while pages are missing. `GODWIT_SOAK_MOVES` says how many (10; `make soak-mixed` makes 100), `GODWIT_SOAK_SEED`
 //! what is drawn: a run tells its seed, by which it can be repeated.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
@@ -12,7 +12,7 @@ use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
 
 use crate::check_report;
-use crate::soak::moves;
+use crate::soak::{moves, seed};
 
 /// Neither link nor guest makes a move long: 64 MiB take two seconds.
 const LINK: &str = "300mbit";
@@ -22,6 +22,8 @@ const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible
 const ENOUGH: &str = "dirty:rate=5000,ws=48M,order=random,zero=15,compressible=40";
 /// All kinds of pages, parts of pages, and far less than the link carries.
 const BEARABLE: &str = "dirty:rate=300,ws=48M,order=random,zero=15,compressible=40,touch=words:24";
+/// Moves where nobody says how many.
+const DEFAULT_MOVES: u32 = 10;
 const SHORTEST_CUT_MS: u64 = 1000;
 const LONGEST_CUT_MS: u64 = 5000;
 
@@ -70,7 +72,7 @@ impl Random {
 
 #[test]
 fn moves_drawn_at_random_lose_nothing_and_leave_nothing() -> Result<()> {
-    let moves = moves()?;
+    let moves = moves(DEFAULT_MOVES)?;
     let seed = seed()?;
     let options = LabOptions { link: Some(LINK.parse()?), ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("soak-mixed", options)? else { return Ok(()) };
@@ -166,14 +168,6 @@ impl Cut<'_> {
         #[expect(clippy::disallowed_methods, reason = "so long the cut lasts")]
         std::thread::sleep(self.lasts);
         self.trial.cut_lanes(self.destination, false)
-    }
-}
-
-/// What was asked for, else what the clock says.
-fn seed() -> Result<u64> {
-    match std::env::var("GODWIT_SOAK_SEED") {
-        Ok(text) => text.parse().context("GODWIT_SOAK_SEED is no number"),
-        Err(_) => Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs()),
     }
 }
 

@@ -1,0 +1,106 @@
+//! A migration that is to be struck: begun on the agents' API or by `godwit migrate`, and looked at by asking, so that nothing is lost
+//! when whoever answers dies.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::{ClientError, MigrationRequest, MigrationStatus};
+use godwit_migration::{PageInUse, Phase, Report};
+
+use super::Moment;
+use crate::trial::{LIMIT, Trial, until};
+
+/// A migration under way.
+#[derive(Debug)]
+pub(super) struct Moving<'a> {
+    trial: &'a Trial,
+    from: String,
+    id: String,
+    cli: Option<Child>,
+}
+
+impl<'a> Moving<'a> {
+    /// Begins it, by the command where that is to be killed.
+    pub(super) fn begin(
+        trial: &'a Trial,
+        vm: &str,
+        from: &str,
+        request: &MigrationRequest,
+        by_cli: bool,
+    ) -> Result<Moving<'a>> {
+        let agent = trial.agent(from);
+        if !by_cli {
+            let id = trial.ask(agent.migrate(vm, request))?.id;
+            return Ok(Moving { trial, from: from.to_owned(), id, cli: None });
+        }
+        let known: Vec<String> = trial.ask(agent.migrations())?.into_iter().map(|status| status.id).collect();
+        let mut command = trial.godwit_command(&["migrate", vm, "--to", &request.to, "--references", "none"]);
+        if request.page_in == PageInUse::Now {
+            command.arg("--page-in");
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let cli = command.spawn().context("godwit migrate does not start")?;
+        let id = until("the command has begun a migration", LIMIT, || {
+            let all = trial.ask(agent.migrations())?.into_iter();
+            Ok(all.map(|status| status.id).find(|id| !known.contains(id)))
+        })?;
+        Ok(Moving { trial, from: from.to_owned(), id, cli: Some(cli) })
+    }
+
+    fn status(&self) -> Result<MigrationStatus, ClientError> {
+        self.trial.ask(self.trial.agent(&self.from).migration(&self.id))
+    }
+
+    /// Waits for a moment at which nobody is held.
+    pub(super) fn until_seen(&self, moment: Moment) -> Result<()> {
+        until(&format!("the migration is at {}", moment.name()), LIMIT, || {
+            let status = self.status()?;
+            let is_there = match moment {
+                Moment::PreCopy => status.progress.phase == Phase::PreCopy && status.progress.sent_bytes > 0,
+                _ => status.progress.phase == Phase::PageIn,
+            };
+            ensure!(is_there || status.report.is_none(), "it is over: {:#?}", status.report);
+            Ok(is_there.then_some(()))
+        })
+    }
+
+    /// Holds its pages to a rate, or lets them go.
+    pub(super) fn limit(&self, rate: &str) -> Result<()> {
+        let limit = rate.parse()?;
+        self.trial.ask(self.trial.agent(&self.from).limit_migration(&self.id, limit))?;
+        Ok(())
+    }
+
+    /// Its report, waited for as long as there is an agent that knows of it; none where it takes longer, or that agent has been started
+    /// anew.
+    pub(super) fn report(&self, limit: Duration) -> Option<Report> {
+        let deadline = Instant::now() + limit;
+        let asked = until("its report", limit, || match self.status() {
+            Ok(status) => Ok(status.report.map(Some)),
+            Err(ClientError::Refused(_)) => Ok(Some(None)),
+            Err(_) if Instant::now() < deadline => Ok(None),
+            Err(error) => Err(error.into()),
+        });
+        asked.ok().flatten()
+    }
+
+    /// Ends the command as a crash would.
+    pub(super) fn kill_cli(&mut self) -> Result<()> {
+        let mut cli = self.cli.take().context("no command began this migration")?;
+        ensure!(cli.try_wait()?.is_none(), "the command has ended by itself");
+        cli.kill()?;
+        cli.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        if let Some(cli) = &mut self.cli {
+            // It may have ended.
+            let _ = cli.kill();
+            let _ = cli.wait();
+        }
+    }
+}

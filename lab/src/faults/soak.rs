@@ -1,0 +1,278 @@
+//! Many moves of several guests at once under faults drawn at random: none of them may be lost, none doubled, and no page may be wrong.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use godwit_migration::EngineKind;
+use godwit_qemu::ByteSize;
+
+use super::Fault;
+use super::blow::Blow;
+use super::moving::Moving;
+use super::random::Random;
+use super::verdict::{remove_ended, settled};
+use crate::options::{Hooks, LabOptions};
+use crate::trial::{Guest, GuestPlan, Trial, VcpuWatch, other_host, request_to};
+
+/// What a host's link carries.
+const LINK: &str = "1gbit";
+/// Writes all the time, far less than the link carries for all of them.
+const BUSY: &str = "dirty:rate=300,ws=4M,order=random,zero=15,compressible=40,touch=words:24";
+/// How long a point may take to be reached: it need not be.
+const POINT_LIMIT: Duration = Duration::from_secs(20);
+/// How long all migrations of a wave may take when nothing disturbs them any more.
+const WAVE_LIMIT: Duration = Duration::from_secs(120);
+/// Where the agents of either host are held for a fault.
+const POINTS: [&str; 12] = [
+    "host.preflight",
+    "host.incoming-prepared",
+    "source.send-first-round",
+    "source.send-round",
+    "source.write-device-state",
+    "source.send-commit",
+    "source.release-guest",
+    "destination.finish-load",
+    "destination.run-guest",
+    "destination.promote",
+    "host.promoted",
+    "destination.send-running",
+];
+/// What happens to the host that is drawn, or to a guest there.
+const FAULTS: [Fault; 6] = [
+    Fault::KillSourceAgent,
+    Fault::KillSourceQemu,
+    Fault::CutBriefly,
+    Fault::CutForGood,
+    Fault::SilentSource,
+    Fault::SourceDiskFull,
+];
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct SoakPlan {
+    /// How many moves must have been made.
+    pub moves: u32,
+    /// Decides which faults come when.
+    pub seed: u64,
+    /// How many guests move at once.
+    pub guests: u8,
+}
+
+/// What came of it. What was lost, doubled or wrong ends a soak: it is an error.
+#[derive(Debug, Clone, Default)]
+pub struct SoakReport {
+    /// Guests that arrived, their memory right.
+    pub moves: u32,
+    /// Migrations that a fault undid: the guest was whole at its source.
+    pub undone: u32,
+    /// Guests whose QEMU was killed while it had them: they ended, and that was told.
+    pub ended: u32,
+    /// The faults, by their names.
+    pub faults: BTreeMap<&'static str, u32>,
+}
+
+impl fmt::Display for SoakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SoakReport { moves, undone, ended, faults } = self;
+        let faults: Vec<String> = faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        write!(
+            f,
+            "{moves} moves, {undone} undone, {ended} ended with a QEMU that was killed; 0 lost, 0 doubled, 0 wrong pages; faults: {}",
+            if faults.is_empty() { "none".to_owned() } else { faults.join(", ") }
+        )
+    }
+}
+
+/// What happens in a wave: to one host, where its agent comes to a point; none: nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Draw {
+    fault: Option<Fault>,
+    host: &'static str,
+    point: &'static str,
+    /// Whose QEMU it is, where one is killed.
+    guest: usize,
+}
+
+impl Draw {
+    /// As many numbers are taken whatever comes of them.
+    fn of(random: &mut Random, guests: usize) -> Draw {
+        let (fault, host) = (random.below(FAULTS.len() + 3), random.below(2));
+        let (point, guest) = (random.below(POINTS.len()), random.below(guests));
+        Draw { fault: FAULTS.get(fault).copied(), host: ["a", "b"][host], point: POINTS[point], guest }
+    }
+}
+
+impl fmt::Display for Draw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fault {
+            None => f.write_str("no fault"),
+            Some(fault) => write!(f, "{} of host {} at {}", fault.name(), self.host, self.point),
+        }
+    }
+}
+
+/// Moves guests to and fro under faults until there have been so many moves; none where this machine can't have a lab. `say` is told of each
+/// wave.
+///
+/// # Errors
+/// A guest is lost, doubled or has a wrong page, something is left over, or the lab does not come up.
+pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Option<SoakReport>> {
+    let options = LabOptions {
+        link: Some(LINK.parse()?),
+        hooks: Hooks { holds: true, small_state: true, clock: None },
+        ..LabOptions::default()
+    };
+    let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
+    let clean = [trial.traces("a")?, trial.traces("b")?];
+    let plans: Vec<GuestPlan> = (0..plan.guests).map(plan_of).collect();
+    let guests = trial.guests("a", &plans)?;
+    let mut soak = Soak { trial: &trial, guests, plans, report: SoakReport::default() };
+    let mut random = Random(plan.seed);
+    for wave in 1.. {
+        if soak.report.moves >= plan.moves {
+            break;
+        }
+        let draw = Draw::of(&mut random, soak.guests.len());
+        let begun = Instant::now();
+        soak.wave(draw)
+            .with_context(|| format!("wave {wave} of seed {}: {draw}; so far {}", plan.seed, soak.report))?;
+        say(&format!("wave {wave}: {draw}, {:.0} s; {}", begun.elapsed().as_secs_f64(), soak.report));
+    }
+    let Soak { report, guests, .. } = soak;
+    for guest in &guests {
+        trial.delete(&guest.host, &guest.name)?;
+    }
+    for (host, clean) in ["a", "b"].iter().zip(&clean) {
+        trial.expect_traces(host, clean)?;
+    }
+    trial.finish()?;
+    Ok(Some(report))
+}
+
+fn plan_of(number: u8) -> GuestPlan {
+    GuestPlan {
+        number: 21 + number,
+        memory: vec![ByteSize::from_bytes((128 << 20) + (64 << 10))],
+        fill: ByteSize::from_mib(8),
+        workload: BUSY.to_owned(),
+        ..GuestPlan::new(&format!("soak{number}"))
+    }
+}
+
+struct Soak<'a> {
+    trial: &'a Trial,
+    guests: Vec<Guest>,
+    plans: Vec<GuestPlan>,
+    report: SoakReport,
+}
+
+impl Soak<'_> {
+    /// All guests move to the other host at once, and something happens.
+    fn wave(&mut self, draw: Draw) -> Result<()> {
+        let watches: Vec<VcpuWatch> =
+            self.guests.iter().map(|guest| self.trial.watch_vcpus(&guest.name)).collect();
+        let killed = self.move_all(draw)?;
+        let mut anew = BTreeSet::new();
+        for (number, watch) in watches.into_iter().enumerate() {
+            let name = self.guests[number].name.clone();
+            let mut told = Vec::new();
+            let host = settled(self.trial, &name, &mut told).with_context(|| format!("VM {name}"))?;
+            watch.end().with_context(|| format!("VM {name}"))?;
+            match host {
+                None => {
+                    ensure!(killed == Some(number), "LOST: VM {name} runs nowhere: {}", told.join("; "));
+                    remove_ended(self.trial, &name)?;
+                    self.report.ended += 1;
+                    anew.insert(number);
+                }
+                Some(host) => self.arrived(number, host)?,
+            }
+        }
+        self.expect_nothing_more(&anew)?;
+        for number in anew {
+            self.guests[number] = self.trial.guest("a", &self.plans[number])?;
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, number: usize, host: String) -> Result<()> {
+        let guest = &mut self.guests[number];
+        let count = if host == guest.host { &mut self.report.undone } else { &mut self.report.moves };
+        guest.host = host;
+        self.trial.expect_whole(guest).with_context(|| format!("WRONG: VM {}", guest.name))?;
+        *count += 1;
+        Ok(())
+    }
+
+    /// Gives the guest whose QEMU was killed.
+    fn move_all(&mut self, draw: Draw) -> Result<Option<usize>> {
+        let trial = self.trial;
+        let held = draw.fault.map(|_| trial.hold(draw.host, draw.point)).transpose()?;
+        let begin = |guest: &Guest| {
+            let request = request_to(other_host(&guest.host), EngineKind::Godwit);
+            Moving::begin(trial, &guest.name, &guest.host, &request, false)
+        };
+        let mut all = self.guests.iter().map(begin).collect::<Result<Vec<Moving<'_>>>>()?;
+        let mut killed = None;
+        if let (Some(fault), Some(held)) = (draw.fault, held)
+            // They may all be over without anybody having come there.
+            && held.reached(POINT_LIMIT).is_ok()
+        {
+            *self.report.faults.entry(fault.name()).or_default() += 1;
+            if fault == Fault::KillSourceQemu {
+                let name = &self.guests[draw.guest].name;
+                // There may be none of it on that host.
+                killed = trial.kill_hypervisor(draw.host, name).is_ok().then_some(draw.guest);
+                drop(held);
+            } else {
+                let mut blow = Blow::new(trial, fault, draw.host, other_host(draw.host));
+                let first = all.first_mut().context("no guests")?;
+                blow.strike(first)?;
+                drop(held);
+                blow.mend(first)?;
+            }
+        }
+        let deadline = Instant::now() + WAVE_LIMIT;
+        for moving in &all {
+            moving.report(deadline.saturating_duration_since(Instant::now()));
+        }
+        Ok(killed)
+    }
+
+    /// Each host has the QEMUs of the guests that run there, and no others.
+    fn expect_nothing_more(&self, ended: &BTreeSet<usize>) -> Result<()> {
+        for host in self.trial.hosts() {
+            let guests = self.guests.iter().enumerate();
+            let wanted =
+                guests.filter(|(number, guest)| guest.host == host && !ended.contains(number)).count();
+            crate::trial::until(&format!("host {host} has {wanted} QEMUs"), crate::trial::LIMIT, || {
+                let found = self.trial.hypervisors(&host)?.len();
+                let vms = self.trial.ask(self.trial.agent(&host).vms())?.len();
+                ensure!(found == wanted && vms == wanted, "there are {found}, and {vms} VMs");
+                Ok(Some(()))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_draws_the_same_faults_and_all_kinds_of_them() {
+        let draws = |seed| {
+            let mut random = Random(seed);
+            (0..200).map(|_| Draw::of(&mut random, 8)).collect::<Vec<Draw>>()
+        };
+        assert_eq!(draws(7), draws(7));
+        assert_ne!(draws(7), draws(8));
+        for fault in FAULTS {
+            assert!(draws(7).iter().filter(|draw| draw.fault == Some(fault)).count() >= 8, "{fault:?}");
+        }
+        assert!(draws(7).iter().any(|draw| draw.fault.is_none()));
+    }
+}

@@ -1,0 +1,355 @@
+//! A lab with a guest in which one fault after the other is tried.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::MigrationRequest;
+use godwit_migration::{EngineKind, Outcome, PageInUse, Report};
+use godwit_qemu::ByteSize;
+use serde::{Deserialize, Serialize};
+
+use super::blow::Blow;
+use super::moment::Side;
+use super::moving::Moving;
+use super::oom::MemoryGroup;
+use super::verdict::{self, OwnersFiles};
+use super::{Cell, Fault, Moment, Place, build_clock};
+use crate::image::default_dir;
+use crate::options::{Hooks, LabOptions};
+use crate::trial::{Guest, GuestPlan, LIMIT, MOVE_LIMIT, Traces, Trial, other_host, request_to};
+
+/// The VM.
+pub(super) const VM: &str = "web";
+/// What a host's link carries: round 0 takes about two seconds.
+pub(super) const LINK: &str = "200mbit";
+/// Writes all the time, so that there are rounds, and far less than the link carries.
+const BUSY: &str = "dirty:rate=1500,ws=16M,order=random,zero=10,compressible=40";
+/// Leaves 16 MiB missing where it is handed over after round 0.
+const VERY_BUSY: &str = "dirty:rate=20000,ws=16M,order=random,zero=0,compressible=0";
+/// So slow are pages fetched that a fault finds some missing.
+const PAGE_IN_LIMIT: &str = "10mbit";
+/// How long a report may take once all is mended.
+const REPORT_LIMIT: Duration = Duration::from_secs(90);
+
+/// What kind of lab a fault needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StagePlan {
+    /// TLS, links of the kernel.
+    Usual,
+    /// And clocks that can be stepped.
+    Clocks,
+    /// In the clear, links of the emulator.
+    Clear,
+}
+
+impl Cell {
+    /// The lab that it needs.
+    #[must_use]
+    pub fn stage(self) -> StagePlan {
+        match self.fault {
+            Fault::ClockForward | Fault::ClockBackward => StagePlan::Clocks,
+            Fault::CorruptByte => StagePlan::Clear,
+            _ => StagePlan::Usual,
+        }
+    }
+
+    /// Why it can't be tried on this machine; none where it can.
+    #[must_use]
+    pub fn missing(self) -> Option<String> {
+        match self.fault {
+            Fault::OutOfMemory => MemoryGroup::missing(),
+            Fault::ClockForward | Fault::ClockBackward => {
+                build_clock(&default_dir()).err().map(|error| format!("{error:#}"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What came of a cell.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CellReport {
+    /// Which.
+    #[serde(flatten)]
+    pub cell: Cell,
+    /// Where the guest was afterwards; none: that was not found out.
+    pub place: Option<Place>,
+    /// What the agents said: of the migration, and of the VM.
+    pub told: Vec<String>,
+    /// What is not as it must be; none: all is.
+    pub error: Option<String>,
+    /// Why it was not tried here; none: it was.
+    pub skipped: Option<String>,
+    /// How long it took, with everything that was checked.
+    pub seconds: f64,
+}
+
+impl CellReport {
+    /// Whether all was as it must be.
+    #[must_use]
+    pub fn is_passed(&self) -> bool {
+        self.error.is_none() && self.skipped.is_none()
+    }
+}
+
+/// The lab, and the guest that lives through the cells for as long as none of them is the end of its QEMU.
+#[derive(Debug)]
+pub struct Stage {
+    name: String,
+    plan: StagePlan,
+    /// None: what came of a cell was no state to go on from.
+    scene: Option<Scene>,
+}
+
+#[derive(Debug)]
+struct Scene {
+    trial: Trial,
+    clean: [Traces; 2],
+    guest: Option<Guest>,
+    /// What a host has of a guest that runs there, below its own folder.
+    owners: Option<OwnersFiles>,
+}
+
+/// What a cell is found to be, as far as it came.
+#[derive(Debug, Default)]
+struct Findings {
+    place: Option<Place>,
+    told: Vec<String>,
+}
+
+impl Stage {
+    /// A stage; `None`, with the reason printed, where this machine can't have one.
+    ///
+    /// # Errors
+    /// The lab does not come up.
+    pub fn begin(name: &str, plan: StagePlan) -> Result<Option<Stage>> {
+        let scene = Scene::begin(name, plan)?;
+        Ok(scene.map(|scene| Stage { name: name.to_owned(), plan, scene: Some(scene) }))
+    }
+
+    /// Tries a fault at a moment, and all that must be so afterwards. What is not is told in the report, the logs being kept in
+    /// `out/trial/NAME-MOMENT-FAULT`, and the next cell has a lab of its own.
+    pub fn try_cell(&mut self, cell: Cell) -> CellReport {
+        let begun = Instant::now();
+        let mut findings = Findings::default();
+        let skipped = cell.missing();
+        let tried = if skipped.is_some() { Ok(()) } else { self.try_in_scene(cell, &mut findings) };
+        CellReport {
+            cell,
+            place: findings.place,
+            told: findings.told,
+            error: tried.err().map(|error| format!("{error:#}")),
+            skipped,
+            seconds: begun.elapsed().as_secs_f64(),
+        }
+    }
+
+    fn try_in_scene(&mut self, cell: Cell, findings: &mut Findings) -> Result<()> {
+        ensure!(cell.stage() == self.plan, "{} needs another lab", cell.fault.name());
+        let mut scene = match self.scene.take() {
+            Some(scene) => scene,
+            None => Scene::begin(&self.name, self.plan)?.context("a lab was there before")?,
+        };
+        let tried = scene.try_cell(cell, findings);
+        let root = format!("{}/", scene.trial.paths().root().display());
+        findings.told.iter_mut().for_each(|told| *told = told.replace(&root, ""));
+        match &tried {
+            Ok(()) => self.scene = Some(scene),
+            Err(_) => {
+                let name = format!("{}-{}-{}", self.name, cell.moment.name(), cell.fault.name());
+                if let Err(error) = scene.trial.keep_logs(&name) {
+                    eprintln!("its logs could not be kept: {error:#}");
+                }
+                // Nothing of it matters any more, but that it goes.
+                scene.trial.finish().context("the lab of a cell that failed")?;
+            }
+        }
+        tried
+    }
+
+    /// Takes the lab down and looks for what it left.
+    ///
+    /// # Errors
+    /// Something is left.
+    pub fn finish(self) -> Result<()> {
+        self.scene.map_or(Ok(()), |scene| scene.trial.finish())
+    }
+}
+
+impl Scene {
+    fn begin(name: &str, plan: StagePlan) -> Result<Option<Scene>> {
+        let clock = match plan {
+            StagePlan::Clocks => Some(build_clock(&default_dir())?),
+            StagePlan::Usual | StagePlan::Clear => None,
+        };
+        let options = LabOptions {
+            link: Some(LINK.parse()?),
+            insecure: plan == StagePlan::Clear,
+            force_emulator: plan == StagePlan::Clear,
+            hooks: Hooks { holds: true, small_state: true, clock },
+            ..LabOptions::default()
+        };
+        let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
+        let clean = [trial.traces("a")?, trial.traces("b")?];
+        Ok(Some(Scene { trial, clean, guest: None, owners: None }))
+    }
+
+    /// The guest, booted where there is none.
+    fn guest(&mut self, host: &str) -> Result<Guest> {
+        if let Some(guest) = &self.guest {
+            return Ok(guest.clone());
+        }
+        let plan = GuestPlan {
+            memory: vec![ByteSize::from_bytes((160 << 20) + (64 << 10))],
+            fill: ByteSize::from_mib(40),
+            workload: BUSY.to_owned(),
+            ..GuestPlan::new(VM)
+        };
+        let guest = self.trial.guest(host, &plan)?;
+        if self.owners.is_none() {
+            self.owners = Some(OwnersFiles::of(&self.trial, host)?);
+        }
+        self.guest = Some(guest.clone());
+        Ok(guest)
+    }
+
+    fn try_cell(&mut self, cell: Cell, findings: &mut Findings) -> Result<()> {
+        let guest = self.guest("a")?;
+        let (source, destination) = (guest.host.clone(), other_host(&guest.host));
+        guest.workload(if cell.moment == Moment::PageIn { VERY_BUSY } else { BUSY })?;
+        let watch = self.trial.watch_vcpus(VM);
+        let struck = self.strike(cell, &source, destination);
+        let settled = struck.and_then(|report| {
+            findings.told.extend(report.iter().map(told_of));
+            Ok((report, verdict::settled(&self.trial, VM, &mut findings.told)?))
+        });
+        let watched = watch.end();
+        let (report, host) = settled?;
+        findings.place = Some(match host.as_deref() {
+            None => Place::Nowhere,
+            Some(host) if host == source => Place::Source,
+            Some(_) => Place::Destination,
+        });
+        watched?;
+        self.check(cell, findings, report.as_ref())?;
+        match host {
+            Some(host) => self.guest.iter_mut().for_each(|guest| guest.host.clone_from(&host)),
+            None => {
+                verdict::remove_ended(&self.trial, VM)?;
+                self.guest = None;
+                for (host, clean) in ["a", "b"].iter().zip(&self.clean) {
+                    self.trial.expect_traces(host, clean).context("after the VM that ended was deleted")?;
+                }
+                self.guest(&source).context("a new VM")?;
+            }
+        }
+        self.expect_whole_and_alone().context("after the fault")?;
+        self.move_again().context("a new migration")
+    }
+
+    /// Begins a migration, brings it to its moment, strikes, lets it go and mends; then waits for its report, where there is still
+    /// somebody to give it.
+    fn strike(&self, cell: Cell, source: &str, destination: &str) -> Result<Option<Report>> {
+        let trial = &self.trial;
+        let page_in = if cell.moment == Moment::PageIn { PageInUse::Now } else { PageInUse::Never };
+        let request = MigrationRequest { page_in, ..request_to(destination, EngineKind::Godwit) };
+        let side = |side| if side == Side::Source { source } else { destination };
+        let held = cell.moment.held().map(|(at, point)| trial.hold(side(at), point)).transpose()?;
+        let committed = trial.passing(source, "source.committed")?;
+        let lacking = match cell.moment {
+            Moment::PageIn => Some(trial.hold(source, "source.tell-remaining")?),
+            _ => None,
+        };
+        let by_cli = cell.fault == Fault::KillCli;
+        let mut moving = Moving::begin(trial, VM, source, &request, by_cli)?;
+        match (&held, &lacking) {
+            (Some(held), _) => held.reached(LIMIT).with_context(|| over(&moving))?,
+            (None, Some(lacking)) => {
+                lacking.reached(LIMIT).with_context(|| over(&moving))?;
+                moving.limit(PAGE_IN_LIMIT)?;
+                lacking.open();
+                moving.until_seen(cell.moment)?;
+            }
+            (None, None) => moving.until_seen(cell.moment)?,
+        }
+        if cell.moment == Moment::Committed {
+            committed.reached(LIMIT)?;
+        }
+        let mut blow = Blow::new(trial, cell.fault, source, destination);
+        blow.strike(&mut moving).context("the fault could not be done")?;
+        drop(held);
+        if cell.moment == Moment::PageIn {
+            // Where the agent still lives that is told so.
+            let _ = moving.limit("none");
+        }
+        blow.mend(&moving).context("the fault could not be mended")?;
+        Ok(moving.report(REPORT_LIMIT))
+    }
+
+    fn check(&self, cell: Cell, findings: &Findings, report: Option<&Report>) -> Result<()> {
+        let place = findings.place.context("it is nowhere")?;
+        let allowed = cell.allowed();
+        ensure!(
+            allowed.contains(&place),
+            "the guest is at {place:?}, allowed is {allowed:?}; told: {}",
+            findings.told.join("; ")
+        );
+        if let Some(report) = report {
+            let fits = match report.outcome {
+                Outcome::Completed => place != Place::Source,
+                Outcome::Failed | Outcome::Cancelled => place != Place::Destination,
+                // Solved since.
+                Outcome::InDoubt => true,
+            };
+            ensure!(fits, "the report says {:?}, and the guest is at {place:?}", report.outcome);
+            let is_told = report.outcome == Outcome::Completed
+                || report.error.as_ref().is_some_and(|error| !error.message.is_empty());
+            ensure!(is_told, "nobody says why: {report:#?}");
+        }
+        // With the agent that is killed goes what it knew.
+        let must_tell = cell.fault != Fault::KillSourceAgent || place == Place::Nowhere;
+        ensure!(!must_tell || !findings.told.is_empty(), "nobody says what happened");
+        Ok(())
+    }
+
+    /// The guest runs where it is said to, all of its memory is right, the other host has nothing of it and its own nothing more than it
+    /// needs.
+    fn expect_whole_and_alone(&self) -> Result<()> {
+        let guest = self.guest.as_ref().context("no guest")?;
+        let other = other_host(&guest.host);
+        self.trial.expect_whole(guest)?;
+        self.trial.expect_traces(other, &self.clean[usize::from(other == "b")])?;
+        let running = self.trial.hypervisors(&guest.host)?.len();
+        ensure!(running == 1, "{running} QEMUs run on host {}", guest.host);
+        self.owners.as_ref().map_or(Ok(()), |owners| owners.expect(&self.trial, &guest.host))
+    }
+
+    fn move_again(&mut self) -> Result<()> {
+        let guest = self.guest.as_ref().context("no guest")?;
+        guest.workload(BUSY)?;
+        let request = guest.to_other_host();
+        let report =
+            self.trial.begin_migration(VM, &guest.host, &request)?.report_within(MOVE_LIMIT, |_| {})?;
+        ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+        self.guest.iter_mut().for_each(|guest| guest.host.clone_from(&request.to));
+        self.expect_whole_and_alone()
+    }
+}
+
+/// Why a moment did not come.
+fn over(moving: &Moving<'_>) -> String {
+    let report = moving.report(Duration::ZERO);
+    report.map_or_else(
+        || "the migration goes on".to_owned(),
+        |report| format!("it is over: {}", told_of(&report)),
+    )
+}
+
+fn told_of(report: &Report) -> String {
+    let outcome = serde_json::to_value(report.outcome).unwrap_or_default();
+    let outcome = outcome.as_str().unwrap_or("?");
+    match &report.error {
+        Some(error) => format!("migration {outcome}: {} ({})", error.message, error.code),
+        None => format!("migration {outcome}"),
+    }
+}

@@ -1,0 +1,118 @@
+//! Where the guest is, by both agents' word, and what its host has of it.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use godwit_api::{ClientError, ErrorCode, VmInfo, VmState};
+
+use crate::trial::{LIMIT, Trial, until};
+
+/// How long agents may take to agree once all is mended, without an operator's hand.
+const AGREE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits until both agents agree where the guest is: it runs on one host and the other knows nothing of it, or it has ended and its host
+/// says so. What is said of a VM that is not well is added to `told`. Gives the host that runs it; none: it has ended.
+///
+/// # Errors
+/// They do not within a minute.
+pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option<String>> {
+    let settled = until("both agents agree where the guest is", AGREE_LIMIT, || {
+        let infos = infos(trial, vm)?;
+        let running: Vec<&VmInfo> = infos.iter().filter(|info| is_well(info)).collect();
+        let ended =
+            |info: &VmInfo| matches!(info.state, VmState::Failed | VmState::Stopped) && !info.in_doubt;
+        match (&infos[..], &running[..]) {
+            ([info], [_]) => Ok(Some(Some(info.host.clone()))),
+            (known, []) if !known.is_empty() && known.iter().all(ended) => Ok(Some(None)),
+            _ => bail!("{}", describe(&infos)),
+        }
+    });
+    if !matches!(settled, Ok(Some(_))) {
+        told.extend(infos(trial, vm).iter().flatten().filter(|info| !is_well(info)).map(describe_one));
+    }
+    settled
+}
+
+fn is_well(info: &VmInfo) -> bool {
+    info.state == VmState::Running && !info.in_doubt && info.page_in.is_none()
+}
+
+/// What the hosts know of the VM; those that know nothing are left out.
+fn infos(trial: &Trial, vm: &str) -> Result<Vec<VmInfo>> {
+    let mut infos = Vec::new();
+    for host in trial.hosts() {
+        match trial.vm(&host, vm) {
+            Ok(info) => infos.push(info),
+            Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("host {host}")),
+        }
+    }
+    Ok(infos)
+}
+
+fn describe(infos: &[VmInfo]) -> String {
+    let all: Vec<String> = infos.iter().map(describe_one).collect();
+    if all.is_empty() { "no host knows the VM".to_owned() } else { all.join("; ") }
+}
+
+fn describe_one(info: &VmInfo) -> String {
+    let doubt = if info.in_doubt { ", in doubt" } else { "" };
+    let lacks = info.page_in.map(|page_in| format!(", lacks {} pages", page_in.missing_pages));
+    let reason = info.reason.as_ref().map(|reason| format!(": {reason}"));
+    format!(
+        "VM {} at host {}{doubt}{}{}",
+        info.state,
+        info.host,
+        lacks.unwrap_or_default(),
+        reason.unwrap_or_default()
+    )
+}
+
+/// Deletes a VM that has ended, wherever it is known.
+///
+/// # Errors
+/// An agent says no.
+pub fn remove_ended(trial: &Trial, vm: &str) -> Result<()> {
+    for info in infos(trial, vm)? {
+        let agent = trial.agent(&info.host);
+        trial
+            .ask(agent.delete_vm(vm))
+            .with_context(|| format!("{} can't be deleted", describe_one(&info)))?;
+    }
+    Ok(())
+}
+
+/// What a host has of a VM that runs there, by paths below its folder, and how many network links.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OwnersFiles {
+    files: BTreeSet<PathBuf>,
+    links: usize,
+}
+
+impl OwnersFiles {
+    /// What a host has now.
+    pub(super) fn of(trial: &Trial, host: &str) -> Result<OwnersFiles> {
+        let root = trial.paths().host(host);
+        let traces = trial.traces(host)?;
+        let below = |path: PathBuf| path.strip_prefix(&root).map(PathBuf::from).unwrap_or(path);
+        Ok(OwnersFiles { files: traces.files.into_iter().map(below).collect(), links: traces.links.len() })
+    }
+
+    /// Waits until a host has these and no others.
+    pub(super) fn expect(&self, trial: &Trial, host: &str) -> Result<()> {
+        until(&format!("host {host} has no more of the guest than it needs"), LIMIT, || {
+            let found = OwnersFiles::of(trial, host)?;
+            let more: Vec<_> = found.files.difference(&self.files).collect();
+            let fewer: Vec<_> = self.files.difference(&found.files).collect();
+            ensure!(
+                found == *self,
+                "more: {more:?}, fewer: {fewer:?}, {} links for {}",
+                found.links,
+                self.links
+            );
+            Ok(Some(()))
+        })
+    }
+}

@@ -1,0 +1,155 @@
+//! That never two hosts run the vCPUs of one guest, seen from outside: by whether the vCPU threads of their QEMUs come and go on a CPU.
+//! What agents say is not asked: they may be dead, or wrong.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::agents::run_dir;
+use crate::process::ProcessId;
+use crate::trial::Trial;
+
+/// How often is looked.
+const PACE: Duration = Duration::from_millis(20);
+/// In so many looks in a row both must have run: within one interval one may have stopped and the other begun, and one that stands still
+/// is woken when it is made or asked something.
+const LOOKS: u32 = 4;
+
+/// A look at the vCPUs of one guest on all hosts, from its begin to [`VcpuWatch::end`].
+#[derive(Debug)]
+pub struct VcpuWatch {
+    stop: Sender<()>,
+    looking: JoinHandle<Seen>,
+}
+
+/// What was seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Looks in which vCPUs of two hosts had run, in a row: the most.
+    pub both_ran: u32,
+    /// Looks in all.
+    pub looks: u32,
+}
+
+impl Trial {
+    /// Watches a guest's vCPUs on all hosts from now on.
+    #[must_use]
+    pub fn watch_vcpus(&self, vm: &str) -> VcpuWatch {
+        let mut hosts: Vec<Vcpus> = self
+            .hosts()
+            .iter()
+            .map(|host| Vcpus {
+                pid_file: run_dir(&self.paths, host).join("vms").join(vm).join("qemu.pid"),
+                processes: Vec::new(),
+            })
+            .collect();
+        let (stop, stopped) = mpsc::channel();
+        let looking = std::thread::spawn(move || {
+            let (mut seen, mut in_a_row) = (Seen::default(), 0);
+            while stopped.recv_timeout(PACE) == Err(RecvTimeoutError::Timeout) {
+                // All of them are looked at, not only until the second that runs.
+                let ran = hosts.iter_mut().filter_map(|host| host.has_run().then_some(())).count();
+                in_a_row = if ran > 1 { in_a_row + 1 } else { 0 };
+                seen = Seen { both_ran: seen.both_ran.max(in_a_row), looks: seen.looks + 1 };
+            }
+            seen
+        });
+        VcpuWatch { stop, looking }
+    }
+}
+
+impl VcpuWatch {
+    /// Ends the look.
+    ///
+    /// # Errors
+    /// Two hosts ran the guest at once.
+    pub fn end(self) -> Result<Seen> {
+        drop(self.stop);
+        let Ok(seen) = self.looking.join() else { anyhow::bail!("nobody watched the vCPUs") };
+        ensure!(
+            seen.both_ran < LOOKS,
+            "DOUBLED: vCPUs of two hosts ran in {} looks in a row, {PACE:?} apart",
+            seen.both_ran
+        );
+        Ok(seen)
+    }
+}
+
+/// The vCPU threads of a guest on one host, also of a QEMU that no file speaks of any more.
+struct Vcpus {
+    pid_file: PathBuf,
+    processes: Vec<(ProcessId, Activity)>,
+}
+
+impl Vcpus {
+    /// Whether one has run since the last look.
+    fn has_run(&mut self) -> bool {
+        let named = std::fs::read_to_string(&self.pid_file).ok();
+        if let Some(id) = named.and_then(|text| ProcessId::parse(&text))
+            && !self.processes.iter().any(|(known, _)| *known == id)
+        {
+            self.processes.push((id, Activity::of(id)));
+        }
+        self.processes.retain(|(id, _)| id.is_alive());
+        let mut ran = false;
+        for (id, before) in &mut self.processes {
+            let now = Activity::of(*id);
+            ran |= now != *before;
+            *before = now;
+        }
+        ran
+    }
+}
+
+/// What changes when vCPU threads run, and does not while they stand still: how often they gave up a CPU (a guest that sleeps now and
+/// then), and their CPU time (one that never does). `schedstat` would say it better, and not every kernel has it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Activity {
+    switches: u64,
+    ticks: u64,
+}
+
+impl Activity {
+    /// Of all vCPU threads of a QEMU, which it names `CPU N/…`.
+    fn of(id: ProcessId) -> Activity {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", id.pid)).into_iter().flatten().flatten();
+        let read = |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
+        threads.map(|thread| thread.path()).filter(|path| read(path, "comm").starts_with("CPU ")).fold(
+            Activity::default(),
+            |sum, path| Activity {
+                switches: sum.switches + switches(&read(&path, "status")),
+                ticks: sum.ticks + ticks(&read(&path, "stat")),
+            },
+        )
+    }
+}
+
+/// Of `/proc/PID/task/TID/status`.
+fn switches(status: &str) -> u64 {
+    let counts = status.lines().filter_map(|line| line.split_once("_ctxt_switches:"));
+    counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
+}
+
+/// Time in user space and in the kernel, of `/proc/PID/task/TID/stat`: fields 14 and 15, the second being the name in brackets.
+fn ticks(stat: &str) -> u64 {
+    let Some((_, rest)) = stat.rsplit_once(')') else { return 0 };
+    rest.split_ascii_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_tells_of_a_thread() {
+        assert_eq!(
+            switches("Name:\tCPU 0/TCG\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t1\n"),
+            42
+        );
+        assert_eq!(ticks("7 (CPU 0/TCG) S 1 7 7 0 -1 4194304 9 0 0 0 30 12 0 0 20 0 6 0 99 1 1"), 42);
+        assert_eq!(ticks("nonsense"), 0);
+    }
+}

@@ -1,0 +1,89 @@
+//! Each kind of fault, done for real at the moments of a migration at which it tells most. `make reliability` tries all of them at all
+//! moments (docs/reliability.md).
+
+use anyhow::{Result, ensure};
+use godwit_lab::faults::{Cell, Fault, Moment, Place, Stage, StagePlan, lies};
+
+/// Tries one after the other in one lab; what fails is told together.
+fn try_all(name: &str, plan: StagePlan, cells: &[(Fault, Moment)]) -> Result<()> {
+    let Some(mut stage) = Stage::begin(name, plan)? else { return Ok(()) };
+    let mut failed = Vec::new();
+    for (fault, moment) in cells {
+        let report = stage.try_cell(Cell { moment: *moment, fault: *fault });
+        let what = format!("{} at {}", fault.name(), moment.name());
+        let place = report.place.map_or("?", Place::name);
+        eprintln!("  {what}: {place}, {:.0} s; {}", report.seconds, report.told.join("; "));
+        if let Some(why) = &report.skipped {
+            eprintln!("skipped: {what}: {why}");
+        }
+        failed.extend(report.error.map(|error| format!("{what}: {error}")));
+    }
+    stage.finish()?;
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn agents_that_are_killed() -> Result<()> {
+    let cells = [
+        (Fault::KillSourceAgent, Moment::PreCopy),
+        (Fault::KillSourceAgent, Moment::Committed),
+        (Fault::KillDestinationAgent, Moment::Started),
+    ];
+    try_all("faults-agents", StagePlan::Usual, &cells)
+}
+
+#[test]
+fn hypervisors_that_are_killed_and_the_command() -> Result<()> {
+    let cells = [
+        (Fault::KillCli, Moment::PreCopy),
+        (Fault::KillSourceQemu, Moment::Switchover),
+        (Fault::KillDestinationQemu, Moment::Committed),
+    ];
+    try_all("faults-qemus", StagePlan::Usual, &cells)
+}
+
+#[test]
+fn links_that_are_cut_or_crawl() -> Result<()> {
+    let cells = [
+        (Fault::CutBriefly, Moment::PreCopy),
+        (Fault::CutForGood, Moment::Loaded),
+        (Fault::SlowLink, Moment::Switchover),
+    ];
+    try_all("faults-links", StagePlan::Usual, &cells)
+}
+
+#[test]
+fn peers_that_fall_silent() -> Result<()> {
+    try_all("faults-silence", StagePlan::Usual, &[(Fault::SilentDestination, Moment::Switchover)])
+}
+
+#[test]
+fn disks_and_memory_that_are_full() -> Result<()> {
+    let cells = [
+        (Fault::SourceDiskFull, Moment::PreCopy),
+        (Fault::RamFull, Moment::Prepare),
+        (Fault::OutOfMemory, Moment::Prepare),
+    ];
+    try_all("faults-full", StagePlan::Usual, &cells)
+}
+
+#[test]
+fn clocks_that_are_stepped() -> Result<()> {
+    let cells = [(Fault::ClockForward, Moment::PreCopy), (Fault::ClockBackward, Moment::Switchover)];
+    try_all("faults-clocks", StagePlan::Clocks, &cells)
+}
+
+#[test]
+fn a_byte_that_changes_on_its_way() -> Result<()> {
+    try_all("faults-byte", StagePlan::Clear, &[(Fault::CorruptByte, Moment::PreCopy)])
+}
+
+#[test]
+fn peers_that_lie() -> Result<()> {
+    for report in lies(1)? {
+        eprintln!("  {}: {}", report.what, report.told.join(", "));
+        ensure!(report.error.is_none(), "{}: {}", report.what, report.error.unwrap_or_default());
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! Eight guests move at once and an agent of theirs is killed and started again: each of them arrives or stays, without anybody's help.
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::{LimitOf, RateLimit};
+use godwit_lab::faults::settled;
+use godwit_lab::trial::{Guest, GuestPlan, Migration, Traces, Trial, VcpuWatch, other_host};
+use godwit_migration::{Outcome, Phase};
+use godwit_qemu::ByteSize;
+use rustix::process::Signal;
+
+/// How many.
+const GUESTS: u8 = 8;
+
+fn plan(number: u8) -> GuestPlan {
+    GuestPlan {
+        number: 21 + number,
+        memory: vec![ByteSize::from_bytes((128 << 20) + (64 << 10))],
+        fill: ByteSize::from_mib(8),
+        workload: "dirty:rate=200,ws=4M,order=random".to_owned(),
+        ..GuestPlan::new(&format!("web{number}"))
+    }
+}
+
+/// Begins to move all of them to the other host, which takes its time.
+fn begin<'a>(trial: &'a Trial, guests: &[Guest]) -> Result<Vec<Migration<'a>>> {
+    let begun = guests.iter().map(|guest| {
+        let request = guest.to_other_host();
+        Ok(trial.begin_migration(&guest.name, &guest.host, &request)?)
+    });
+    begun.collect()
+}
+
+/// The agent of `host` is killed while all of them leave host a, and started again.
+fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) -> Result<()> {
+    let limit: RateLimit = "40mbit".parse()?;
+    let from = guests[0].host.clone();
+    trial.ask(trial.agent(&from).set_limit(LimitOf::Host, limit))?;
+    let watches: Vec<VcpuWatch> = guests.iter().map(|guest| trial.watch_vcpus(&guest.name)).collect();
+    let mut migrations = begin(trial, guests)?;
+    for migration in &mut migrations {
+        migration
+            .until(|progress| progress.phase == Phase::PreCopy && progress.sent_bytes > 0)?
+            .context("too fast")?;
+    }
+    trial.end_agent(host, Signal::KILL)?;
+    trial.start_missing()?;
+    drop(migrations);
+    let (mut moved, mut stayed) = (0, 0);
+    for (guest, watch) in guests.iter_mut().zip(watches) {
+        let mut told = Vec::new();
+        let now =
+            settled(trial, &guest.name, &mut told)?.with_context(|| format!("{}: {told:?}", guest.name))?;
+        watch.end()?;
+        *(if now == guest.host { &mut stayed } else { &mut moved }) += 1;
+        guest.host = now;
+        trial.expect_whole(guest)?;
+    }
+    eprintln!("  the agent of host {host} killed: {moved} arrived, {stayed} stayed");
+    trial.ask(trial.agent(&from).set_limit(LimitOf::Host, RateLimit::NONE))?;
+    // Now that nobody disturbs them.
+    guests.iter_mut().filter(|guest| guest.host != from).try_for_each(|guest| move_one(trial, guest))?;
+    let other = other_host(&from);
+    trial.expect_traces(other, &clean[usize::from(other == "b")])
+}
+
+fn move_one(trial: &Trial, guest: &mut Guest) -> Result<()> {
+    let request = guest.to_other_host();
+    let report = trial.begin_migration(&guest.name, &guest.host, &request)?.report()?;
+    ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    guest.host = request.to;
+    trial.expect_whole(guest).map(drop)
+}
+
+#[test]
+fn eight_migrations_survive_the_end_of_either_agent() -> Result<()> {
+    let Some(trial) = Trial::begin("many")? else { return Ok(()) };
+    let clean = [trial.traces("a")?, trial.traces("b")?];
+    let plans: Vec<GuestPlan> = (0..GUESTS).map(plan).collect();
+    let mut guests = trial.guests("a", &plans)?;
+    strike(&trial, &mut guests, "a", &clean).context("the source's agent")?;
+    strike(&trial, &mut guests, "b", &clean).context("the destination's agent")?;
+    for migration in begin(&trial, &guests)? {
+        let report = migration.report()?;
+        ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    }
+    for guest in &mut guests {
+        other_host(&guest.host).clone_into(&mut guest.host);
+        trial.expect_whole(guest)?;
+    }
+    trial.expect_traces("a", &clean[0])?;
+    trial.finish()
+}
