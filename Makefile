@@ -8,7 +8,7 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict debia
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test bench soak soak-mixed fmt lint ci clean
+.PHONY: help deps build demo test bench soak soak-mixed fuzz fmt lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ soak: build ## 200 moves in a row of a guest that dirties and verifies its memor
 soak-mixed: build ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak_mixed::
 
+fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")
+	scripts/fuzz.sh
+
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
@@ -48,4 +51,4 @@ ci: ## What CI runs: formatting, lints, dependency policy, all tests
 	.ci/run
 
 clean: ## Remove everything that was built, fetched or cached in this folder
-	rm -rf target out
+	rm -rf target out fuzz/target fuzz/artifacts
