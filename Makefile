@@ -9,7 +9,7 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict debia
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test sim bench reliability soak soak-mixed fmt lint ci clean
+.PHONY: help deps build demo test sim fuzz bench reliability soak soak-mixed fmt lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ soak: build ## 1,000 moves of 8 guests under faults drawn at random (SOAK_MOVES=
 soak-mixed: build ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak_mixed::
 
+fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")
+	scripts/fuzz.sh
+
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
@@ -55,4 +58,4 @@ ci: ## What CI runs: formatting, lints, dependency policy, all tests
 	.ci/run
 
 clean: ## Remove everything that was built, fetched or cached in this folder
-	rm -rf target out
+	rm -rf target out fuzz/target fuzz/artifacts

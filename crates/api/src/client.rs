@@ -35,7 +35,7 @@ use crate::{
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long an answer may take: starting a VM with much memory is the slowest request there is.
 const ANSWER_LIMIT: Duration = Duration::from_secs(180);
-/// The longest answer that is read whole.
+/// The longest answer that is read whole, unless less is asked for: the reports of 256 migrations.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// Where an agent listens.
@@ -151,6 +151,7 @@ pub struct Client {
     endpoint: Endpoint,
     /// What it shows by TLS, and the host whose certificate it expects.
     secure: Option<(Identity, String)>,
+    most_answer_bytes: usize,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -160,13 +161,19 @@ impl Client {
     /// A client of the agent at `endpoint`.
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Self {
-        Client { endpoint, secure: None }
+        Client { endpoint, secure: None, most_answer_bytes: MAX_ANSWER_BYTES }
     }
 
     /// The same, which shows `identity` by TLS and speaks to the agent of `host` alone.
     #[must_use]
     pub fn secure(endpoint: Endpoint, identity: Identity, host: impl Into<String>) -> Self {
-        Client { endpoint, secure: Some((identity, host.into())) }
+        Client { secure: Some((identity, host.into())), ..Client::new(endpoint) }
+    }
+
+    /// The same, which reads no longer answers: for an agent that asks another.
+    #[must_use]
+    pub fn with_answers_of_at_most(self, bytes: usize) -> Self {
+        Client { most_answer_bytes: bytes, ..self }
     }
 
     /// Where its agent is.
@@ -390,7 +397,7 @@ impl Client {
     }
 
     async fn whole(&self, body: Incoming) -> Result<Bytes, ClientError> {
-        let body = Limited::new(body, MAX_ANSWER_BYTES).collect();
+        let body = Limited::new(body, self.most_answer_bytes).collect();
         let body = tokio::time::timeout(ANSWER_LIMIT, body)
             .await
             .map_err(|_| self.unreachable(format!("the answer stopped for {} s", ANSWER_LIMIT.as_secs())))?;

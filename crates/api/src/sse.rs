@@ -1,7 +1,7 @@
 //! Reads server-sent events: bytes in, events out, no I/O. Format: the WHATWG HTML standard, section 9.2.
 
-/// A buffered line may not grow past this; a longer one comes from something that is no agent.
-const MAX_LINE_BYTES: usize = 16 << 20;
+/// An event may not grow past this; a longer one comes from something that is no agent.
+const MAX_EVENT_BYTES: usize = 16 << 20;
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,13 +22,13 @@ pub struct EventParser {
 }
 
 impl EventParser {
-    /// Takes the next bytes and returns the events they complete; `Err` when a line has no end.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, LineTooLong> {
+    /// Takes the next bytes and returns the events they complete; `Err` when one has no end.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, EventTooLong> {
         let mut events = Vec::new();
         for &byte in bytes {
             if byte != b'\n' {
-                if self.line.len() >= MAX_LINE_BYTES {
-                    return Err(LineTooLong);
+                if self.line.len() + self.data.len() >= MAX_EVENT_BYTES {
+                    return Err(EventTooLong);
                 }
                 self.line.push(byte);
                 continue;
@@ -67,10 +67,10 @@ impl EventParser {
     }
 }
 
-/// The stream sent a line past the bound.
+/// The stream sent an event past the bound.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a line of the event stream is longer than {MAX_LINE_BYTES} bytes")]
-pub struct LineTooLong;
+#[error("an event of the stream is longer than {MAX_EVENT_BYTES} bytes")]
+pub struct EventTooLong;
 
 #[cfg(test)]
 mod tests {
@@ -101,13 +101,16 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_refused() {
-        let mut parser = EventParser::default();
-        let piece = vec![b'x'; 1 << 20];
-        let mut last = Ok(Vec::new());
-        for _ in 0..17 {
-            last = parser.push(&piece);
+    fn an_event_without_end_is_refused() {
+        for piece in
+            [vec![b'x'; 1 << 20], b"data: ".iter().chain(&[b'x'; 1 << 20]).chain(b"\n").copied().collect()]
+        {
+            let mut parser = EventParser::default();
+            let mut last = Ok(Vec::new());
+            for _ in 0..17 {
+                last = parser.push(&piece);
+            }
+            assert_eq!(last, Err(EventTooLong));
         }
-        assert_eq!(last, Err(LineTooLong));
     }
 }

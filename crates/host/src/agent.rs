@@ -29,6 +29,9 @@ use crate::references::References;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
 
+/// The longest answer of another agent that is read; the longest there is tells a minute of a probe's readings, 0.1 MB.
+const PEER_ANSWER_BYTES: usize = 1 << 20;
+
 /// The host agent. One a host; shared by everything that serves it.
 #[derive(Debug)]
 pub struct Agent {
@@ -151,7 +154,8 @@ impl Agent {
         Ok(match &self.protection {
             Some(protection) => Client::secure(endpoint, protection.identity(), name),
             None => Client::new(endpoint),
-        })
+        }
+        .with_answers_of_at_most(PEER_ANSWER_BYTES))
     }
 
     /// Every VM, by name.

@@ -299,13 +299,20 @@ fn replace(path: &Path, content: &impl Serialize) -> Result<(), StoreError> {
 
 fn load(path: &Path) -> Result<SavedVm, StoreError> {
     let text = fs::read(path).map_err(|source| failed(path, "read", source))?;
-    let wrong = |why: String| StoreError::Format { path: path.to_owned(), why };
-    let record: SavedVm = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+    parse(&text).map_err(|why| StoreError::Format { path: path.to_owned(), why })
+}
+
+/// Reads a record.
+///
+/// # Errors
+/// In words: it is none of this version.
+pub(crate) fn parse(text: &[u8]) -> Result<SavedVm, String> {
+    let record: SavedVm = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if record.format != FORMAT {
-        return Err(wrong(format!("format {} instead of {FORMAT}", record.format)));
+        return Err(format!("format {} instead of {FORMAT}", record.format));
     }
     // The name becomes part of paths.
-    record.spec.validate().map_err(|error| wrong(error.to_string()))?;
+    record.spec.validate().map_err(|error| error.to_string())?;
     Ok(record)
 }
 

@@ -62,6 +62,10 @@ fn peers_reach_it_over_tcp_and_errors_are_typed_there_too() {
             .unwrap_err();
         assert_eq!(wrong.code(), Some(ErrorCode::InvalidRequest));
         assert!(wrong.to_string().contains("sepc"), "{wrong}");
+        let long = serde_json::json!({ "sepc": "x".repeat(1 << 20) });
+        let refused = client.post::<_, serde_json::Value>("/v1/vms", &long).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest));
+        assert!(refused.to_string().contains("more than 1048576 bytes"), "{refused}");
     });
 }
 

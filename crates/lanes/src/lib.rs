@@ -9,6 +9,8 @@ mod codec;
 #[cfg(test)]
 mod corruption_tests;
 mod delta;
+#[doc(hidden)]
+pub mod fuzzing;
 mod interrupt;
 #[cfg(test)]
 mod lane_tests;

@@ -14,6 +14,12 @@ mod size;
 mod spec;
 mod vcpu_group;
 
+/// What the fuzz targets reach. No promise to anybody else.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::qmp::fuzzing::read_qmp;
+}
+
 pub use accel::{AccelProbe, usable_accel};
 pub use commands::{
     AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,

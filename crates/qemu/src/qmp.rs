@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, Interest};
+use tokio::io::{AsyncRead, AsyncReadExt, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, oneshot, watch};
@@ -22,6 +22,7 @@ use tokio::task::AbortHandle;
 
 use crate::obstacle::Obstacle;
 
+pub(crate) mod fuzzing;
 mod message;
 
 use message::Message;
@@ -30,10 +31,12 @@ use message::Message;
 const GREETING_LIMIT: Duration = Duration::from_secs(30);
 /// How long a command may take unless said otherwise: a few (`stop`, `cont`) wait for disks.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// The longest line taken. The longest known, the schema of QEMU 10, has 0.3 MB.
-const LONGEST_LINE_BYTES: usize = 8 << 20;
+/// The longest line taken. The longest known, the schema of QEMU 10, has 0.3 MB. As JSON values it may take eighty times as much.
+const LONGEST_LINE_BYTES: usize = 1 << 20;
 /// Events kept for a receiver that doesn't look; older ones are lost to it.
 const EVENTS_KEPT: usize = 1024;
+/// The longest of them: a few hundred bytes in QEMU 10. Longer ones are dropped, as so many are kept.
+const LONGEST_EVENT_BYTES: usize = 8 << 10;
 
 /// A connection to one QEMU. Cheap to clone; the connection ends with the last clone.
 #[derive(Clone, Debug)]
@@ -404,14 +407,21 @@ impl Shared {
 }
 
 /// Reads the connection to its end.
-async fn read(mut lines: Lines, events: broadcast::Sender<QmpEvent>, shared: Arc<Shared>) {
+async fn read(mut lines: Lines<OwnedReadHalf>, events: broadcast::Sender<QmpEvent>, shared: Arc<Shared>) {
     let why = loop {
         let line = match lines.next().await {
             Ok(line) => line,
             Err(why) => break why,
         };
-        let at = Instant::now();
+        let (at, length) = (Instant::now(), line.len());
         match message::parse(line) {
+            Ok(Message::Event { name, .. }) if length > LONGEST_EVENT_BYTES => {
+                tracing::warn!(
+                    length,
+                    event = message::shorten(name.as_bytes()),
+                    "QEMU told something too long to keep"
+                );
+            }
             Ok(Message::Event { name, data, emitted }) => {
                 // Nobody may be listening.
                 let _ = events.send(QmpEvent { name, data, at, emitted });
@@ -425,8 +435,8 @@ async fn read(mut lines: Lines, events: broadcast::Sender<QmpEvent>, shared: Arc
 }
 
 /// Cuts the stream into lines of bounded length.
-struct Lines {
-    stream: OwnedReadHalf,
+struct Lines<R> {
+    stream: R,
     buffer: Vec<u8>,
     /// Where in the buffer the next line starts.
     start: usize,
@@ -434,8 +444,8 @@ struct Lines {
     searched: usize,
 }
 
-impl Lines {
-    fn new(stream: OwnedReadHalf) -> Lines {
+impl<R: AsyncRead + Unpin> Lines<R> {
+    fn new(stream: R) -> Lines<R> {
         Lines { stream, buffer: Vec::with_capacity(64 << 10), start: 0, searched: 0 }
     }
 

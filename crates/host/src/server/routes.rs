@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::{Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -23,6 +23,10 @@ use tokio::sync::mpsc;
 use crate::agent::Agent;
 use crate::migrations::MigrationWatch;
 use crate::server::{console, limits, log};
+
+/// The longest body of a request that is read; a VM with all the devices that QEMU takes has a tenth of it. As values it may take
+/// twenty times as much.
+const MAX_BODY_BYTES: usize = 1 << 20;
 
 /// Everything the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
@@ -47,7 +51,18 @@ pub fn router(agent: Arc<Agent>) -> Router {
             let mend = "see docs/api.md; another version of the agent may know it";
             Refusal(ApiError::new(ErrorCode::NotFound, "the agent knows no such request", mend))
         })
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(axum::middleware::map_response(tell_too_long))
         .with_state(agent)
+}
+
+/// The extractor's own refusal is bare text.
+async fn tell_too_long(response: Response) -> Response {
+    if response.status() != StatusCode::PAYLOAD_TOO_LARGE {
+        return response;
+    }
+    let message = format!("the request's body has more than {MAX_BODY_BYTES} bytes");
+    Refusal(ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md")).into_response()
 }
 
 /// An [`ApiError`] as an HTTP response.

@@ -135,14 +135,25 @@ async fn a_line_without_end_is_bounded() {
 async fn long_and_joined_lines_are_cut_where_they_end() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
-    let long = "x".repeat(1 << 20);
-    let text = format!("{{\"event\": \"A\", \"data\": {{\"t\": \"{long}\"}}}}\r\n{{\"event\": \"B\"}}\r\n");
+    let call = tokio::spawn(async move { qmp.execute("query-qmp-schema", Value::Null).await });
+    let id = fake.hear().await["id"].clone();
+    let long = "x".repeat(900_000);
+    let text = format!("{{\"return\": \"{long}\", \"id\": {id}}}\r\n{{\"event\": \"B\"}}\r\n");
     for piece in text.as_bytes().chunks(70_001) {
         fake.stream.write_all(piece).await.unwrap();
         fake.stream.flush().await.unwrap();
     }
-    assert_eq!(events.recv().await.unwrap().data["t"].as_str().unwrap().len(), 1 << 20);
+    assert_eq!(call.await.unwrap().unwrap().as_str().unwrap().len(), 900_000);
     assert_eq!(events.recv().await.unwrap().name, "B");
+}
+
+#[tokio::test]
+async fn an_event_that_is_too_long_to_keep_is_dropped() {
+    let (qmp, mut fake) = connected().await;
+    let mut events = qmp.events();
+    fake.say(&json!({"event": "LONG", "data": {"t": "x".repeat(LONGEST_EVENT_BYTES)}}).to_string()).await;
+    fake.say(r#"{"event": "SHORT"}"#).await;
+    assert_eq!(events.recv().await.unwrap().name, "SHORT");
 }
 
 #[tokio::test]

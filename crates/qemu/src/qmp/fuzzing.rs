@@ -1,0 +1,40 @@
+//! What the fuzz targets reach of QMP.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::message::{self, Message};
+use super::{Lines, QmpEvent};
+use crate::commands::{MigrateInfo, MigrationStatus, RunState};
+
+/// Reads all that QEMU says on a connection, as QEMU's answer to every question that it may be one to. Returns the lines.
+#[must_use]
+pub fn read_qmp(mut bytes: &[u8]) -> usize {
+    let mut lines = Lines::new(&mut bytes);
+    let mut count = 0;
+    loop {
+        let next = pin!(lines.next());
+        // Bytes that are there are never waited for.
+        let Poll::Ready(Ok(line)) = next.poll(&mut Context::from_waker(Waker::noop())) else { return count };
+        count += 1;
+        match message::parse(line) {
+            Ok(Message::Event { name, data, emitted }) => {
+                let event = QmpEvent { name, data, at: std::time::Instant::now(), emitted };
+                let _ = MigrationStatus::of_event(&event).map(|status| status.name());
+            }
+            Ok(Message::Answer { result: Ok(value), .. }) => read_answer(&value),
+            Ok(Message::Greeting | Message::Answer { .. } | Message::Unknown) => {}
+            Err(_) => return count,
+        }
+    }
+}
+
+fn read_answer(value: &Value) {
+    let _ = MigrateInfo::deserialize(value);
+    if let Some(state) = value.get("status").and_then(|status| RunState::deserialize(status).ok()) {
+        let _ = state.is_running();
+    }
+}

@@ -1,0 +1,253 @@
+//! Writes the first inputs of each target, made of real encodings: `cargo run --release --example seeds` in this folder. What fuzzing
+//! has found lies beside them.
+
+use std::fs;
+use std::path::Path;
+
+use godwit_lanes::fuzzing::Pieces;
+use godwit_ram::{MissingPages, PageRange};
+use godwit_wire::{
+    Begin, BlockRun, Codec, Delta, Digests, Encoding, HEADER_LEN, Message, MigrationId, PageRun, PagedIn,
+    PagesEnd, PagesHeader, Place, Reason, References, Running, SUPPORTED, Zeros,
+};
+use serde_json::{Value, json};
+
+fn main() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let all = [
+        ("frames", frames()),
+        ("runs", runs()),
+        ("stream", streams()),
+        ("pieces", pieces()),
+        ("qmp", qmp()),
+        ("api", api()),
+        ("records", records()),
+        ("settings", settings()),
+        ("units", units()),
+    ];
+    for (target, inputs) in all {
+        let folder = corpus.join(target);
+        fs::create_dir_all(&folder).expect("a folder");
+        for (number, input) in inputs.iter().enumerate() {
+            fs::write(folder.join(format!("seed-{number:02}")), input).expect("a file");
+        }
+    }
+}
+
+fn messages() -> Vec<Message> {
+    let runs = vec![BlockRun { block: 0, first: 3, count: 40 }, BlockRun { block: 1, first: 0, count: 1 }];
+    let place = Place { content: 1, block: 0, page: 7 };
+    let reason = Reason { code: 7, detail: "cancelled by an operator".into() };
+    vec![
+        Message::Hello { versions: SUPPORTED, migration: MigrationId([7; 16]), stream: 1 },
+        Message::Welcome { version: 1 },
+        Message::Begin(Begin { epoch: 2, run: true, block_pages: vec![700, 133] }),
+        Message::Ready,
+        Message::Zeros(Zeros { round: 1, runs: runs.clone() }),
+        Message::UnitEnd,
+        Message::UnitsApplied { stream: 1, units: 9 },
+        Message::CloseStream { stream: 2 },
+        Message::StreamClosed { stream: 2, units: 5 },
+        Message::PagesEnd(PagesEnd { pages: 833, units: vec![4, 5] }),
+        Message::Ping { sent_ns: 1 },
+        Message::Pong { sent_ns: 1, answered_ns: 2 },
+        Message::DeviceState(b"QEVM\0\0\0\x03".to_vec()),
+        Message::DeviceStateEnd { bytes: 8 },
+        Message::Commit { epoch: 2 },
+        Message::Running(Running { commit_ns: 1, loaded_ns: 2, running_ns: 3 }),
+        Message::Refused(reason.clone()),
+        Message::Abort(reason),
+        Message::Padding { bytes: 40 },
+        Message::References(References { round: 1, block: 0, first: 4, place, hashes: vec![[5; 32]; 2] }),
+        Message::Missing { runs: runs.clone() },
+        Message::Digests(Digests { place, prefixes: vec![1, 0, 3] }),
+        Message::Delta(Delta { round: 1, block: 0, first: 4, bases: vec![1, 2], packed: packed(Codec::Lz4, 2) }),
+        Message::PreparePageIn,
+        Message::PageInReady { able: true },
+        Message::Remaining { runs: runs.clone() },
+        Message::RemainingEnd { pages: 41 },
+        Message::Fetch { runs },
+        Message::PagedIn(Box::new(PagedIn { pages: 41, demanded: 3, ..PagedIn::default() })),
+    ]
+}
+
+fn payload(message: &Message) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    message.encode(&mut bytes);
+    bytes.split_off(HEADER_LEN)
+}
+
+/// So many pages that a codec makes smaller.
+fn packed(codec: Codec, pages: usize) -> Vec<u8> {
+    let raw: Vec<u8> = (0..pages * 4096).map(|at| (at / 700) as u8).collect();
+    Pieces::default().pack(codec, &raw).expect("it pays").to_vec()
+}
+
+fn pages_headers() -> Vec<PagesHeader> {
+    let run = PageRun { block: 0, first: 7, count: 3 };
+    let packed = Encoding::Compressed { codec: Codec::Zstd, bytes: 500 };
+    [Encoding::Raw, packed].map(|encoding| PagesHeader { round: 2, run, encoding, sum: 9 }).to_vec()
+}
+
+fn frames() -> Vec<Vec<u8>> {
+    let pages = pages_headers().into_iter().map(Message::Pages);
+    let input = |message: Message| {
+        let mut header = Vec::new();
+        message.encode(&mut header);
+        [&header[..4], &payload(&message)].concat()
+    };
+    messages().into_iter().chain(pages).map(input).collect()
+}
+
+fn runs() -> Vec<Vec<u8>> {
+    let runs: Vec<BlockRun> = (0..20).map(|i| BlockRun { block: i / 10, first: u64::from(i) * 999, count: 5 }).collect();
+    let missing = [&[1], &payload(&Message::Missing { runs: runs.clone() })[..]].concat();
+    vec![missing, [&[0], &payload(&Message::Zeros(Zeros { round: 3, runs }))[..]].concat()]
+}
+
+/// As the target puts streams together: a kind, a length, the bytes, and a place that is not used.
+fn streams() -> Vec<Vec<u8>> {
+    let op = |message: &Message| {
+        let payload = payload(message);
+        let length = u16::try_from(payload.len()).expect("short").to_le_bytes();
+        [&[message.kind() as u8], &length[..], &payload, &[0, 0]].concat()
+    };
+    let pages = |kind: u8, fields: [u8; 4], content: &[u8]| {
+        let length = u16::try_from(content.len()).expect("short").to_le_bytes();
+        [&[kind], &fields[..], &length, content, &[0, 0]].concat()
+    };
+    let (lz4, zstd) = (packed(Codec::Lz4, 4), packed(Codec::Zstd, 60));
+    let unit = [
+        op(&messages()[0]),
+        pages(5, [1, 2, 0, 0], b"some bytes"),
+        pages(5, [20, 64, 0, 0], b"many pages"),
+        pages(21, [3, 4, 0, 0], &lz4),
+        pages(21, [3, 60, 0, 1], &zstd),
+        op(&messages()[5]),
+    ];
+    let (all, wrong): (Vec<_>, Vec<_>) = (messages().iter().map(op).collect(), [0x45, 1, 2, 0, 0, 3, 0, 1, 2, 3, 40, 0, 1]);
+    vec![unit.concat(), all.concat(), [&unit.concat()[..], &wrong].concat(), pages(5, [90, 20, 0, 0], b"beyond")]
+}
+
+fn pieces() -> Vec<Vec<u8>> {
+    let mut inputs = vec![vec![2, 3, 1, 2, 3], vec![3, 2, 0, 0, 9]];
+    for (how, codec) in (0..).zip(Codec::ALL) {
+        for pages in [1, 4, 64] {
+            inputs.push([&[how, pages], &packed(codec, usize::from(pages))[..]].concat());
+        }
+    }
+    inputs
+}
+
+fn qmp() -> Vec<Vec<u8>> {
+    let lines: Vec<Value> = vec![
+        json!({"QMP": {"version": {"qemu": {"major": 10}}, "capabilities": ["oob"]}}),
+        json!({"return": {}, "id": 1}),
+        json!({"return": {"status": "running", "running": true}, "id": 2}),
+        json!({"return": {"status": "active", "ram": {"total": 7, "mbps": 1.5}, "blocked-reasons": ["x"]}, "id": 3}),
+        json!({"error": {"class": "GenericError", "desc": "no"}, "id": 4}),
+        json!({"timestamp": {"seconds": 5, "microseconds": 7}, "event": "MIGRATION", "data": {"status": "completed"}}),
+        json!({"timestamp": {"seconds": -1, "microseconds": -1}, "event": "STOP"}),
+        json!([]),
+    ];
+    let mut inputs: Vec<Vec<u8>> = lines.iter().map(|line| format!("{line}\r\n").into_bytes()).collect();
+    inputs.push(inputs[..7].concat());
+    inputs
+}
+
+fn spec() -> Value {
+    json!({"name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
+        "machine": "pc-q35-7.2", "accel": "tcg", "kernel": "/boot/vmlinuz", "cmdline": "quiet",
+        "disks": [{"path": "/d", "format": "raw"}], "nics": [{"network": "lan", "mac": "52:54:00:00:00:01"}]})
+}
+
+/// The number is that of the target's table.
+fn api() -> Vec<Vec<u8>> {
+    let progress = json!({"phase": "pre-copy"});
+    let bodies = [
+        (0, json!({"spec": spec(), "start": true})),
+        (1, json!({"force": true})),
+        (2, json!({"grace_ms": 5})),
+        (3, json!({"to": "b", "policy": "deadline=90s", "bandwidth_limit": "1gbit", "streams": 2})),
+        (4, json!({"limit": "none"})),
+        (5, json!({"to": "b", "seconds": 0.5})),
+        (6, json!({"spec": spec(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "external"})),
+        (7, json!({"run": true})),
+        (8, json!({"epoch": 2, "from": "a"})),
+        (9, json!({"from": "a", "limit_ms": 600_000})),
+        (10, json!({"id": "00", "addresses": ["10.0.0.1:7"], "references": "all"})),
+        (11, json!({"addresses": ["fd00::1"]})),
+        (12, json!({"id": "00", "vm": "web", "state": "receiving", "failure": null, "running_ns": null, "now_ns": 1})),
+        (13, json!({"complete": false, "id": "00", "addresses": []})),
+        (14, json!({"id": "00", "addresses": []})),
+        (15, json!({"readings": []})),
+        (18, json!({"id": "00"})),
+        (20, json!({"host": "1gbit", "migration": "none", "lanes": {"10.0.0.1": "500mbit"}})),
+        (21, json!({"code": "busy", "message": "m", "mend": "n"})),
+    ];
+    let events = [(23, "progress", &progress), (24, "failed", &bodies[18].1)];
+    let event = |(which, name, data): &(u8, &str, &Value)| {
+        [&[*which], format!("event: {name}\ndata: {data}\n\n").as_bytes()].concat()
+    };
+    let body = |(which, body): &(u8, Value)| [&[*which], body.to_string().as_bytes()].concat();
+    bodies.iter().map(body).chain(events.iter().map(event)).collect()
+}
+
+fn records() -> Vec<Vec<u8>> {
+    let record = json!({"format": 1, "desired": "running", "role": "in-doubt", "epoch": 3,
+        "pages_kept_for": "b", "spec": spec()});
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("missing");
+    let missing = MissingPages::create(&path, &[700, 133]).expect("a file");
+    missing.insert(1, PageRange::new(3, 100));
+    drop(missing);
+    let file = fs::read(path).expect("it is there");
+    vec![[b"\0", record.to_string().as_bytes()].concat(), [&[1], &file[..]].concat()]
+}
+
+fn settings() -> Vec<Vec<u8>> {
+    let config = r#"name = "a"
+listen = ["10.77.0.11:7700"]
+migration_addresses = ["10.77.0.11", "fd77::11"]
+qemu_user = "nobody"
+[tls]
+authority = "/etc/godwit/ca.pem"
+certificate = "/etc/godwit/a.pem"
+key = "/etc/godwit/a.key"
+[limits]
+host = "5gbit"
+lanes = { "10.77.0.11" = "1gbit" }
+[references]
+base_memory = "2GiB"
+[policies.minimal-impact]
+throttle_above = 0.9
+[networks.lan]
+bridge = "br-lan"
+[peers]
+b = "https://10.77.0.12:7700"
+"#;
+    let spec = r#"name = "web"
+memory = "1GiB"
+vcpus = 2
+kernel = "/boot/vmlinuz"
+[[disks]]
+path = "/d"
+format = "qcow2"
+[[nics]]
+network = "lan"
+"#;
+    let json = json!({"name": "web", "memory": [{"size": "1G", "backing": "private"}], "kernel": "/k"});
+    vec![
+        [b"\0", config.as_bytes()].concat(),
+        [b"\x01", spec.as_bytes()].concat(),
+        [b"\x02", json.to_string().as_bytes()].concat(),
+    ]
+}
+
+fn units() -> Vec<Vec<u8>> {
+    let texts = [
+        "1gbit", "2.5mbit", "none", "1GiB", "1536M", "52:54:00:12:34:56", "deadline=1.5min", "minimal-pause",
+        "0123456789abcdef0123456789abcdef", "https://10.0.0.1:7700", "unix:/run/godwit/agent.sock", "http://[fd::1]:1",
+    ];
+    texts.map(|text| text.as_bytes().to_vec()).to_vec()
+}

@@ -1,0 +1,72 @@
+//! Bodies of requests and of answers, and events.
+
+use godwit_api::{
+    ApiError, CreateVm, EventParser, HostInfo, IncomingAccepted, IncomingChecked, IncomingProbeAccepted,
+    IncomingProbeRequest, IncomingProbeStatus, IncomingRequest, IncomingRun, IncomingStatus, Limits,
+    MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, PageInAnswer, PageInRequest,
+    ProbeEvent, ProbeRequest, SetLimit, StartVm, StopVm, Told, VmInfo,
+};
+use godwit_migration::DryRun;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// What a body may be, by the first byte of the input.
+const BODIES: [fn(&[u8]); 25] = [
+    same::<CreateVm>,
+    same::<StartVm>,
+    same::<StopVm>,
+    read::<MigrationRequest>,
+    same::<SetLimit>,
+    read::<ProbeRequest>,
+    same::<IncomingRequest>,
+    same::<IncomingRun>,
+    same::<PageInRequest>,
+    same::<IncomingProbeRequest>,
+    same::<IncomingAccepted>,
+    same::<IncomingChecked>,
+    read::<IncomingStatus>,
+    same::<PageInAnswer>,
+    same::<IncomingProbeAccepted>,
+    read::<IncomingProbeStatus>,
+    read::<HostInfo>,
+    same::<VmInfo>,
+    same::<MigrationAccepted>,
+    read::<MigrationStatus>,
+    same::<Limits>,
+    same::<ApiError>,
+    read::<DryRun>,
+    events::<MigrationEvent>,
+    events::<ProbeEvent>,
+];
+
+pub fn run(data: &[u8]) {
+    let Some((&which, body)) = data.split_first() else { return };
+    BODIES[usize::from(which) % BODIES.len()](body);
+}
+
+/// Times are numbers whose last digit need not survive.
+fn read<T: DeserializeOwned + Serialize>(body: &[u8]) {
+    if let Ok(read) = serde_json::from_slice::<T>(body) {
+        let written = serde_json::to_vec(&read).expect("it can be written");
+        assert!(serde_json::from_slice::<T>(&written).is_ok(), "what was written can't be read");
+    }
+}
+
+fn same<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(body: &[u8]) {
+    if let Ok(read) = serde_json::from_slice::<T>(body) {
+        let written = serde_json::to_vec(&read).expect("it can be written");
+        assert_eq!(serde_json::from_slice::<T>(&written).expect("it was written"), read);
+    }
+}
+
+/// The same events, whatever the pieces that they come in.
+fn events<T: Told>(body: &[u8]) {
+    let mut parser = EventParser::default();
+    let whole = parser.push(body);
+    let mut parser = EventParser::default();
+    let pieces: Result<Vec<_>, _> = body.chunks(7).map(|piece| parser.push(piece)).collect();
+    assert_eq!(pieces.map(|events| events.concat()), whole);
+    for event in whole.into_iter().flatten() {
+        let _ = T::read(&event.name, &event.data);
+    }
+}

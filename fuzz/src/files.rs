@@ -1,0 +1,48 @@
+//! Files: what an agent wrote, and what its operator did.
+
+use std::io::Write;
+use std::path::Path;
+
+use godwit_qemu::VmSpec;
+use godwit_ram::{MissingPages, PageRange};
+
+/// A VM's record, or the account of missing pages, as a crash or a disk may have left it.
+pub fn run_records(data: &[u8]) {
+    let Some((&which, text)) = data.split_first() else { return };
+    if which % 2 == 0 {
+        if let Some(written) = godwit_host::fuzzing::record(text) {
+            assert_eq!(godwit_host::fuzzing::record(&written), Some(written));
+        }
+        return;
+    }
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    // The first page is its header; whole files are what it is about.
+    let zeros = text.len().next_multiple_of(4096) - text.len();
+    let length = if which & 2 == 0 { zeros } else { 0 };
+    file.write_all(text).and_then(|()| file.write_all(&vec![0; length])).expect("it is written");
+    if let Ok(missing) = MissingPages::open(file.path()) {
+        let blocks = missing.block_pages().len();
+        let all: u64 = (0..blocks).map(|block| missing.count_in(block, PageRange::new(0, u64::MAX))).sum();
+        assert_eq!(all, missing.count());
+    }
+}
+
+/// A VM's specification and an agent's configuration.
+pub fn run_settings(data: &[u8]) {
+    let Some((&which, text)) = data.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    match which % 3 {
+        0 => {
+            let _ = godwit_host::Config::parse(text, Path::new("/etc/godwit/agent.toml"));
+        }
+        1 => check(toml::from_str::<VmSpec>(text).ok()),
+        _ => check(serde_json::from_str::<VmSpec>(text).ok()),
+    }
+}
+
+fn check(spec: Option<VmSpec>) {
+    let Some(spec) = spec else { return };
+    let _ = spec.validate();
+    let written = serde_json::to_string(&spec).expect("it can be written");
+    assert_eq!(serde_json::from_str::<VmSpec>(&written).expect("it was written"), spec);
+}

@@ -1,0 +1,28 @@
+//! Rates, sizes, times and names as people and peers write them.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use godwit_api::{BitRate, Endpoint, RateLimit};
+use godwit_migration::Intent;
+use godwit_qemu::{ByteSize, MacAddress};
+use godwit_wire::MigrationId;
+
+pub fn run(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    survives::<BitRate>(text);
+    survives::<RateLimit>(text);
+    survives::<ByteSize>(text);
+    survives::<MacAddress>(text);
+    survives::<MigrationId>(text);
+    survives::<Endpoint>(text);
+    survives::<Intent>(text);
+}
+
+fn survives<T: FromStr + Display + PartialEq + std::fmt::Debug>(text: &str) {
+    if let Ok(read) = text.parse::<T>() {
+        let written = read.to_string();
+        let again = written.parse::<T>().ok();
+        assert_eq!(again.as_ref(), Some(&read), "{text:?} was written as {written:?}");
+    }
+}
