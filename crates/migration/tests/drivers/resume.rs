@@ -9,7 +9,12 @@ use crate::world::{Twist, migrate};
 fn a_migration_goes_on_where_its_lane_was_cut() {
     // The only data stream breaks in the first round; the guest writes all the while.
     let moved = migrate(Twist { cut: 1, streams: 1, writes: 3, reconnects: true, ..Twist::default() });
-    assert_eq!((moved.result.outcome, &moved.ending), (Outcome::Completed, &Ending::Runs), "{:?}", moved.result);
+    assert_eq!(
+        (moved.result.outcome, &moved.ending),
+        (Outcome::Completed, &Ending::Runs),
+        "{:?}",
+        moved.result
+    );
     assert!(moved.same_memory);
     assert_eq!(moved.unsent.len(), 1, "the lane was not cut");
 }
