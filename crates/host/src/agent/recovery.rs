@@ -416,6 +416,14 @@ impl Agent {
             Condition::KeepsPages { to } => Some(to.clone()),
             _ => None,
         };
+        // Nobody sees it as one that could be started meanwhile.
+        let (condition, reason) = match &taken_up {
+            Some(Err(failure)) if matches!(condition, Condition::Running | Condition::Paused) => {
+                let from = vm.files.host_of_missing().unwrap_or_default();
+                (Condition::LacksPages { from }, Some(cannot_fetch(failure)))
+            }
+            _ => (condition, reason),
+        };
         let mut slot = Slot::new(record.spec, record.epoch, condition);
         slot.reason = reason;
         slot.vm = Some(vm.clone());
@@ -453,7 +461,11 @@ impl Agent {
         let from = vm.files.host_of_missing().unwrap_or_default();
         let lacks = |slot: &mut Slot| {
             let ours = slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm));
-            let free = ours && matches!(slot.condition, Condition::Running | Condition::Paused);
+            let free = ours
+                && matches!(
+                    slot.condition,
+                    Condition::Running | Condition::Paused | Condition::LacksPages { .. }
+                );
             if free {
                 (slot.condition, slot.reason) = (Condition::LacksPages { from }, Some(reason));
             }
