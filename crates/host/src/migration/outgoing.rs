@@ -236,12 +236,7 @@ impl Outgoing {
     }
 
     /// One lane's part of it, to its end.
-    async fn send_once(
-        &self,
-        control: &MigrationControl,
-        job: Job,
-        id: &str,
-    ) -> Result<(SourceResult, Option<Kept<Tracker>>), Failure> {
+    async fn send_once(&self, control: &MigrationControl, job: Job, id: &str) -> Result<Part, Failure> {
         let (inbox, events) = drive::inbox();
         let hands_over = Arc::clone(&job.hands_over);
         let running = self.on_a_thread(control, job, inbox.clone(), events, id.to_owned())?;
@@ -333,7 +328,7 @@ impl Outgoing {
         inbox: Inbox,
         events: drive::Events,
         id: String,
-    ) -> Result<tokio::sync::oneshot::Receiver<(SourceResult, Option<Kept<Tracker>>)>, Failure> {
+    ) -> Result<tokio::sync::oneshot::Receiver<Part>, Failure> {
         let (agent, vm, peer, begun) =
             (Arc::clone(&self.agent), Arc::clone(&self.vm), self.peer.clone(), self.begun);
         let policy = self.policy();
@@ -488,6 +483,9 @@ pub(crate) fn blank_report(
         error: None,
     }
 }
+
+/// What came of one lane's part, and what it takes to go on where that was cut.
+type Part = (SourceResult, Option<Kept<Tracker>>);
 
 /// What came of it, by the lanes that were used and those that could not be.
 #[derive(Default)]
