@@ -154,6 +154,14 @@ impl World {
         Sweep { pages, bytes: pages * 4128 + 2_000_000, ..Sweep::default() }
     }
 
+    fn verdict(&self) -> Verdict {
+        match &self.finished {
+            Some(Ending::Runs) => Verdict::Runs,
+            Some(Ending::Discarded(failure) | Ending::Cut(failure)) => Verdict::Refused(failure.clone()),
+            None => Verdict::Unknown,
+        }
+    }
+
     fn source_acts(&mut self, action: SourceAction) {
         match action {
             SourceAction::SendBegin => self.send(Word::Begin),
@@ -223,13 +231,7 @@ impl World {
             }
             SourceAction::StopTracking => self.tracking = false,
             SourceAction::AskVerdict => {
-                let verdict = match &self.finished {
-                    Some(Ending::Runs) => Verdict::Runs,
-                    Some(Ending::Discarded(failure) | Ending::Cut(failure)) => {
-                        Verdict::Refused(failure.clone())
-                    }
-                    None => Verdict::Unknown,
-                };
+                let verdict = self.verdict();
                 self.source_events.push_back(SourceEvent::Verdict(verdict));
             }
             SourceAction::ReleaseGuest => {
