@@ -19,6 +19,8 @@ use crate::vm::{Condition, Operation, Vm};
 const ASK_AGAIN: Duration = Duration::from_millis(300);
 const ASK_AGAIN_MOST: Duration = Duration::from_secs(5);
 
+/// After that no shadow is kept by any limit for cuts.
+const FORGET_LIMIT: Duration = Duration::from_secs(2 * 3600);
 /// How long a migration may take to end whose QEMU has been ended.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -64,6 +66,33 @@ impl Agent {
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(ASK_AGAIN_MOST);
             }
+        });
+    }
+
+    /// A migration ended whose destination may not know: what had been made of it there goes. In a task of its own, until that host has
+    /// answered, another migration has begun, or the shadow is gone by itself for sure.
+    pub(super) fn forget_at(self: &Arc<Self>, name: &str, to: String) {
+        let (agent, name) = (self.clone(), name.to_owned());
+        let asking = async move {
+            let path = format!("/v1/hand-overs/{name}?from={}", agent.config.name);
+            let migrates = || {
+                let table = agent.table();
+                let condition = table.get(&name).map(|slot| &slot.condition);
+                matches!(condition, Some(Condition::MigratingOut { .. }))
+            };
+            let mut wait = ASK_AGAIN;
+            while let Ok(peer) = agent.peer(&to)
+                && !migrates()
+            {
+                if let Ok(Ok(())) = tokio::time::timeout(ASK_AGAIN_MOST, peer.delete(&path)).await {
+                    return;
+                }
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(ASK_AGAIN_MOST);
+            }
+        };
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(FORGET_LIMIT, asking).await;
         });
     }
 

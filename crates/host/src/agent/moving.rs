@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
 use godwit_migration::handover::Standing;
 use godwit_migration::{
-    Compression, DryRun, EngineKind, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome, ReferenceUse, Report,
-    millis,
+    Compression, DryRun, EngineKind, FailureCode, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome,
+    ReferenceUse, Report, millis,
 };
 use godwit_qemu::ResolvedSpec;
 
@@ -133,7 +133,15 @@ impl Agent {
         match report.outcome {
             // The engine has released it.
             Outcome::Completed => {}
-            Outcome::Failed | Outcome::Cancelled => self.end_migration(&vm.name).await,
+            Outcome::Failed | Outcome::Cancelled => {
+                self.end_migration(&vm.name).await;
+                let lost =
+                    report.error.as_ref().is_some_and(|error| error.code == FailureCode::LaneLost.name());
+                if lost || report.outcome == Outcome::Cancelled {
+                    // It may not have heard of it.
+                    self.forget_at(&vm.name, request.to.clone());
+                }
+            }
             Outcome::InDoubt => {
                 self.hold_in_doubt(&vm.name, &request.to).await;
                 if engine_ended {
