@@ -7,7 +7,7 @@ use godwit_migration::{EngineKind, Outcome, Phase};
 
 use crate::{BUSY, move_and_check, set_link, slow_link};
 
-fn busy_guest(trial: &Trial) -> Result<Guest<'_>> {
+fn busy_guest(trial: &Trial) -> Result<Guest> {
     trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })
 }
 
