@@ -181,7 +181,7 @@ mod tests {
         ];
         assert_eq!(kinds, expected);
         assert_eq!(decode(&encode(&list)), Some(list));
-        assert_eq!(decode(b"\x02\0\0\0123"), None);
+        assert_eq!(decode(b"\x02\0\0\0abc"), None);
         assert_eq!(decode(b"\x01\0\0\0"), None);
     }
 
