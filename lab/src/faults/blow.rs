@@ -12,10 +12,11 @@ use super::moving::Moving;
 use super::oom::MemoryGroup;
 use super::{Fault, clock};
 use crate::emulator::Order;
+use crate::process::ProcessId;
 use crate::trial::{LIMIT, Trial, until};
 
 /// How long a fault lasts that lasts until the source has given its verdict, where it gives none.
-pub(super) const VERDICT_LIMIT: Duration = Duration::from_secs(60);
+const VERDICT_LIMIT: Duration = Duration::from_secs(60);
 /// A short cut.
 const BRIEFLY: Duration = Duration::from_secs(2);
 /// How far clocks are stepped, seconds.
@@ -45,8 +46,8 @@ impl<'a> Blow<'a> {
         match self.fault {
             Fault::KillSourceAgent => trial.end_agent(source, Signal::KILL),
             Fault::KillDestinationAgent => trial.end_agent(destination, Signal::KILL),
-            Fault::KillSourceQemu => trial.kill_hypervisors(source),
-            Fault::KillDestinationQemu => trial.kill_hypervisors(destination),
+            Fault::KillSourceQemu => self.kill_qemu(source),
+            Fault::KillDestinationQemu => self.kill_qemu(destination),
             Fault::KillCli => moving.kill_cli(),
             Fault::CutBriefly | Fault::CutForGood => trial.cut_lanes(destination, true),
             Fault::SilentSource => trial.signal_agent(source, Signal::STOP),
@@ -119,6 +120,18 @@ impl<'a> Blow<'a> {
                 self.step(0)
             }
         }
+    }
+
+    /// And waits until its agent has noticed: what it does next, it does with a VM whose process is gone.
+    fn kill_qemu(&self, host: &str) -> Result<()> {
+        let killed = self.trial.hypervisors(host)?;
+        self.trial.kill_hypervisors(host)?;
+        let log = crate::agents::log(self.trial.paths(), host);
+        until("the agent notices that its QEMU ended", LIMIT, || {
+            let text = std::fs::read_to_string(&log)?;
+            let is_noticed = |id: &ProcessId| text.contains(&format!("(process {}) ended", id.pid));
+            Ok(killed.iter().all(is_noticed).then_some(()))
+        })
     }
 
     /// Waits until the destination has no shadow any more, or runs the guest, or seems to wait for the source.

@@ -201,6 +201,9 @@ impl Soak<'_> {
         let guest = &mut self.guests[number];
         let count = if host == guest.host { &mut self.report.undone } else { &mut self.report.moves };
         guest.host = host;
+        // A machine with much to do may keep it waiting.
+        crate::trial::until("it answers", crate::trial::LIMIT, || guest.status().map(Some))
+            .with_context(|| format!("LOST: VM {} at host {}", guest.name, guest.host))?;
         self.trial.expect_whole(guest).with_context(|| format!("WRONG: VM {}", guest.name))?;
         *count += 1;
         Ok(())

@@ -28,6 +28,8 @@ const BUSY: &str = "dirty:rate=1500,ws=16M,order=random,zero=10,compressible=40"
 const VERY_BUSY: &str = "dirty:rate=20000,ws=16M,order=random,zero=0,compressible=0";
 /// So slow are pages fetched that a fault finds some missing.
 const PAGE_IN_LIMIT: &str = "10mbit";
+/// How long a cut in pre-copy is waited out that lasts for good.
+const CUT_LIMIT_MS: u64 = 15_000;
 /// How long a report may take once all is mended.
 const REPORT_LIMIT: Duration = Duration::from_secs(90);
 
@@ -252,7 +254,11 @@ impl Scene {
     fn strike(&self, cell: Cell, source: &str, destination: &str) -> Result<Option<Report>> {
         let trial = &self.trial;
         let page_in = if cell.moment == Moment::PageIn { PageInUse::Now } else { PageInUse::Never };
-        let request = MigrationRequest { page_in, ..request_to(destination, EngineKind::Godwit) };
+        let mut request = MigrationRequest { page_in, ..request_to(destination, EngineKind::Godwit) };
+        if cell.fault == Fault::CutForGood {
+            // Usually a cut is waited out for longer than anybody wants to wait here.
+            request.cut_limit_ms = CUT_LIMIT_MS;
+        }
         let side = |side| if side == Side::Source { source } else { destination };
         let held = cell.moment.held().map(|(at, point)| trial.hold(side(at), point)).transpose()?;
         let committed = trial.passing(source, "source.committed")?;

@@ -342,6 +342,10 @@ impl Agent {
             return tracing::error!(vm = vm.name, %error, "a guest that arrived is no shadow any more");
         }
         self.settle(&vm.name, Condition::Running, Some(vm.clone()), None);
+        if let Some(exit) = vm.process.exit() {
+            // While it was a shadow its end was left to the migration.
+            return self.process_ended(vm, exit, false).await;
+        }
         if vm.is_running().await == Some(false) {
             // It was paused at the source.
             self.vcpus_changed(vm, false);
