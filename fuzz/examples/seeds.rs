@@ -61,7 +61,13 @@ fn messages() -> Vec<Message> {
         Message::References(References { round: 1, block: 0, first: 4, place, hashes: vec![[5; 32]; 2] }),
         Message::Missing { runs: runs.clone() },
         Message::Digests(Digests { place, prefixes: vec![1, 0, 3] }),
-        Message::Delta(Delta { round: 1, block: 0, first: 4, bases: vec![1, 2], packed: packed(Codec::Lz4, 2) }),
+        Message::Delta(Delta {
+            round: 1,
+            block: 0,
+            first: 4,
+            bases: vec![1, 2],
+            packed: packed(Codec::Lz4, 2),
+        }),
         Message::PreparePageIn,
         Message::PageInReady { able: true },
         Message::Remaining { runs: runs.clone() },
@@ -100,7 +106,8 @@ fn frames() -> Vec<Vec<u8>> {
 }
 
 fn runs() -> Vec<Vec<u8>> {
-    let runs: Vec<BlockRun> = (0..20).map(|i| BlockRun { block: i / 10, first: u64::from(i) * 999, count: 5 }).collect();
+    let runs: Vec<BlockRun> =
+        (0..20).map(|i| BlockRun { block: i / 10, first: u64::from(i) * 999, count: 5 }).collect();
     let missing = [&[1], &payload(&Message::Missing { runs: runs.clone() })[..]].concat();
     vec![missing, [&[0], &payload(&Message::Zeros(Zeros { round: 3, runs }))[..]].concat()]
 }
@@ -125,8 +132,14 @@ fn streams() -> Vec<Vec<u8>> {
         pages(21, [3, 60, 0, 1], &zstd),
         op(&messages()[5]),
     ];
-    let (all, wrong): (Vec<_>, Vec<_>) = (messages().iter().map(op).collect(), [0x45, 1, 2, 0, 0, 3, 0, 1, 2, 3, 40, 0, 1]);
-    vec![unit.concat(), all.concat(), [&unit.concat()[..], &wrong].concat(), pages(5, [90, 20, 0, 0], b"beyond")]
+    let all: Vec<Vec<u8>> = messages().iter().map(op).collect();
+    let wrong = [0x45, 1, 2, 0, 0, 3, 0, 1, 2, 3, 40, 0, 1];
+    vec![
+        unit.concat(),
+        all.concat(),
+        [&unit.concat()[..], &wrong].concat(),
+        pages(5, [90, 20, 0, 0], b"beyond"),
+    ]
 }
 
 fn pieces() -> Vec<Vec<u8>> {
@@ -177,7 +190,10 @@ fn api() -> Vec<Vec<u8>> {
         (9, json!({"from": "a", "limit_ms": 600_000})),
         (10, json!({"id": "00", "addresses": ["10.0.0.1:7"], "references": "all"})),
         (11, json!({"addresses": ["fd00::1"]})),
-        (12, json!({"id": "00", "vm": "web", "state": "receiving", "failure": null, "running_ns": null, "now_ns": 1})),
+        (
+            12,
+            json!({"id": "00", "vm": "web", "state": "receiving", "failure": null, "running_ns": null, "now_ns": 1}),
+        ),
         (13, json!({"complete": false, "id": "00", "addresses": []})),
         (14, json!({"id": "00", "addresses": []})),
         (15, json!({"readings": []})),
@@ -246,8 +262,18 @@ network = "lan"
 
 fn units() -> Vec<Vec<u8>> {
     let texts = [
-        "1gbit", "2.5mbit", "none", "1GiB", "1536M", "52:54:00:12:34:56", "deadline=1.5min", "minimal-pause",
-        "0123456789abcdef0123456789abcdef", "https://10.0.0.1:7700", "unix:/run/godwit/agent.sock", "http://[fd::1]:1",
+        "1gbit",
+        "2.5mbit",
+        "none",
+        "1GiB",
+        "1536M",
+        "52:54:00:12:34:56",
+        "deadline=1.5min",
+        "minimal-pause",
+        "0123456789abcdef0123456789abcdef",
+        "https://10.0.0.1:7700",
+        "unix:/run/godwit/agent.sock",
+        "http://[fd::1]:1",
     ];
     texts.map(|text| text.as_bytes().to_vec()).to_vec()
 }

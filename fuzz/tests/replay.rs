@@ -27,7 +27,8 @@ fn run(target: Target, input: &[u8]) {
 
 fn corpus(target: Target) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
-    let mut files: Vec<_> = fs::read_dir(folder).expect("a corpus").map(|file| file.expect("a file").path()).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(folder).expect("a corpus").map(|file| file.expect("a file").path()).collect();
     files.sort();
     files.iter().map(|file| fs::read(file).expect("a file")).collect()
 }
@@ -97,7 +98,12 @@ fn the_corpus_is_small() {
     for target in TARGETS {
         let corpus = corpus(target);
         let bytes: usize = corpus.iter().map(Vec::len).sum();
-        assert!(corpus.len() <= 200 && bytes <= 300 << 10, "{}: {} files, {bytes} bytes", target.name, corpus.len());
+        assert!(
+            corpus.len() <= 200 && bytes <= 300 << 10,
+            "{}: {} files, {bytes} bytes",
+            target.name,
+            corpus.len()
+        );
     }
 }
 
@@ -120,10 +126,29 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
         ("qmp", filled(b"{\"event\":\"A\",\"data\":{\"a\":[", b"\"\",", b"0]}}\n", line)),
         ("qmp", vec![b' '; 4 << 20]),
         ("api", filled(b"\0{\"spec\":{\"name\":\"a\",\"extra_devices\":[", b"\"\",", b"\"\"]}}", body)),
-        ("api", filled(b"\0{\"spec\":{\"name\":\"a\",\"nics\":[", b"{\"network\":\"\"},", b"{\"network\":\"\"}]}}", body)),
-        ("api", filled(b"\0{\"spec\":{\"name\":\"a\",\"memory\":[", b"{\"size\":1},", b"{\"size\":1}]}}", body)),
+        (
+            "api",
+            filled(
+                b"\0{\"spec\":{\"name\":\"a\",\"nics\":[",
+                b"{\"network\":\"\"},",
+                b"{\"network\":\"\"}]}}",
+                body,
+            ),
+        ),
+        (
+            "api",
+            filled(b"\0{\"spec\":{\"name\":\"a\",\"memory\":[", b"{\"size\":1},", b"{\"size\":1}]}}", body),
+        ),
         ("api", filled(b"\x0a{\"id\":\"\",\"addresses\":[", b"\"1.1.1.1:1\",", b"\"1.1.1.1:1\"]}", body)),
-        ("api", filled(b"\x14{\"host\":\"none\",\"migration\":\"none\",\"lanes\":{", b"\"::1\":\"none\",", b"\"::1\":\"none\"}}", body)),
+        (
+            "api",
+            filled(
+                b"\x14{\"host\":\"none\",\"migration\":\"none\",\"lanes\":{",
+                b"\"::1\":\"none\",",
+                b"\"::1\":\"none\"}}",
+                body,
+            ),
+        ),
         ("api", filled(b"\x17", b"data:\n", b"\n", body)),
         ("settings", filled(b"\x01", b"[[nics]]\n", b"", 65_536)),
         ("settings", filled(b"\0[networks]\n", b"[a.a]\n", b"", 65_536)),
