@@ -90,6 +90,17 @@ impl Default for LabOptions {
 }
 
 impl LabOptions {
+    /// The same, for hosts whose QEMUs are to migrate by QEMU's own post-copy: where the kernel keeps faults of its own from users without
+    /// rights (`vm.unprivileged_userfaultfd`), QEMU can have that as root alone.
+    #[must_use]
+    pub fn for_postcopy(self) -> LabOptions {
+        let setting = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+        match setting.trim() {
+            "1" => self,
+            _ => LabOptions { qemu_user: Some("root".to_owned()), ..self },
+        }
+    }
+
     /// The migration networks, and how their links behave.
     pub(crate) fn lanes(&self) -> Vec<Lane> {
         let lane = |(index, rate): (u8, Option<BitRate>)| {

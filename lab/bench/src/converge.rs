@@ -118,7 +118,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 
 fn in_one_lab(settings: &Settings, cases: &[Case]) -> Result<Vec<CaseFigures>> {
     let first = cases.first().context("no case")?;
-    let options = LabOptions { link: first.link, ..LabOptions::default() };
+    let options = LabOptions { link: first.link, ..LabOptions::default() }.for_postcopy();
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
     let plan = GuestPlan {
         memory: vec![ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES))],

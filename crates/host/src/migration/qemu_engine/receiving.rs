@@ -22,6 +22,10 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const WORD_LIMIT: Duration = Duration::from_secs(60);
 /// How often a cancel and the limits are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// What QEMU says where its user has no right to a userfaultfd for the kernel's own faults (7.2 to 10.0).
+const NO_POSTCOPY: &str = "Postcopy is not supported";
+const POSTCOPY_MEND: &str = "let QEMU's user have page faults: `sysctl vm.unprivileged_userfaultfd=1` on that host; or take Godwit's own \
+    page-in, which needs no such right (--engine godwit --page-in)";
 
 /// Has QEMU listen. A task watches it to its end.
 pub(in crate::migration) async fn begin_incoming(
@@ -34,7 +38,9 @@ pub(in crate::migration) async fn begin_incoming(
     let qmp = &vm.process.qmp;
     let failed = |what: &str, error: QmpError| {
         let failure = qemu_failure(&agent.config().name, what, &error);
-        ApiError::new(ErrorCode::HypervisorFailed, failure.detail, failure.code.mend())
+        let no_postcopy = failure.detail.contains(NO_POSTCOPY);
+        let mend = if no_postcopy { POSTCOPY_MEND } else { failure.code.mend() };
+        ApiError::new(ErrorCode::HypervisorFailed, failure.detail, mend)
     };
     set_up(qmp, options, Side::Destination).await.map_err(|error| failed("prepare", error))?;
     let events = qmp.events();
