@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 
 use super::moving::Moving;
@@ -109,9 +109,9 @@ impl<'a> Blow<'a> {
                 self.remount_ram("100%")
             }
             Fault::OutOfMemory => {
-                moving.report(VERDICT_LIMIT);
                 let memory = self.memory.take().context("nobody is out of memory")?;
-                ensure!(memory.has_killed()?, "nobody was killed for want of memory");
+                let killed = || Ok(memory.has_killed()?.then_some(()));
+                until("somebody is killed for want of memory", LIMIT, killed)?;
                 memory.remove()?;
                 trial.start_missing()
             }
