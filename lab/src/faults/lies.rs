@@ -22,8 +22,6 @@ use crate::namespace::in_namespace;
 use crate::options::LabOptions;
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, request_to, until};
 
-/// How many peers of each kind.
-const LIARS: u64 = 24;
 /// The most messages of one.
 const MESSAGES: u64 = 40;
 /// Where the lying destination answers, in the namespace of host b.
@@ -44,11 +42,11 @@ pub struct LieReport {
     pub error: Option<String>,
 }
 
-/// Has peers lie to an agent, as a destination and as a source; none where this machine can't have a lab.
+/// Has so many peers lie to an agent as its destination, and as many as its source; none where this machine can't have a lab.
 ///
 /// # Errors
 /// The lab does not come up.
-pub fn lies(seed: u64) -> Result<Vec<LieReport>> {
+pub fn lies(seed: u64, liars: u64) -> Result<Vec<LieReport>> {
     let options = LabOptions { insecure: true, ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("lies", options)? else { return Ok(Vec::new()) };
     let address: IpAddr = Ipv4Addr::new(10, 77, 0, 12).into();
@@ -73,11 +71,11 @@ pub fn lies(seed: u64) -> Result<Vec<LieReport>> {
         let connected = in_namespace(&trial.namespace("a"), || TcpStream::connect((address, PORT)))?;
         Ok(connected.is_ok().then_some(()))
     })?;
-    reports.push(report(&format!("{LIARS} destinations that say anything within a valid session"), |told| {
-        (0..LIARS).try_for_each(|_| one_destination(&trial, &guest, told))
+    reports.push(report(&format!("{liars} destinations that say anything within a valid session"), |told| {
+        (0..liars).try_for_each(|_| one_destination(&trial, &guest, told))
     }));
-    reports.push(report(&format!("{LIARS} sources that say anything within a valid session"), |told| {
-        (0..LIARS).try_for_each(|number| {
+    reports.push(report(&format!("{liars} sources that say anything within a valid session"), |told| {
+        (0..liars).try_for_each(|number| {
             one_source(&trial, seed ^ number, told).with_context(|| format!("source {number}"))?;
             trial.expect_traces("b", &clean)
         })
