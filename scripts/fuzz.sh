@@ -30,9 +30,10 @@ if [ "${1:-}" = minimise ]; then
     find "target/least/$target" -type f -delete
     fuzz run --features libfuzzer "$target" -- -merge=1 "target/least/$target" "corpus/$target" "$(found "$target")"
     find "corpus/$target" -type f ! -name 'seed-*' -delete
-    # The smallest of them, beside the seeds, within the corpus' bounds.
-    find "target/least/$target" -type f -printf '%s %p\n' | sort -n | awk '{ bytes += $1 } NR <= 160 && bytes < 200000 { print $2 }' |
-      xargs -r cp -t "corpus/$target"
+    # So many of them, small and large, beside the seeds, within the corpus' bounds.
+    find "target/least/$target" -type f -size -16k -printf '%s %p\n' | sort -n |
+      awk '{ line[NR] = $0 } END { step = NR > 150 ? NR / 150 : 1; for (i = 1; i <= NR; i += step) print line[int(i)] }' |
+      awk '(bytes += $1) < 250000 { print $2 }' | xargs -r cp -t "corpus/$target"
   done
   exit
 fi
@@ -43,6 +44,6 @@ for target in $targets; do
   mkdir -p "$(found "$target")"
   printf '\n== fuzz: %s\n' "$target"
   fuzz run --features libfuzzer "$target" "$(found "$target")" "corpus/$target" -- \
-    -max_total_time=$((SECONDS_IN_ALL / count)) -seed="${FUZZ_SEED:-1}" -max_len="${FUZZ_MAX_LEN:-65536}" -timeout=10 \
+    -max_total_time=$((SECONDS_IN_ALL / count)) -seed="${FUZZ_SEED:-1}" -max_len="${FUZZ_MAX_LEN:-16384}" -timeout=10 \
     -rss_limit_mb="$RSS_LIMIT_MB" -malloc_limit_mb="$(limit_of "$target")" -print_final_stats=1 -verbosity=0
 done

@@ -32,7 +32,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "qmp", run: qmp::run, longest_input: 1 << 20, most_mib: 128 },
     Target { name: "api", run: api::run, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "records", run: files::run_records, longest_input: 65_536, most_mib: 16 },
-    Target { name: "settings", run: files::run_settings, longest_input: 65_536, most_mib: 64 },
+    Target { name: "settings", run: files::run_settings, longest_input: 65_536, most_mib: 16 },
     Target { name: "units", run: units::run, longest_input: 4096, most_mib: 1 },
 ];
 

@@ -22,13 +22,14 @@ pub fn run(data: &[u8]) {
             let unpacked = pieces.unpack(codec, bytes, raw_bytes);
             assert!(unpacked.is_none_or(|raw| raw.len() == raw_bytes && raw_bytes <= PIECE_BYTES));
         } else {
-            survives(pieces, codec, bytes, raw_bytes.min(PIECE_BYTES));
+            survives(pieces, codec, bytes, usize::from(pages % 5) * PAGE);
         }
     });
 }
 
 fn survives(pieces: &mut Pieces, codec: Codec, bytes: &[u8], raw_bytes: usize) {
-    let raw: Vec<u8> = bytes.iter().chain(&[0]).copied().cycle().take(raw_bytes).collect();
+    let mut raw = bytes.to_vec();
+    raw.resize(raw_bytes, 0);
     if let Some(packed) = pieces.pack(codec, &raw).map(<[u8]>::to_vec) {
         assert_eq!(pieces.unpack(codec, &packed, raw.len()), Some(&raw[..]));
         assert_eq!(pieces.unpack(codec, &packed, raw.len() + PAGE), None);

@@ -14,7 +14,7 @@ const PAGES: u64 = 100;
 /// What a socket takes that nobody reads from yet.
 const SOCKET_BYTES: usize = 64 << 10;
 /// The longest stream that is put together.
-const MOST_BYTES: usize = 2 << 20;
+const MOST_BYTES: usize = 600 << 10;
 
 pub fn run(data: &[u8]) {
     let bytes = frames(data);
@@ -23,17 +23,13 @@ pub fn run(data: &[u8]) {
     if bytes.len() <= SOCKET_BYTES {
         send(&near, &bytes);
         drop(near);
-        receive(&mut receiver);
-    } else {
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                send(&near, &bytes);
-                drop(near);
-            });
-            receive(&mut receiver);
-            drop(receiver);
-        });
+        return receive(&mut receiver);
     }
+    let sending = std::thread::spawn(move || send(&near, &bytes));
+    receive(&mut receiver);
+    drop(receiver);
+    // Until it has ended, and not only its work, as a scope would: what it holds until then is no leak.
+    sending.join().expect("it only sends");
 }
 
 fn send(mut near: &UnixStream, bytes: &[u8]) {
@@ -111,7 +107,7 @@ fn put_pages(kind: Kind, data: &mut Input<'_>, bytes: &mut Vec<u8>) {
     let some = data.some();
     let (encoding, content) = if kind == Kind::Pages {
         let length = (u64::from(count) * PAGE_SIZE) as usize;
-        (Encoding::Raw, some.iter().chain(&[7]).copied().cycle().take(length).collect())
+        (Encoding::Raw, filled(some, length))
     } else {
         let codec = if codec % 2 == 0 { Codec::Lz4 } else { Codec::Zstd };
         let length = u32::try_from(some.len()).unwrap_or(u32::MAX);
@@ -119,6 +115,16 @@ fn put_pages(kind: Kind, data: &mut Input<'_>, bytes: &mut Vec<u8>) {
     };
     bytes.extend(PagesHeader { round: 0, run, encoding, sum: checksum(&content) }.to_bytes());
     bytes.extend(content);
+}
+
+/// So many bytes, of those and others, again and again.
+fn filled(some: &[u8], length: usize) -> Vec<u8> {
+    let mut bytes = [some, &[7]].concat();
+    while bytes.len() < length {
+        bytes.extend_from_within(..(length - bytes.len()).min(bytes.len()));
+    }
+    bytes.truncate(length);
+    bytes
 }
 
 /// Reads what it is told to do.

@@ -31,7 +31,7 @@ use message::Message;
 const GREETING_LIMIT: Duration = Duration::from_secs(30);
 /// How long a command may take unless said otherwise: a few (`stop`, `cont`) wait for disks.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// The longest line taken. The longest known, the schema of QEMU 10, has 0.3 MB. As JSON values it may take eighty times as much.
+/// The longest line taken. The longest known, the schema of QEMU 10, has 0.3 MB. As JSON values it may take a hundred times as much.
 const LONGEST_LINE_BYTES: usize = 1 << 20;
 /// Events kept for a receiver that doesn't look; older ones are lost to it.
 const EVENTS_KEPT: usize = 1024;
