@@ -242,6 +242,16 @@ pub enum State {
     Ended,
 }
 
+impl State {
+    /// The destination's answers come in an order; afterwards one may come late.
+    fn expects_order(self) -> bool {
+        !matches!(
+            self,
+            State::InDoubt | State::PagingIn | State::RollingBack | State::Releasing | State::Ended
+        )
+    }
+}
+
 /// What the source is to do, fixed at the start.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -348,19 +358,20 @@ impl Source {
                 self.ledger.round_sent(self.round, sweep);
                 self.to(State::Looking, vec![Action::CountRemaining])
             }
-            (State::Looking, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s, scan }) => {
+            (
+                state @ (State::Looking | State::Counting),
+                Event::RemainingCounted { pages, round_trip, limit_bytes_per_s, scan },
+            ) => {
                 self.ledger.limited(limit_bytes_per_s);
                 self.ledger.scanned(scan);
-                self.look(now, pages, round_trip)
+                match state {
+                    State::Looking => self.look(now, pages, round_trip),
+                    _ => self.converge(now, pages, round_trip),
+                }
             }
             (State::Draining, Event::RoundApplied { round, padding_bytes }) if round == self.round => {
                 self.ledger.padded(padding_bytes);
                 self.to(State::Counting, vec![Action::CountRemaining])
-            }
-            (State::Counting, Event::RemainingCounted { pages, round_trip, limit_bytes_per_s, scan }) => {
-                self.ledger.limited(limit_bytes_per_s);
-                self.ledger.scanned(scan);
-                self.converge(now, pages, round_trip)
             }
             (_, Event::CannotThrottle) => {
                 self.convergence.cannot_throttle();
@@ -382,20 +393,9 @@ impl Source {
             (State::InDoubt, Event::Verdict(Verdict::Runs)) => self.peer_runs(now, None),
             (State::RollingBack, Event::GuestResumed(resumed)) => self.resumed(now, resumed),
             (State::Releasing, Event::Released) => self.finish(now),
-            (
-                State::Connecting
-                | State::Preparing
-                | State::Sampling
-                | State::Sending
-                | State::Looking
-                | State::Draining
-                | State::Counting
-                | State::PreparingPageIn
-                | State::Stopping
-                | State::LastPages
-                | State::Committed,
-                Event::PeerReady | Event::RoundApplied { .. } | Event::PeerRunning(_),
-            ) => {
+            (state, Event::PeerReady | Event::RoundApplied { .. } | Event::PeerRunning(_))
+                if state.expects_order() =>
+            {
                 let failure =
                     Failure::new(FailureCode::ProtocolBroken, "the destination answered out of order");
                 self.on(now, Event::LaneLost(failure))

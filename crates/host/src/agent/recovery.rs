@@ -371,35 +371,15 @@ impl Agent {
         // One that was stopped for its hand-over has run before, of course.
         let ran = if role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
         let found = if ran { GuestFound::Ran } else { GuestFound::Still };
-        let as_found = || match vcpus.run {
-            true => (Condition::Running, None),
-            false => (Condition::Paused, Some("it was paused when the agent started".to_owned())),
-        };
-        let (condition, reason) = match recover(role, found) {
-            Recovery::Keep if role == Role::Stranded => {
-                let reason =
-                    "its post-copy broke off: the newest of its memory is here, the rest at the source";
-                (Condition::InDoubt { keeps_pages_for: None }, Some(reason.to_owned()))
-            }
-            Recovery::Keep => as_found(),
-            recovery @ (Recovery::TakeOver | Recovery::TakeBack) => {
+        let recovery = recover(role, found);
+        match recovery {
+            Recovery::TakeOver | Recovery::TakeBack => {
                 if recovery == Recovery::TakeBack {
                     record.epoch = Standing::taken_back(record.epoch);
                     vm.set_epoch(record.epoch);
                 }
                 self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
-                as_found()
             }
-            Recovery::AskDestination => match record.pages_kept_for().map(str::to_owned) {
-                Some(to) => {
-                    let reason = keeps_pages(&to);
-                    (Condition::KeepsPages { to }, Some(reason))
-                }
-                None => (
-                    Condition::InDoubt { keeps_pages_for: None },
-                    Some("another host may run it: the link broke at the hand-over. It is asked".to_owned()),
-                ),
-            },
             // Its source runs the guest, or waits to be told that this host does not. It has its copy: it is told that all pages are
             // here only of a guest that is known to run here.
             Recovery::Discard | Recovery::AskSource => {
@@ -410,7 +390,9 @@ impl Agent {
                 self.give_up_place(&name, place.as_ref());
                 return Ok(());
             }
-        };
+            Recovery::Keep | Recovery::AskDestination => {}
+        }
+        let (condition, reason) = as_recovered(recovery, &record, vcpus.run);
         tracing::info!(vm = name, pid = vm.process.pid, state = %condition.state(), "adopted");
         let keeps_pages_for = match &condition {
             Condition::KeepsPages { to } => Some(to.clone()),
@@ -527,5 +509,24 @@ fn let_vcpus_go(vm: &str, pid: i32) {
         Ok(false) => {}
         Ok(true) => tracing::info!(vm, pid, "its vCPUs have all their CPU time again"),
         Err(error) => tracing::error!(vm, pid, %error, "its vCPUs may be slowed on"),
+    }
+}
+
+/// What a VM is whose QEMU was found, and why.
+fn as_recovered(recovery: Recovery, record: &SavedVm, runs: bool) -> (Condition, Option<String>) {
+    match (recovery, record.pages_kept_for()) {
+        (Recovery::Keep, _) if record.role == Role::Stranded => {
+            let reason = "its post-copy broke off: the newest of its memory is here, the rest at the source";
+            (Condition::InDoubt { keeps_pages_for: None }, Some(reason.to_owned()))
+        }
+        (Recovery::AskDestination, Some(to)) => {
+            (Condition::KeepsPages { to: to.to_owned() }, Some(keeps_pages(to)))
+        }
+        (Recovery::AskDestination, None) => {
+            let reason = "another host may run it: the link broke at the hand-over. It is asked";
+            (Condition::InDoubt { keeps_pages_for: None }, Some(reason.to_owned()))
+        }
+        _ if runs => (Condition::Running, None),
+        _ => (Condition::Paused, Some("it was paused when the agent started".to_owned())),
     }
 }
