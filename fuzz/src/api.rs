@@ -4,7 +4,7 @@ use godwit_api::{
     ApiError, CreateVm, EventParser, HostInfo, IncomingAccepted, IncomingChecked, IncomingProbeAccepted,
     IncomingProbeRequest, IncomingProbeStatus, IncomingRequest, IncomingRun, IncomingStatus, Limits,
     MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, PageInAnswer, PageInRequest,
-    ProbeEvent, ProbeRequest, SetLimit, StartVm, StopVm, Told, VmInfo,
+    ProbeEvent, ProbeRequest, SetLimit, StopVm, Told, VmInfo,
 };
 use godwit_migration::DryRun;
 use serde::Serialize;
@@ -13,7 +13,6 @@ use serde::de::DeserializeOwned;
 /// What a body may be, by the first byte of the input.
 const BODIES: [fn(&[u8]); 25] = [
     same::<CreateVm>,
-    same::<StartVm>,
     same::<StopVm>,
     read::<MigrationRequest>,
     same::<SetLimit>,

@@ -28,7 +28,7 @@ use tokio_rustls::TlsConnector;
 use crate::{
     ApiError, CreateVm, ErrorCode, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvents,
     MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, Resolve, Resolved, SetLimit,
-    StartVm, StopVm, VmInfo,
+    StopVm, VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.
@@ -203,8 +203,8 @@ impl Client {
     }
 
     /// Starts a stopped VM, or lets a paused one go on.
-    pub async fn start_vm(&self, name: &str, request: StartVm) -> Result<VmInfo, ClientError> {
-        self.post(&format!("/v1/vms/{}/start", segment(name)), &request).await
+    pub async fn start_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/start", segment(name)), &()).await
     }
 
     /// Stops a VM; the answer comes when it is stopped.

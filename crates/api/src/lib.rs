@@ -28,7 +28,7 @@ pub use sse::{Event, EventParser};
 pub use types::{
     CreateVm, DEFAULT_CUT_LIMIT_MS, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE,
     MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, NetworkInfo, QemuEngineOptions,
-    ReferencesInfo, Resolve, Resolved, SetLimit, StartVm, StopVm, VmInfo, VmState,
+    ReferencesInfo, Resolve, Resolved, SetLimit, StopVm, VmInfo, VmState,
 };
 
 /// Where an agent listens for the local command line when nothing else is configured.

@@ -166,15 +166,6 @@ pub struct CreateVm {
     pub start: bool,
 }
 
-/// `POST /v1/vms/{name}/start`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StartVm {
-    /// Run it although another host may run it: the operator has made sure that none does.
-    #[serde(default)]
-    pub force: bool,
-}
-
 /// `POST /v1/vms/{name}/resolve`: an operator's word on a VM in doubt, who has made sure of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

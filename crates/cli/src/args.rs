@@ -270,9 +270,6 @@ pub(crate) enum VmCommand {
     Start {
         /// Its name
         name: String,
-        /// Also where another host may run it: you have made sure that none does
-        #[arg(long)]
-        force: bool,
     },
     /// Stop a VM: press its power button, and end it if it has not gone within the grace
     Stop {

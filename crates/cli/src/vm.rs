@@ -5,7 +5,7 @@ mod create;
 
 use std::io::Write;
 
-use godwit_api::{Client, CreateVm, LogSource, StartVm, StopVm, VmInfo, VmState};
+use godwit_api::{Client, CreateVm, LogSource, StopVm, VmInfo, VmState};
 use serde_json::json;
 
 use crate::args::VmCommand;
@@ -34,9 +34,9 @@ pub(crate) async fn run(
             output.result(&found.vm, || describe(&found.vm))?;
             Ok(Exit::Ok)
         }
-        VmCommand::Start { name, force } => {
+        VmCommand::Start { name } => {
             let found = hosts.find(&name, only, output).await?;
-            told(&found.client.start_vm(&name, StartVm { force }).await?, output)
+            told(&found.client.start_vm(&name).await?, output)
         }
         VmCommand::Stop { name, force, grace } => {
             let found = hosts.find(&name, only, output).await?;

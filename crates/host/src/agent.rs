@@ -275,6 +275,17 @@ impl Agent {
         Ok(tokio::task::block_in_place(|| self.store.save(record))?)
     }
 
+    /// Saves a record in the place of `stale`; none: there was none to read. Where another has been saved since, that one stays: whoever
+    /// saved it knew more.
+    async fn save_over(&self, stale: Option<&SavedVm>, record: &SavedVm) -> Result<(), ApiError> {
+        let Some(stale) = stale else { return self.save_record(record).await };
+        let saved = tokio::task::block_in_place(|| self.store.save_over(stale, record))?;
+        if !saved {
+            tracing::debug!(vm = record.spec.name, "its record is newer than what was to be saved");
+        }
+        Ok(())
+    }
+
     /// A VM's record, as it is on disk.
     fn record(&self, name: &str) -> Option<SavedVm> {
         tokio::task::block_in_place(|| self.store.load(name))

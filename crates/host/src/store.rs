@@ -236,6 +236,19 @@ impl Store {
     /// Writes a record; when this returns it survives a power cut.
     pub(crate) fn save(&self, record: &SavedVm) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write(record)
+    }
+
+    /// The same, in the place of that record and no other: whether it was still there.
+    pub(crate) fn save_over(&self, stale: &SavedVm, record: &SavedVm) -> Result<bool, StoreError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.load(&stale.spec.name).as_ref() != Some(stale) {
+            return Ok(false);
+        }
+        self.write(record).map(|()| true)
+    }
+
+    fn write(&self, record: &SavedVm) -> Result<(), StoreError> {
         let dir = self.vms.join(&record.spec.name);
         fs::create_dir_all(&dir).map_err(|source| failed(&dir, "made", source))?;
         replace(&dir.join("vm.json"), record)?;
@@ -352,6 +365,22 @@ mod tests {
         store.remove("web").unwrap();
         store.remove("web").unwrap();
         assert_eq!(store.load_all().unwrap().0.len(), 1);
+    }
+
+    #[test]
+    fn what_comes_too_late_is_written_over_nothing_newer() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let owner = SavedVm::new(spec("web"), Role::Owner, Desired::Running, 3);
+        let to_b = owner.clone().with(OtherHost { name: "b".to_owned(), needs_pages: false, runs: true });
+        assert!(!store.save_over(&to_b, &owner).unwrap());
+        assert_eq!(store.load("web"), None);
+        store.save(&to_b).unwrap();
+        assert!(store.save_over(&to_b, &owner).unwrap());
+        let handing_over = SavedVm { role: Role::HandingOver, ..to_b.clone() };
+        store.save(&handing_over).unwrap();
+        assert!(!store.save_over(&to_b, &owner).unwrap());
+        assert_eq!(store.load("web"), Some(handing_over));
     }
 
     #[test]

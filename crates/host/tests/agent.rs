@@ -166,7 +166,7 @@ fn a_shadow_is_removed_without_a_trace() {
         assert_eq!(twice.code, ErrorCode::Busy);
         for refused in [
             agent.stop("web", Default::default()).await.err(),
-            agent.start("web", Default::default()).await.err(),
+            agent.start("web").await.err(),
             agent.delete("web").await.err(),
         ] {
             assert_eq!(refused.unwrap().code, ErrorCode::Busy);
@@ -251,9 +251,10 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.epoch), (VmState::Paused, 1));
-        let refused = agent.start("web", Default::default()).await.unwrap_err();
+        let refused = agent.start("web").await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InDoubt);
-        let taken = agent.start("web", godwit_api::StartVm { force: true }).await.unwrap();
+        let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
+        let taken = agent.resolve_doubt("web", word).await.unwrap().vm.unwrap();
         assert_eq!(taken.state, VmState::Running);
         assert_eq!(agent.vm("web").unwrap().unwrap().is_running().await, Some(true));
         assert_eq!(taken.epoch, 3, "the other host's generation is stale from here on");
@@ -302,7 +303,7 @@ fn an_operator_decides_where_a_guest_in_doubt_is() {
         let ended = agent.resolve_doubt("web", word(&name, false)).await.unwrap().vm.unwrap();
         assert_eq!((ended.state, ended.in_doubt, ended.epoch), (VmState::Failed, false, 5));
         assert!(host.qemus().is_empty());
-        agent.start("web", Default::default()).await.unwrap();
+        agent.start("web").await.unwrap();
 
         doubt().await;
         let uuid = agent.vm("web").unwrap().unwrap().spec.uuid;
@@ -322,10 +323,9 @@ fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
-        for refused in [
-            agent.stop("web", Default::default()).await.unwrap_err(),
-            agent.start("web", Default::default()).await.unwrap_err(),
-        ] {
+        for refused in
+            [agent.stop("web", Default::default()).await.unwrap_err(), agent.start("web").await.unwrap_err()]
+        {
             assert_eq!(refused.code, ErrorCode::InDoubt);
             assert!(refused.message.contains("host b") && refused.mend.contains("resolve"), "{refused}");
         }
@@ -364,11 +364,9 @@ fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
         until("it is paused", async || agent.vm_info("web").unwrap().state == VmState::Paused).await;
         let info = agent.vm_info("web").unwrap();
         assert!(info.reason.is_some_and(|reason| reason.contains("missing")) && !info.in_doubt);
-        let forced = agent.start("web", godwit_api::StartVm { force: true }).await.unwrap_err();
-        for refused in [forced, agent.start("web", Default::default()).await.unwrap_err()] {
-            assert_eq!(refused.code, ErrorCode::WrongState);
-            assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
-        }
+        let refused = agent.start("web").await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::WrongState);
+        assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
         assert!(agent.delete("web").await.is_err());
         assert!(ram.join("web.missing").exists());
         agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
@@ -388,15 +386,64 @@ fn a_stop_ends_no_doubt_and_a_delete_does() {
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
         agent.stop("web", Default::default()).await.unwrap();
-        let refused = agent.start("web", Default::default()).await.unwrap_err();
+        let refused = agent.start("web").await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InDoubt);
     });
     assert!(host.qemus().is_empty());
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        let refused = agent.start("web", Default::default()).await.unwrap_err();
+        let refused = agent.start("web").await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InDoubt);
         agent.delete("web").await.unwrap();
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_qemu_that_answers_late_is_adopted_late() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let vm = agent.begin_migration("web", "m1").unwrap();
+        agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
+        agent.hold_in_doubt("web", "b").await;
+    });
+    let (socket, aside) = (host.path().join("run/vms/web/qmp.sock"), host.path().join("aside.sock"));
+    std::fs::rename(&socket, &aside).unwrap();
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let info = agent.vm_info("web").unwrap();
+        assert!(info.in_doubt && info.pid.is_none(), "{info:?}");
+        std::fs::rename(&aside, &socket).unwrap();
+        until("it is adopted", async || agent.vm_info("web").unwrap().pid.is_some()).await;
+        let info = agent.vm_info("web").unwrap();
+        assert_eq!((info.state, info.epoch), (VmState::Paused, 1), "its pages are kept: {info:?}");
+        let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
+        let back = agent.resolve_doubt("web", word).await.unwrap().vm.unwrap();
+        assert_eq!((back.state, back.epoch), (VmState::Running, 3));
+        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        agent.delete("web").await.unwrap();
+        assert_eq!(host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_shadow_that_does_not_answer_is_removed_and_was_never_here() {
+    let Some(host) = TestHost::new() else { return };
+    let uuid = host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let spec = agent.resolve(host.spec("web")).await.unwrap();
+        let uuid = spec.uuid;
+        agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
+        uuid
+    });
+    std::fs::remove_file(host.path().join("run/vms/web/qmp.sock")).unwrap();
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        assert!(agent.vms().is_empty());
+        // Its source owns that epoch still, and may offer it once more.
+        assert_eq!(agent.known("web", uuid).unwrap(), Known::Never);
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -413,7 +460,7 @@ fn a_qemu_that_does_not_answer_is_not_started_twice() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Failed);
-        for refused in [agent.start("web", Default::default()).await.err(), agent.delete("web").await.err()] {
+        for refused in [agent.start("web").await.err(), agent.delete("web").await.err()] {
             let refused = refused.unwrap();
             assert!(refused.code == ErrorCode::WrongState && refused.mend.contains("--force"), "{refused}");
         }

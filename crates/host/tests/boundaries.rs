@@ -131,7 +131,7 @@ fn each_qemu_has_a_user_of_its_own_and_gives_up_what_it_never_needs() {
         // Stopped and started again it has a user, and nobody else's.
         client.stop_vm("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         assert!(!host.config.run_dir.join("vms/web/qemu.user").exists());
-        let again = client.start_vm("web", godwit_api::StartVm::default()).await.unwrap();
+        let again = client.start_vm("web").await.unwrap();
         assert_ne!(user_of(&again), users[1]);
     });
 }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use godwit_api::{Client, CreateVm, ErrorCode, LogSource, StartVm, StopVm, VmState};
+use godwit_api::{Client, CreateVm, ErrorCode, LogSource, StopVm, VmState};
 use support::{TestHost, kill, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -46,7 +46,7 @@ fn a_vm_outlives_its_agent() {
 
         let refused = client.delete_vm("web").await.unwrap_err();
         assert_eq!(refused.code(), Some(ErrorCode::WrongState));
-        let again = client.start_vm("web", StartVm::default()).await.unwrap_err();
+        let again = client.start_vm("web").await.unwrap_err();
         assert_eq!(again.code(), Some(ErrorCode::WrongState));
 
         // The bare guest ignores the power button.
@@ -54,7 +54,7 @@ fn a_vm_outlives_its_agent() {
         assert_eq!((stopped.state, stopped.pid), (VmState::Stopped, None));
         assert!(host.qemus().is_empty() && host.taps().is_empty());
         assert!(log(&client, "web").await.contains("ping"), "the log is kept");
-        assert_eq!(client.start_vm("web", StartVm::default()).await.unwrap().state, VmState::Running);
+        assert_eq!(client.start_vm("web").await.unwrap().state, VmState::Running);
         client.stop_vm("web", AT_ONCE).await.unwrap();
         client.delete_vm("web").await.unwrap();
         assert_eq!(client.vm("web").await.unwrap_err().code(), Some(ErrorCode::NotFound));
@@ -96,7 +96,7 @@ fn a_start_that_fails_leaves_nothing() {
 
         // Defined without being started, it stays; the start that fails leaves the definition as it was.
         client.create_vm(&CreateVm { spec, start: false }).await.unwrap();
-        client.start_vm("web", StartVm::default()).await.unwrap_err();
+        client.start_vm("web").await.unwrap_err();
         assert_eq!(client.vm("web").await.unwrap().state, VmState::Stopped);
         let record = host.path().join("state/vms/web").display().to_string();
         assert_eq!(host.remains(), [record]);
@@ -146,7 +146,7 @@ fn a_qemu_that_dies_is_noticed() {
             .await;
         assert!(client.vm("web").await.unwrap().reason.unwrap().contains("signal 9"));
         until("its memory is gone", async || !host.path().join("run/ram/web.0.ram").exists()).await;
-        let vm = client.start_vm("web", StartVm::default()).await.unwrap();
+        let vm = client.start_vm("web").await.unwrap();
         assert_eq!((vm.state, vm.reason), (VmState::Running, None));
         vm.pid.unwrap()
     });
@@ -168,7 +168,7 @@ fn operations_at_the_same_time_do_not_meet() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         client.create_vm(&CreateVm { spec: host.spec("web"), start: false }).await.unwrap();
-        let starts = (0..4).map(|_| client.start_vm("web", StartVm::default()));
+        let starts = (0..4).map(|_| client.start_vm("web"));
         let outcomes = futures::future::join_all(starts).await;
         assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);
         assert_eq!(host.qemus().len(), 1);

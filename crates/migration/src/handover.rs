@@ -138,6 +138,31 @@ pub fn of_destination(known: Known, offered: u64) -> OfDestination {
     }
 }
 
+/// What a source does with the pages that it keeps of a guest, where its destination gives no session to send them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeptPagesFate {
+    /// The destination's guest needs them, or may: it is asked again.
+    AskAgain,
+    /// The guest ran there, and that host has it no more, or has had all of it since: nobody will ever ask for them.
+    NotNeeded,
+    /// It never ran there, and never will.
+    Refused,
+}
+
+/// What becomes of the pages kept for a guest that was offered as `offered`.
+#[must_use]
+pub fn fate_of_kept_pages(known: Known, offered: u64) -> KeptPagesFate {
+    match (of_destination(known, offered), known) {
+        (OfDestination::Refused, _) => KeptPagesFate::Refused,
+        (OfDestination::Took, Known::Gone { .. }) => KeptPagesFate::NotNeeded,
+        // A guest that lacks pages does not leave: that it left and came back says that it had all of them.
+        (OfDestination::Took, Known::Has(Standing { epoch, .. })) if epoch > offered => {
+            KeptPagesFate::NotNeeded
+        }
+        (OfDestination::Took | OfDestination::Open, _) => KeptPagesFate::AskAgain,
+    }
+}
+
 /// What a destination concludes that may have run a guest which is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OfSource {
@@ -186,6 +211,21 @@ mod tests {
             [has(Role::Owner, 3), has(Role::HandingOver, 1), Known::Gone { epoch: 2 }, Known::Never]
         {
             assert_eq!(of_destination(refused, 4), OfDestination::Refused, "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn pages_are_kept_until_nobody_will_ask_and_a_guest_that_ran_elsewhere_is_not_resumed() {
+        let has = |role, epoch| Known::Has(Standing { role, epoch });
+        // It ran there: deleted, moved on, or moved on and back. Its memory here is old in any case.
+        for over in [Known::Gone { epoch: 4 }, Known::Gone { epoch: 6 }, has(Role::Owner, 6)] {
+            assert_eq!(fate_of_kept_pages(over, 4), KeptPagesFate::NotNeeded, "{over:?}");
+        }
+        for open in [has(Role::Owner, 4), has(Role::HandingOver, 4), has(Role::TakingOver, 4)] {
+            assert_eq!(fate_of_kept_pages(open, 4), KeptPagesFate::AskAgain, "{open:?}");
+        }
+        for refused in [Known::Never, Known::Gone { epoch: 2 }, has(Role::Owner, 3)] {
+            assert_eq!(fate_of_kept_pages(refused, 4), KeptPagesFate::Refused, "{refused:?}");
         }
     }
 

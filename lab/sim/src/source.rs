@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use godwit_migration::handover::{Role, Standing};
+use godwit_migration::handover::{KeptPagesFate, Role, Standing};
 use godwit_migration::source::{Action, Event, NotServed, Plan, Source, State, Verdict};
 use godwit_migration::{Failure, FailureCode, Outcome, Sweep};
 use godwit_wire::Running;
@@ -320,38 +320,43 @@ impl World {
         if !there.is_up() || self.hosts[host].process.is_none() {
             return None;
         }
-        let record = there.disk.record.as_ref().map(|record| record.standing);
-        match record {
-            Some(Standing { role: Role::Owner, epoch }) if epoch == offered => Some(Served::All(to)),
-            // It has moved on, which takes all of its pages.
-            Some(Standing { epoch, .. }) if epoch > offered => Some(Served::All(to)),
-            Some(_) => None,
-            None => Some(Served::Unknown),
+        match (self.options.rules.fate_of_kept_pages)(there.known(), offered) {
+            KeptPagesFate::NotNeeded => Some(Served::NotNeeded),
+            KeptPagesFate::Refused => Some(Served::Refused),
+            KeptPagesFate::AskAgain => {
+                let record = there.disk.record.as_ref()?;
+                if record.standing != (Standing { role: Role::Owner, epoch: offered }) {
+                    return None;
+                }
+                let lacks = there.process.as_ref().is_some_and(|process| !process.missing.is_empty());
+                Some(if lacks { Served::Pages(to) } else { Served::NotNeeded })
+            }
         }
     }
 
     pub(crate) fn serve(&mut self, host: HostId) {
         let Some(served) = self.serving(host) else { return };
-        if let Served::All(to) = served {
-            let kept = self.hosts[host].process.as_ref().map(|process| process.memory.clone());
-            if let (Some(kept), Some(process)) = (kept, &mut self.hosts[to].process) {
-                for page in std::mem::take(&mut process.missing) {
-                    process.memory[page] = kept[page];
-                }
-            }
-        }
         let is_sending = matches!(self.hosts[host].work, Work::Sending(_));
         match (served, is_sending) {
-            (Served::All(_), true) => self.source_takes(host, Event::PagedIn(Ok(()))),
-            (Served::Unknown, true) => {
+            // That they have come is told by a step of its own: a cut may come between.
+            (Served::Pages(to), _) => {
+                let kept = self.hosts[host].process.as_ref().map(|process| process.memory.clone());
+                if let (Some(kept), Some(process)) = (kept, &mut self.hosts[to].process) {
+                    for page in std::mem::take(&mut process.missing) {
+                        process.memory[page] = kept[page];
+                    }
+                }
+            }
+            (Served::NotNeeded, true) => self.source_takes(host, Event::PagedIn(Ok(()))),
+            (Served::Refused, true) => {
                 let refused = NotServed::Refused(failure("the destination has no such guest"));
                 self.source_takes(host, Event::PagedIn(Err(refused)));
             }
-            (Served::All(_), false) => {
+            (Served::NotNeeded, false) => {
                 let steps = [Step::NoteGone, Step::RemoveRecord, Step::Kill, Step::BeIdle];
                 self.hosts[host].steps.extend(steps);
             }
-            (Served::Unknown, false) => self.hosts[host].steps.push_back(Step::BeInDoubt),
+            (Served::Refused, false) => self.hosts[host].steps.push_back(Step::BeInDoubt),
         }
     }
 }
@@ -360,9 +365,11 @@ impl World {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Served {
     /// The guest at that host gets them.
-    All(HostId),
-    /// There is no such guest at the destination.
-    Unknown,
+    Pages(HostId),
+    /// It has them all, or has gone on.
+    NotNeeded,
+    /// It never ran at the destination.
+    Refused,
 }
 
 fn remaining(pages: u64) -> Event {

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use anyhow::{Context, Result};
+use crc_fast::crc32_iscsi;
 use godwit_lab::in_namespace;
 
 /// What it does on the lane once it has read the source's hello.
@@ -75,10 +76,10 @@ fn answer_http(stream: &TcpStream, manner: Manner, lane_address: &str) -> Result
 }
 
 fn answer_lane(mut stream: &TcpStream, manner: Manner) -> Result<()> {
-    // Hello: 8 bytes of header, 28 of payload.
-    let mut hello = [0; 8 + 28];
+    // Hello: 12 bytes of header, 30 of payload.
+    let mut hello = [0; 12 + 30];
     stream.read_exact(&mut hello)?;
-    anyhow::ensure!(hello[0] == 1 && &hello[8..16] == b"GODWIT\r\n", "no hello: {hello:?}");
+    anyhow::ensure!(hello[0] == 1 && &hello[12..20] == b"GODWIT\r\n", "no hello: {hello:?}");
     match manner {
         Manner::RefusesVersion => {
             let text = b"this host speaks versions 98 to 99";
@@ -96,5 +97,7 @@ fn answer_lane(mut stream: &TcpStream, manner: Manner) -> Result<()> {
 
 fn frame(kind: u8, payload: &[u8]) -> Result<Vec<u8>> {
     let length = u32::try_from(payload.len())?.to_le_bytes();
-    Ok([&[kind, 0, 0, 0], &length[..], payload].concat())
+    let sum = |bytes: &[u8]| crc32_iscsi(bytes).to_le_bytes();
+    let header = [&[kind][..], &length[..3], &sum(payload)].concat();
+    Ok([&header[..], &sum(&header), payload].concat())
 }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{ClientError, ErrorCode, MigrationRequest, StartVm, VmInfo, VmState};
+use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmInfo, VmState};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
 use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
@@ -162,13 +162,13 @@ fn the_destinations_agent_dies_while_its_qemu_waits_for_a_page() -> Result<()> {
     trial.finish()
 }
 
-fn start(trial: &Trial, force: bool) -> Result<VmInfo, ClientError> {
-    trial.ask(trial.agent("b").start_vm("web", StartVm { force }))
+fn start(trial: &Trial) -> Result<VmInfo, ClientError> {
+    trial.ask(trial.agent("b").start_vm("web"))
 }
 
 /// What nobody can fetch is no zeros either, whatever its operator says.
 #[test]
-fn a_guest_is_not_forced_to_run_without_its_pages() -> Result<()> {
+fn a_guest_does_not_run_without_its_pages() -> Result<()> {
     let Some(trial) = Trial::begin_with("page-in-forced", slow_link()?)? else { return Ok(()) };
     let mut guest = trial.guest("a", &too_busy())?;
     drop(begun(&trial, &mut guest)?);
@@ -179,7 +179,7 @@ fn a_guest_is_not_forced_to_run_without_its_pages() -> Result<()> {
     std::fs::write(&note, "no note")?;
     trial.start_missing()?;
     until("it is paused", LIMIT, || Ok((trial.vm("b", "web")?.state == VmState::Paused).then_some(())))?;
-    let refused = start(&trial, true);
+    let refused = start(&trial);
     ensure!(
         matches!(&refused, Err(ClientError::Refused(error)) if error.message.contains("still at host a")),
         "{refused:?}"
@@ -193,7 +193,7 @@ fn a_guest_is_not_forced_to_run_without_its_pages() -> Result<()> {
         let vm = trial.vm("b", "web")?;
         Ok((vm.page_in.is_none() && vm.state == VmState::Paused).then_some(()))
     })?;
-    start(&trial, false)?;
+    start(&trial)?;
     complete(&trial, &guest)?;
     trial.finish()
 }

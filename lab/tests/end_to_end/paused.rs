@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{MigrationRequest, StartVm, VmState};
+use godwit_api::{MigrationRequest, VmState};
 use godwit_lab::trial::{GuestPlan, Trial};
 use godwit_migration::Outcome;
 use rustix::process::Signal;
@@ -40,7 +40,7 @@ fn a_paused_guest_stays_paused() -> Result<()> {
     }
     let vm = trial.vm(&guest.host, "web")?;
     ensure!(vm.state == VmState::Paused, "{vm:?}");
-    trial.ask(trial.agent(&guest.host).start_vm("web", StartVm::default()))?;
+    trial.ask(trial.agent(&guest.host).start_vm("web"))?;
     trial.expect_whole(&guest)?;
     move_and_check(&trial, &mut guest)?;
     trial.finish()

@@ -74,17 +74,14 @@ impl Agent {
     pub(super) fn forget_at(self: &Arc<Self>, name: &str, to: String) {
         let (agent, name) = (self.clone(), name.to_owned());
         let asking = async move {
-            let path = format!("/v1/hand-overs/{name}?from={}", agent.config.name);
             let migrates = || {
                 let table = agent.table();
                 let condition = table.get(&name).map(|slot| &slot.condition);
                 matches!(condition, Some(Condition::MigratingOut { .. }))
             };
             let mut wait = ASK_AGAIN;
-            while let Ok(peer) = agent.peer(&to)
-                && !migrates()
-            {
-                if let Ok(Ok(())) = tokio::time::timeout(ASK_AGAIN_MOST, peer.delete(&path)).await {
+            while agent.peer(&to).is_ok() && !migrates() {
+                if agent.forget_once(&to, &name).await {
                     return;
                 }
                 tokio::time::sleep(wait).await;
@@ -101,7 +98,6 @@ impl Agent {
     pub(super) fn undo_migration(self: &Arc<Self>, name: &str, to: String) {
         let (agent, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
-            let path = format!("/v1/hand-overs/{name}?from={}", agent.config.name);
             let mut wait = ASK_AGAIN;
             loop {
                 let record = agent.record(&name).filter(|record| record.role == Role::Owner);
@@ -110,10 +106,13 @@ impl Agent {
                     Some(Condition::Running | Condition::Paused | Condition::Stopped | Condition::Failed)
                 );
                 let Some(record) = record.filter(|record| is_free && record.other.is_some()) else { return };
-                let Ok(peer) = agent.peer(&to) else { return };
-                if let Ok(Ok(())) = tokio::time::timeout(ASK_AGAIN_MOST, peer.delete(&path)).await {
+                if agent.peer(&to).is_err() {
+                    return;
+                }
+                if agent.forget_once(&to, &name).await {
                     tracing::info!(vm = name, to, "a migration that the last agent had under way is undone");
-                    if let Err(error) = agent.save_record(&SavedVm { other: None, ..record }).await {
+                    let undone = SavedVm { other: None, ..record.clone() };
+                    if let Err(error) = agent.save_over(Some(&record), &undone).await {
                         tracing::warn!(vm = name, %error, "that could not be saved");
                     }
                     return;
@@ -124,6 +123,13 @@ impl Agent {
         });
     }
 
+    /// Asks the host `to` once to let go of what has been made there of a guest that is not committed there: whether it has answered.
+    async fn forget_once(&self, to: &str, name: &str) -> bool {
+        let Ok(peer) = self.peer(to) else { return false };
+        let path = format!("/v1/hand-overs/{name}?from={}", self.config.name);
+        matches!(tokio::time::timeout(ASK_AGAIN_MOST, peer.delete(&path)).await, Ok(Ok(())))
+    }
+
     async fn try_settle(self: &Arc<Self>, name: &str) -> Result<Settled, ApiError> {
         let Some(record) = self.record(name) else { return Ok(Settled::Over) };
         let Some(other) = record.other.clone() else { return Ok(Settled::Over) };
@@ -131,9 +137,13 @@ impl Agent {
         tracing::debug!(vm = name, host = other.name, ?known, "the other host of a hand-over was asked");
         match record.role {
             Role::HandingOver => match of_destination(known, Standing::offered(record.epoch)) {
-                OfDestination::Took => self.let_go(name, &record).await?,
+                OfDestination::Took => return self.let_go(name, &record).await,
                 OfDestination::Refused => self.take_back(name, record, true).await?,
-                OfDestination::Open => return Ok(Settled::Open),
+                OfDestination::Open => {
+                    // It may wait for a lane of an agent that is no more. Without effect on a guest that is committed there.
+                    self.forget_once(&other.name, name).await;
+                    return Ok(Settled::Open);
+                }
             },
             Role::TakingOver => match of_source(known, record.epoch) {
                 OfSource::TookBack => self.forget_shadow(name).await?,
@@ -225,14 +235,20 @@ impl Agent {
     }
 
     /// The destination has the guest.
-    async fn let_go(self: &Arc<Self>, name: &str, record: &SavedVm) -> Result<(), ApiError> {
-        let has_process = self.vm(name)?.is_some();
-        if record.pages_kept_for().is_some() && has_process {
-            self.serve_what_is_kept(name);
-            return Ok(());
+    async fn let_go(self: &Arc<Self>, name: &str, record: &SavedVm) -> Result<Settled, ApiError> {
+        if record.pages_kept_for().is_some() {
+            if self.vm(name)?.is_some() {
+                // Whether they are needed is asked by who serves them.
+                self.serve_what_is_kept(name);
+                return Ok(Settled::Over);
+            }
+            if self.places.vm(name).living_process().is_some() {
+                // It holds them, and has not answered this agent yet ([`Agent::find_again`]).
+                return Ok(Settled::Open);
+            }
         }
         tracing::info!(vm = name, "the doubt is settled: the destination has the guest");
-        self.give_up(name).await
+        self.give_up(name).await.map(|()| Settled::Over)
     }
 
     /// Removes what is left of a guest that is another host's.
@@ -285,10 +301,16 @@ impl Agent {
             return Err(error);
         }
         self.new_epoch(&vm, epoch);
-        let saved = self.save(&record.spec, Role::Owner, Desired::Running, epoch).await;
+        let mine = SavedVm::new(record.spec.clone(), Role::Owner, Desired::Running, epoch);
+        let saved = self.save_over(Some(&record), &mine).await;
         tracing::info!(vm = name, epoch, "the doubt is settled: the guest goes on here");
-        self.settle(name, if runs { Condition::Running } else { Condition::Paused }, Some(vm), None);
-        saved
+        let condition = if runs { Condition::Running } else { Condition::Paused };
+        self.settle(name, condition, Some(Arc::clone(&vm)), None);
+        if let Err(error) = saved {
+            tracing::error!(vm = name, %error, "that could not be saved; it is tried again");
+            tokio::spawn(self.clone().save_in_the_end(vm, Some(record)));
+        }
+        Ok(())
     }
 
     /// The same, where its process has ended meanwhile: the guest has come to its end by that, and can be started anew.
@@ -299,11 +321,9 @@ impl Agent {
         begun: Begun,
     ) -> Result<(), ApiError> {
         let epoch = Standing::taken_back(record.epoch);
-        if let Some((pid, _)) = self.places.vm(name).living_process() {
-            let message = format!("QEMU of VM \"{name}\" (process {pid}) does not answer");
-            let mend = begun.before.end_of_silent(pid);
+        if let Some(silent) = self.silent_process(name, &begun) {
             self.settle(name, begun.before, None, begun.reason);
-            return Err(ApiError::new(ErrorCode::HypervisorFailed, message, mend));
+            return Err(silent);
         }
         if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, epoch).await {
             self.settle(name, begun.before, None, begun.reason);
@@ -326,6 +346,13 @@ impl Agent {
         Ok(())
     }
 
+    /// What keeps a VM from being decided on whose QEMU lives and says nothing.
+    fn silent_process(&self, name: &str, begun: &Begun) -> Option<ApiError> {
+        let (pid, _) = self.places.vm(name).living_process()?;
+        let message = format!("QEMU of VM \"{name}\" (process {pid}) does not answer");
+        Some(ApiError::new(ErrorCode::HypervisorFailed, message, begun.before.end_of_silent(pid)))
+    }
+
     /// At the destination: the source has taken back what may have run here and is gone.
     async fn forget_shadow(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Delete)?;
@@ -340,6 +367,12 @@ impl Agent {
     /// At the destination: the guest was handed over, and has ended with its QEMU.
     async fn own_what_is_gone(self: &Arc<Self>, name: &str, record: SavedVm) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::TakeBack)?;
+        if begun.vm.is_none()
+            && let Some(silent) = self.silent_process(name, &begun)
+        {
+            self.settle(name, begun.before, None, begun.reason);
+            return Err(silent);
+        }
         if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, record.epoch).await {
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);

@@ -4,8 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ApiError, CreateVm, ErrorCode, StartVm, StopVm, VmInfo};
-use godwit_migration::handover::Standing;
+use godwit_api::{ApiError, CreateVm, ErrorCode, StopVm, VmInfo};
 use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, VmSpec};
 
 use crate::agent::{Agent, Begun, Slot};
@@ -31,7 +30,7 @@ impl Agent {
             agent.insert(Slot::new(spec.clone(), FIRST_EPOCH, Condition::Stopped))?;
             let made = async {
                 agent.save(&spec, Role::Owner, Desired::Stopped, FIRST_EPOCH).await?;
-                if request.start { agent.start_now(&name, StartVm::default()).await } else { Ok(()) }
+                if request.start { agent.start_now(&name).await } else { Ok(()) }
             };
             if let Err(error) = made.await {
                 let _ = agent.delete_now(&name).await;
@@ -44,10 +43,10 @@ impl Agent {
     }
 
     /// Starts a stopped VM, or lets a paused one go on.
-    pub async fn start(self: &Arc<Self>, name: &str, request: StartVm) -> Result<VmInfo, ApiError> {
+    pub async fn start(self: &Arc<Self>, name: &str) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
-            agent.start_now(&name, request).await?;
+            agent.start_now(&name).await?;
             agent.vm_info(&name)
         })
         .await
@@ -113,8 +112,8 @@ impl Agent {
         )
     }
 
-    async fn start_now(self: &Arc<Self>, name: &str, request: StartVm) -> Result<(), ApiError> {
-        let begun = self.begin(name, &Operation::Start { force: request.force })?;
+    async fn start_now(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+        let begun = self.begin(name, &Operation::Start)?;
         match self.run(&begun).await {
             Ok(vm) => {
                 if let Some(slot) = self.table().get_mut(name) {
@@ -131,19 +130,10 @@ impl Agent {
     }
 
     async fn run(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
-        // An operator who takes a guest in doubt back begins a new generation.
-        let epoch = match begun.before.is_in_doubt() {
-            true => Standing::taken_back(begun.epoch),
-            false => begun.epoch,
-        };
+        let epoch = begun.epoch;
         if let Some(vm) = &begun.vm {
             self.refuse_holes(vm)?;
-            // Let go on first: a restarted agent that finds it running knows that it is this host's.
-            match begun.before.is_in_doubt() {
-                true => crate::migration::undo_hand_over(vm, true).await?,
-                false => vm.resume().await?,
-            }
-            vm.set_epoch(epoch);
+            vm.resume().await?;
             self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await?;
             return Ok(vm.clone());
         }
@@ -165,7 +155,7 @@ impl Agent {
         }
         let from = vm.files.host_of_missing().unwrap_or_default();
         let lacks = Condition::LacksPages { from };
-        lacks.admit(&vm.name, &Operation::Start { force: true }).map(drop)
+        lacks.admit(&vm.name, &Operation::Start).map(drop)
     }
 
     /// A QEMU that this agent could not adopt may still run the guest: nothing of it is touched.
@@ -252,7 +242,9 @@ impl Agent {
                 (None, _) => self.refuse_second_process(name, &begun.before)?,
             }
             // What never was this host's has not been here.
-            let owned = self.record(name).is_some_and(|record| record.role != Role::TakingOver);
+            let owned = self
+                .record(name)
+                .is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
             if owned {
                 self.note_gone(&begun).await;
             }

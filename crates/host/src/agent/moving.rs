@@ -219,17 +219,19 @@ impl Agent {
             return;
         };
         hold("end-migration");
-        let offered = self.record(name).is_some_and(|record| record.role == Role::HandingOver);
+        let stale = self.record(name);
+        let offered = stale.as_ref().is_some_and(|record| record.role == Role::HandingOver);
         let epoch = if offered { Standing::taken_back(begun.epoch) } else { begun.epoch };
         if let Some(vm) = &begun.vm {
             self.new_epoch(vm, epoch);
         }
-        let saved = self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await;
+        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Running, epoch);
+        let saved = self.save_over(stale.as_ref(), &record).await;
         hold("migration-ended");
         let Some(vm) = &begun.vm else { return };
         if let Err(error) = saved {
             tracing::error!(vm = name, %error, "the end of a hand-over could not be saved; it is tried again");
-            tokio::spawn(self.clone().save_in_the_end(vm.clone()));
+            tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
         }
         if let Some(exit) = vm.process.exit() {
             self.process_ended(vm, exit, false).await;
@@ -346,22 +348,30 @@ impl Agent {
             // While it was a shadow its end was left to the migration.
             return self.process_ended(vm, exit, false).await;
         }
-        if vm.is_running().await == Some(false) {
+        let stale = self.record(&vm.name);
+        let is_paused = vm.is_running().await == Some(false);
+        if is_paused {
             // It was paused at the source.
             self.vcpus_changed(vm, false);
         }
-        if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, vm.epoch()).await {
+        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+        if let Err(error) = self.save_over(stale.as_ref(), &record).await {
             tracing::error!(vm = vm.name, %error, "the arrived VM's record could not be saved; it is tried again");
-            let saving = tokio::spawn(self.clone().save_in_the_end(vm.clone()));
-            // The source is told, and forgets the guest, when this returns.
-            let _ = tokio::time::timeout(SAVE_LIMIT, saving).await;
+            let saving = tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
+            // The source is told, and forgets the guest, when this returns. A guest that runs is known to be this host's by that; of one
+            // that is paused the record alone says so.
+            if is_paused {
+                let _ = saving.await;
+            } else {
+                let _ = tokio::time::timeout(SAVE_LIMIT, saving).await;
+            }
         }
         hold("promoted");
     }
 
-    /// Saves a VM's record that a disk did not take as soon as that works. Ends when the VM is under another operation's care, which saves
-    /// what it does itself.
-    async fn save_in_the_end(self: Arc<Self>, vm: Arc<Vm>) {
+    /// Saves that a VM is this host's, which a disk did not take, as soon as that works, in the place of the record `stale`. Ends when the
+    /// VM is under another operation's care, which saves what it does itself.
+    pub(super) async fn save_in_the_end(self: Arc<Self>, vm: Arc<Vm>, stale: Option<SavedVm>) {
         let mut every = tokio::time::interval(SAVE_AGAIN);
         let still_here = || {
             let table = self.table();
@@ -370,9 +380,13 @@ impl Agent {
                     && slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, &vm))
             })
         };
-        while still_here() {
+        loop {
             every.tick().await;
-            if self.save(&vm.spec, Role::Owner, Desired::Running, vm.epoch()).await.is_ok() {
+            if !still_here() {
+                return;
+            }
+            let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+            if self.save_over(stale.as_ref(), &record).await.is_ok() {
                 return tracing::info!(vm = vm.name, "its record is saved");
             }
         }

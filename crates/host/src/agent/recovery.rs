@@ -28,8 +28,10 @@ use crate::vm::{Condition, Places, UnaskedVm, Vm};
 const SHADOW_LIMIT: Duration = Duration::from_secs(5);
 /// Between two attempts to save what was found, on a disk that did not take it.
 const SAVE_AGAIN: Duration = Duration::from_secs(1);
-/// Between two attempts to speak to a QEMU that waits for a missing page.
+/// Between two attempts to speak to a QEMU that waits for a missing page, or says nothing.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The longest such wait for one that has said nothing for long.
+const ASK_AGAIN_MOST: Duration = Duration::from_secs(10);
 
 /// A VM that is taken into the table.
 #[derive(Clone)]
@@ -114,7 +116,11 @@ impl Agent {
                 Some(process) => self.take_in_lacking(record, process).await?,
                 None => {
                     let found = self.find(&record, None).await;
-                    self.take_in(TakingIn { record, taken_up: None, place: None }, found).await?;
+                    let taking = TakingIn { record, taken_up: None, place: None };
+                    if let Err(error) = self.take_in(taking, found).await {
+                        // One VM keeps no other from being managed. What it has and runs is not touched.
+                        tracing::error!(vm = name, %error, "a VM is left alone");
+                    }
                 }
             }
         }
@@ -226,7 +232,7 @@ impl Agent {
         let Some(place) = &taking.place else { return true };
         let table = self.table();
         let slot = table.get(&taking.record.spec.name);
-        slot.is_some_and(|slot| Arc::ptr_eq(&slot.identity, place) && slot.condition.is_being_adopted())
+        slot.is_some_and(|slot| Arc::ptr_eq(&slot.identity, place) && is_waited_for(slot))
     }
 
     /// `process`: the one that is meant, where it is known; else the one that its files tell of.
@@ -259,7 +265,7 @@ impl Agent {
                     tracing::error!(vm = taking.record.spec.name, why, %failure, "it could not be paused");
                     Ok(())
                 }
-                _ => self.take_in_unknown(taking, why),
+                _ => self.take_in_unknown(taking, why).await,
             },
         }
     }
@@ -272,10 +278,7 @@ impl Agent {
         let found = if files.is_unrun() { GuestFound::GoneUnrun } else { GuestFound::Gone };
         let recovery = recover(record.role, found);
         if recovery == Recovery::Discard {
-            files.remove_all();
-            self.store.remove(&name)?;
-            self.give_up_place(&name, place.as_ref());
-            return Ok(());
+            return self.remove_shadow(&name, place.as_ref());
         }
         let words = files.last_words().map_or(String::new(), |words| format!("; its last words: {words}"));
         let doubt = match recovery {
@@ -325,7 +328,7 @@ impl Agent {
         let Some(place) = place else { return self.insert(slot) };
         let name = slot.spec.name.clone();
         match self.table().get_mut(&name) {
-            Some(known) if Arc::ptr_eq(&known.identity, place) && known.condition.is_being_adopted() => {
+            Some(known) if Arc::ptr_eq(&known.identity, place) && is_waited_for(known) => {
                 *known = slot;
                 Ok(())
             }
@@ -342,8 +345,14 @@ impl Agent {
     }
 
     /// A VM whose QEMU can't be spoken to. What the record says of other hosts stays true.
-    fn take_in_unknown(self: &Arc<Self>, taking: TakingIn, why: String) -> Result<(), ApiError> {
+    async fn take_in_unknown(self: &Arc<Self>, taking: TakingIn, why: String) -> Result<(), ApiError> {
         let TakingIn { record, place, .. } = taking;
+        if record.role == Role::Shadow {
+            // That it may run was never written down: it has not, and is the source's alone.
+            tracing::warn!(vm = record.spec.name, why, "a shadow that does not answer is removed");
+            self.end_stray(&record.spec.name).await?;
+            return self.remove_shadow(&record.spec.name, place.as_ref());
+        }
         let condition = match record.role {
             Role::Owner => Condition::Failed,
             Role::Shadow | Role::TakingOver | Role::HandingOver | Role::Stranded => {
@@ -351,10 +360,44 @@ impl Agent {
             }
         };
         let name = record.spec.name.clone();
-        let mut slot = Slot::new(record.spec, record.epoch, condition);
+        let mut slot = Slot::new(record.spec.clone(), record.epoch, condition);
         slot.reason = Some(why);
+        let place_of_it = Arc::clone(&slot.identity);
         self.take_place(slot, place.as_ref())?;
         self.settle_doubt(&name);
+        let taking = TakingIn { record, taken_up: None, place: Some(place_of_it) };
+        tokio::spawn(self.clone().find_again(taking));
+        Ok(())
+    }
+
+    /// A QEMU that did not answer may answer later: it has hung on a disk, or another program had its monitor. Until then it is asked, as
+    /// long as it lives and nobody has begun anything with the VM.
+    async fn find_again(self: Arc<Self>, taking: TakingIn) {
+        let name = taking.record.spec.name.clone();
+        let files = self.places.vm(&name);
+        let Some(process) = files.living_process() else { return };
+        let mut wait = ASK_AGAIN;
+        loop {
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(ASK_AGAIN_MOST);
+            let is_same = files.living_process() == Some(process)
+                && self.record(&name).as_ref() == Some(&taking.record);
+            if !is_same || !self.has_place(&taking) {
+                return;
+            }
+            let Found::Answers(vm, vcpus) = self.find(&taking.record, Some(process)).await else { continue };
+            match self.take_in_running(taking.clone(), vm, vcpus).await {
+                Ok(()) => return tracing::info!(vm = name, "its QEMU answers again"),
+                Err(error) => tracing::error!(vm = name, %error, "it can't be taken in yet"),
+            }
+        }
+    }
+
+    /// Removes what is left of a guest that is its source's.
+    fn remove_shadow(&self, name: &str, place: Option<&Arc<()>>) -> Result<(), ApiError> {
+        self.store.remove(name)?;
+        self.places.vm(name).remove_all();
+        self.give_up_place(name, place);
         Ok(())
     }
 
@@ -366,38 +409,31 @@ impl Agent {
     ) -> Result<(), ApiError> {
         self.check_place(&taking)?;
         let TakingIn { mut record, taken_up, place } = taking;
-        let (name, role) = (record.spec.name.clone(), record.role);
-        let migrating_to = of_owner(&record);
+        let (name, as_found) = (record.spec.name.clone(), record.clone());
         // One that was stopped for its hand-over has run before, of course.
-        let ran = if role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
-        let found = if ran { GuestFound::Ran } else { GuestFound::Still };
-        let recovery = recover(role, found);
+        let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
+        let recovery = recover(record.role, if ran { GuestFound::Ran } else { GuestFound::Still });
+        let mut saved = Ok(());
         match recovery {
             Recovery::TakeOver | Recovery::TakeBack => {
                 if recovery == Recovery::TakeBack {
                     record.epoch = Standing::taken_back(record.epoch);
                     vm.set_epoch(record.epoch);
                 }
-                self.save(&record.spec, Role::Owner, Desired::Running, record.epoch).await?;
+                let mine = SavedVm::new(record.spec.clone(), Role::Owner, Desired::Running, record.epoch);
+                saved = self.save_over(Some(&as_found), &mine).await;
             }
             // Its source runs the guest, or waits to be told that this host does not. It has its copy: it is told that all pages are
             // here only of a guest that is known to run here.
             Recovery::Discard | Recovery::AskSource => {
                 tracing::warn!(vm = name, "a shadow is left from before the agent's start: it is removed");
                 vm.process.kill().await;
-                self.store.remove(&name)?;
-                vm.files.remove_all();
-                self.give_up_place(&name, place.as_ref());
-                return Ok(());
+                return self.remove_shadow(&name, place.as_ref());
             }
             Recovery::Keep | Recovery::AskDestination => {}
         }
         let (condition, reason) = as_recovered(recovery, &record, vcpus.run);
         tracing::info!(vm = name, pid = vm.process.pid, state = %condition.state(), "adopted");
-        let keeps_pages_for = match &condition {
-            Condition::KeepsPages { to } => Some(to.clone()),
-            _ => None,
-        };
         // Nobody sees it as one that could be started meanwhile.
         let (condition, reason) = match &taken_up {
             Some(Err(failure)) if matches!(condition, Condition::Running | Condition::Paused) => {
@@ -414,21 +450,40 @@ impl Agent {
         if vm.files.missing().exists() {
             self.page_in_further(&vm, taken_up).await;
         }
-        if matches!(role, Role::Shadow | Role::TakingOver) {
-            self.page_ins.let_source_go(&name);
+        if let Err(error) = saved {
+            // It runs: an agent that is started before that is saved finds the same.
+            tracing::error!(vm = name, %error, "that it is this host's could not be saved; it is tried again");
+            tokio::spawn(self.clone().save_in_the_end(Arc::clone(&vm), Some(as_found.clone())));
         }
-        if let Some(host) = keeps_pages_for {
-            serve_again(self, &vm, host);
-        }
-        self.settle_doubt(&name);
-        if let Some(to) = migrating_to {
-            self.undo_migration(&name, to);
-        }
+        self.go_on(&vm, as_found, recovery);
         // A disk may have kept this waiting since it was asked.
         if vcpus.run && place.is_some() && vm.is_running().await == Some(false) {
             self.vcpus_changed(&vm, false);
         }
         Ok(())
+    }
+
+    /// Goes on with what the last agent had under way with other hosts, of a VM that is taken in.
+    fn go_on(self: &Arc<Self>, vm: &Arc<Vm>, as_found: SavedVm, recovery: Recovery) {
+        let name = &vm.name;
+        if matches!(as_found.role, Role::Shadow | Role::TakingOver) {
+            self.page_ins.let_source_go(name);
+        }
+        let keeps_pages_for = as_found.pages_kept_for().filter(|_| recovery == Recovery::AskDestination);
+        if let Some(host) = keeps_pages_for {
+            serve_again(self, vm, host.to_owned());
+        }
+        self.settle_doubt(name);
+        let migrating_to = of_owner(&as_found);
+        match (as_found.other, recovery) {
+            // It may wait for a lane of an agent that is no more.
+            (Some(other), Recovery::TakeBack) => self.forget_at(name, other.name),
+            _ => {
+                if let Some(to) = migrating_to {
+                    self.undo_migration(name, to);
+                }
+            }
+        }
     }
 
     /// A guest that lacks pages waits for this agent. One that nobody holds back from what is missing must not run on.
@@ -485,6 +540,13 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// Whether what becomes of a VM waits for its QEMU's word.
+fn is_waited_for(slot: &Slot) -> bool {
+    let is_silent =
+        slot.vm.is_none() && matches!(slot.condition, Condition::Failed | Condition::InDoubt { .. });
+    slot.condition.is_being_adopted() || is_silent
 }
 
 /// The host to which an owner's guest was on its way.

@@ -353,7 +353,6 @@ impl Outgoing {
             let epoch = Standing::offered(vm.epoch());
             let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, uuid: vm.spec.uuid, epoch };
             let ask_verdict = || job.runtime.block_on(hand_over.verdict());
-            let refused = || job.runtime.block_on(hand_over.refused());
             let serving = Serving {
                 agent: &agent,
                 vm: &vm.name,
@@ -362,7 +361,7 @@ impl Outgoing {
                 epoch,
                 runtime: &job.runtime,
                 pace: job.paths.pace.clone(),
-                refused: &refused,
+                uuid: vm.spec.uuid,
             };
             let source = SourceJob {
                 control: job.stream,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use godwit_api::{
-    ApiError, Client, ClientError, ErrorCode, PageInAnswer, PageInRequest, PageInState, VmInfo, VmState,
+    ApiError, Client, ClientError, ErrorCode, PageInAnswer, PageInRequest, PageInState, VmState,
 };
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Carries, Interrupt};
@@ -14,12 +14,14 @@ use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session,
 use godwit_migration::drive::{Hello, SessionStream};
 use godwit_migration::handover::Standing;
 use godwit_migration::{Failure, FailureCode};
+use godwit_qemu::Uuid;
 use godwit_ram::{MissingPages, PageIn};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 use tokio::runtime::Handle;
 
 use super::incoming::{fresh_id, listen};
 use super::outgoing::Paths;
+use super::verdict::without_session;
 use super::{Doorman, Guard};
 use crate::agent::Agent;
 use crate::failure::host_failed;
@@ -199,8 +201,8 @@ pub(super) struct Serving<'a> {
     pub(super) runtime: &'a Handle,
     /// The limits that hold for its pages.
     pub(super) pace: MigrationPace,
-    /// Says for sure that the destination has refused the guest; none: that it has not, or that nobody knows.
-    pub(super) refused: &'a (dyn Fn() -> Option<Failure> + Sync),
+    /// The VM, whatever has its name since.
+    pub(super) uuid: Uuid,
 }
 
 impl Serving<'_> {
@@ -225,8 +227,9 @@ impl Serving<'_> {
                     Err(failure) => tracing::warn!(vm = self.vm, %failure, "no session for page-in yet"),
                 },
                 Ok(Err(ClientError::Refused(error))) if error.code == ErrorCode::NotFound => {
-                    if let Some(failure) = (self.refused)() {
-                        return Again::Refused(failure);
+                    let decided = without_session(self.peer, self.vm, self.uuid, self.epoch);
+                    if let Some(decided) = self.runtime.block_on(decided) {
+                        return decided;
                     }
                 }
                 Ok(Err(error)) => {
@@ -265,7 +268,6 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             Err(error) => return tracing::error!(vm = vm.name, %error, "its pages can't be served"),
         };
         let epoch = Standing::offered(vm.epoch());
-        let refused = || runtime.block_on(is_unknown(&peer, &vm.name));
         let serving = Serving {
             agent: &agent,
             vm: &vm.name,
@@ -274,7 +276,7 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             epoch,
             runtime: &runtime,
             pace: agent.limits().migration(None),
-            refused: &refused,
+            uuid: vm.spec.uuid,
         };
         let kept = KeptPages::new(vm.regions.clone());
         let is_gone = || vm.process.exit().is_some() || !agent.keeps_pages(&vm);
@@ -294,14 +296,4 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             }
         }
     });
-}
-
-/// Whether the destination has no such VM, by its own word.
-async fn is_unknown(peer: &Client, vm: &str) -> Option<Failure> {
-    match peer.get::<VmInfo>(&format!("/v1/vms/{vm}")).await {
-        Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
-            Some(Failure::new(FailureCode::InDoubt, "the destination has no such VM any more"))
-        }
-        _ => None,
-    }
 }

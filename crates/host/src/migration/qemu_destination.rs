@@ -97,6 +97,17 @@ async fn until_loaded(vm: &Vm, events: &mut broadcast::Receiver<QmpEvent>) -> Re
     }
 }
 
+/// Whether the vCPUs have run, by what QEMU said last.
+fn has_resumed(events: &mut broadcast::Receiver<QmpEvent>) -> bool {
+    loop {
+        match events.try_recv() {
+            Ok(event) if event.name == RESUME => return true,
+            Ok(_) | Err(broadcast::error::TryRecvError::Lagged(_)) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
 impl DestinationHypervisor for QemuDestination {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.stream
@@ -108,7 +119,9 @@ impl DestinationHypervisor for QemuDestination {
         let (agent, vm) = (Arc::clone(&self.agent), Arc::clone(&self.vm));
         self.noting = Some(self.runtime.spawn(async move {
             let saved = agent.note_take_over(&vm).await;
-            noted(saved.map_err(|error| Failure::new(FailureCode::Internal, error.message)));
+            let saved = saved.map_err(|error| Failure::new(FailureCode::Internal, error.message));
+            // Whoever hears it may be waiting for this task, with no room left for another word.
+            tokio::task::spawn_blocking(move || noted(saved));
         }));
     }
 
@@ -147,16 +160,22 @@ impl DestinationHypervisor for QemuDestination {
         let (qmp, events) = (&self.vm.process.qmp, &mut self.events);
         let running = self.runtime.block_on(async {
             let mut answer = std::pin::pin!(qmp.cont());
-            loop {
+            let answered = loop {
                 tokio::select! {
+                    biased;
                     // QEMU says that the vCPUs run before it answers the command, by milliseconds when it is busy.
                     event = events.recv() => match event {
                         Ok(event) if event.name == RESUME => return Ok(()),
                         Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
-                        Err(broadcast::error::RecvError::Closed) => return answer.await,
+                        Err(broadcast::error::RecvError::Closed) => break answer.await,
                     },
-                    answered = &mut answer => return answered,
+                    answered = &mut answer => break answered,
                 }
+            };
+            // A QEMU that ends right after its guest's first instruction has said so before, and the guest has run.
+            match answered {
+                Err(_) if has_resumed(events) => Ok(()),
+                answered => answered,
             }
         });
         running.map_err(|error| qemu_failure(&self.agent.config().name, "let the guest run", &error))

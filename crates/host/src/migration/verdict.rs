@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_api::{ApiError, Client, ClientError, ErrorCode, IncomingState, IncomingStatus, VmInfo};
-use godwit_migration::handover::{Known, OfDestination, of_destination};
+use godwit_api::{ApiError, Client, ClientError, ErrorCode, IncomingState, IncomingStatus};
+use godwit_migration::drive::page_in::Again;
+use godwit_migration::handover::{KeptPagesFate, Known, OfDestination, fate_of_kept_pages, of_destination};
 use godwit_migration::source::Verdict;
 use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::Uuid;
@@ -114,28 +115,6 @@ impl HandOver<'_> {
         self.answer(status).await
     }
 
-    /// Why the destination needs no pages of the guest, where it says so now: it was refused, or ran there and is gone.
-    pub(super) async fn refused(&self) -> Option<Failure> {
-        match self.ask().await {
-            Answer::Refused(why) => {
-                let detail = format!("the destination does not have the guest: {why}");
-                Some(Failure::new(FailureCode::LaneLost, detail))
-            }
-            Answer::Runs(_) => {
-                let vm = self.peer.get::<VmInfo>(&format!("/v1/vms/{}", self.vm)).await;
-                let is_gone =
-                    matches!(vm, Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound);
-                is_gone.then(|| {
-                    Failure::new(
-                        FailureCode::InDoubt,
-                        "the destination ran the guest, and has no such VM any more",
-                    )
-                })
-            }
-            Answer::Open => None,
-        }
-    }
-
     /// Asks what became of a commit, for as long as doubt is bearable.
     pub(super) async fn verdict(&self) -> Verdict {
         let limit = Instant::now() + VERDICT_LIMIT;
@@ -152,6 +131,20 @@ impl HandOver<'_> {
             }
         }
         Verdict::Unknown
+    }
+}
+
+/// What becomes of the pages that are kept of a guest offered as `offered`, where the destination gives no session for them; none:
+/// nobody knows yet. What it has written down decides, by the VM's uuid: its name may be another VM's since.
+pub(super) async fn without_session(peer: &Client, vm: &str, uuid: Uuid, offered: u64) -> Option<Again> {
+    let known = ask_known(peer, vm, uuid).await.ok()?;
+    match fate_of_kept_pages(known, offered) {
+        KeptPagesFate::AskAgain => None,
+        KeptPagesFate::NotNeeded => Some(Again::Complete),
+        KeptPagesFate::Refused => Some(Again::Refused(Failure::new(
+            FailureCode::LaneLost,
+            "the destination does not have the guest, and never ran it",
+        ))),
     }
 }
 

@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
     ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationRequest, MigrationStatus,
-    Resolve, Resolved, StartVm, StopVm, VmInfo,
+    Resolve, Resolved, StopVm, VmInfo,
 };
 use godwit_migration::DryRun;
 use http::StatusCode;
@@ -120,9 +120,8 @@ async fn delete_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>) ->
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn start_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>, bytes: Bytes) -> Answer<VmInfo> {
-    let request: StartVm = body(&bytes)?;
-    Ok(Json(agent.start(&name, request).await?))
+async fn start_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>) -> Answer<VmInfo> {
+    Ok(Json(agent.start(&name).await?))
 }
 
 async fn stop_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>, bytes: Bytes) -> Answer<VmInfo> {

@@ -55,11 +55,8 @@ pub(crate) enum Condition {
 /// What somebody wants to do with a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Run it; `force`: also where another host may run it.
-    Start {
-        /// The operator says that no other host runs it.
-        force: bool,
-    },
+    /// Run it.
+    Start,
     /// End it; `force`: at once, also where its QEMU says nothing.
     Stop {
         /// Nobody is asked.
@@ -89,7 +86,7 @@ pub(crate) enum Operation {
 impl Operation {
     fn verb(&self) -> &'static str {
         match self {
-            Operation::Start { .. } => "started",
+            Operation::Start => "started",
             Operation::Stop { .. } => "stopped",
             Operation::Delete => "deleted",
             Operation::MigrateOut { .. } => "migrated",
@@ -107,8 +104,7 @@ impl Condition {
         use Condition as C;
         use Operation as O;
         Ok(match (self, operation) {
-            (C::Stopped | C::Failed | C::Paused, O::Start { .. })
-            | (C::InDoubt { .. }, O::Start { force: true })
+            (C::Stopped | C::Failed | C::Paused, O::Start)
             | (C::InDoubt { .. } | C::KeepsPages { .. }, O::TakeBack) => C::Starting,
             (
                 C::Running
@@ -305,7 +301,7 @@ mod tests {
 
     fn operations() -> impl Strategy<Value = Operation> {
         prop_oneof![
-            any::<bool>().prop_map(|force| Operation::Start { force }),
+            Just(Operation::Start),
             any::<bool>().prop_map(|force| Operation::Stop { force }),
             Just(Operation::Delete),
             Just(Operation::MigrateOut { migration: "m1".into() }),
@@ -333,7 +329,7 @@ mod tests {
             Condition::LacksPages { .. } => matches!(operation, O::Stop { .. }),
             Condition::KeepsPages { .. } => matches!(operation, O::HoldInDoubt | O::Release),
             Condition::InDoubt { keeps_pages_for: Some(_) } => {
-                matches!(operation, O::Start { force: true } | O::Delete | O::Release)
+                matches!(operation, O::Delete | O::Release)
             }
             _ => true,
         }
@@ -385,7 +381,7 @@ mod tests {
                             prop_assert!(!vm.process || before.is_in_doubt(), "deleted a guest that runs");
                         }
                         if let Operation::MigrateOut { .. } = operation { prop_assert!(vm.process) }
-                        if let Operation::Start { force: false } = operation {
+                        if let Operation::Start = operation {
                             prop_assert!(!vm.condition.is_in_doubt(), "ran a guest that another host may run");
                         }
                         if next.is_in_doubt() { vm.runs = false }
@@ -409,10 +405,10 @@ mod tests {
             error.to_string().contains("m7") && error.to_string().contains("migration cancel"),
             "{error}"
         );
-        let error = Condition::Running.admit("web", &Operation::Start { force: false }).unwrap_err();
+        let error = Condition::Running.admit("web", &Operation::Start).unwrap_err();
         assert_eq!(error.code, ErrorCode::WrongState);
         let doubt = Condition::InDoubt { keeps_pages_for: None };
-        let error = doubt.admit("web", &Operation::Start { force: false }).unwrap_err();
+        let error = doubt.admit("web", &Operation::Start).unwrap_err();
         assert_eq!(error.code, ErrorCode::InDoubt);
         assert!(error.mend.contains("`godwit migration resolve web --runs-on`"), "{error}");
     }
@@ -420,15 +416,13 @@ mod tests {
     #[test]
     fn what_keeps_pages_for_another_host_is_not_thrown_away_in_passing() {
         let doubt = Condition::InDoubt { keeps_pages_for: Some("b".to_owned()) };
-        for operation in [Operation::Start { force: false }, Operation::Stop { force: true }] {
+        for operation in [Operation::Start, Operation::Stop { force: true }] {
             let error = doubt.admit("web", &operation).unwrap_err();
             assert_eq!(error.code, ErrorCode::InDoubt);
             assert!(!error.mend.contains("if it runs there, `godwit vm delete`"), "{error}");
             assert!(error.message.contains("host b") && error.mend.contains("resolve"), "{error}");
         }
-        for operation in [Operation::Start { force: true }, Operation::Delete] {
-            doubt.admit("web", &operation).unwrap();
-        }
+        doubt.admit("web", &Operation::Delete).unwrap();
     }
 
     #[test]
@@ -445,7 +439,7 @@ mod tests {
         for waits in [Condition::Adopting, Condition::LacksPages { from: "a".to_owned() }] {
             waits.admit("web", &Operation::Delete).unwrap_err();
             assert!(!waits.mend_of_name().contains("delete that"), "{waits:?}");
-            waits.admit("web", &Operation::Start { force: true }).unwrap_err();
+            waits.admit("web", &Operation::Start).unwrap_err();
             assert!(!waits.without_console("web").mend.contains("start"), "{waits:?}");
         }
         assert!(Condition::Stopped.without_console("web").mend.contains("start"));
@@ -454,12 +448,9 @@ mod tests {
     #[test]
     fn a_guest_that_lacks_pages_is_ended_and_nothing_else() {
         let lacks = Condition::LacksPages { from: "a".to_owned() };
-        for operation in [
-            Operation::Start { force: true },
-            Operation::Start { force: false },
-            Operation::Delete,
-            Operation::MigrateOut { migration: "m1".to_owned() },
-        ] {
+        for operation in
+            [Operation::Start, Operation::Delete, Operation::MigrateOut { migration: "m1".to_owned() }]
+        {
             let error = lacks.admit("web", &operation).unwrap_err();
             assert!(error.message.contains("host a") && error.mend.contains("restart"), "{error}");
             Condition::Adopting.admit("web", &operation).unwrap_err();
