@@ -1,8 +1,6 @@
 //! The decisions that a test may replace by wrong ones, to see that they are found.
 
-use godwit_migration::handover::{
-    self, Found, KeptPagesFate, Known, OfDestination, OfSource, Recovery, Role,
-};
+use godwit_migration::handover::{self, Found, Known, OfDestination, OfSource, Recovery, Role};
 
 /// What agents decide by.
 #[derive(Clone, Copy, Debug)]
@@ -11,8 +9,6 @@ pub struct Rules {
     pub recover: fn(Role, Found) -> Recovery,
     /// What a source concludes from its destination's word.
     pub of_destination: fn(Known, u64) -> OfDestination,
-    /// What a source does with the pages that it keeps for a destination.
-    pub fate_of_kept_pages: fn(Known, u64) -> KeptPagesFate,
     /// What a destination concludes from its source's.
     pub of_source: fn(Known, u64) -> OfSource,
     /// That the guest may run at the destination is durable before it does.
@@ -26,7 +22,6 @@ impl Default for Rules {
         Rules {
             recover: handover::recover,
             of_destination: handover::of_destination,
-            fate_of_kept_pages: handover::fate_of_kept_pages,
             of_source: handover::of_source,
             notes_take_over: true,
             notes_hand_over: true,

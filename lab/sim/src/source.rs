@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use godwit_migration::handover::{KeptPagesFate, Role, Standing};
+use godwit_migration::handover::{KeptPagesFate, Role, Standing, fate_of_kept_pages};
 use godwit_migration::source::{Action, Event, NotServed, Plan, Source, State, Verdict};
 use godwit_migration::{Failure, FailureCode, Outcome, Sweep};
 use godwit_wire::Running;
@@ -320,7 +320,7 @@ impl World {
         if !there.is_up() || self.hosts[host].process.is_none() {
             return None;
         }
-        match (self.options.rules.fate_of_kept_pages)(there.known(), offered) {
+        match fate_of_kept_pages(there.known(), offered) {
             KeptPagesFate::NotNeeded => Some(Served::NotNeeded),
             KeptPagesFate::Refused => Some(Served::Refused),
             KeptPagesFate::AskAgain => {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use godwit_migration::handover::{self, KeptPagesFate, Known, OfDestination};
+use godwit_migration::handover::{self, OfDestination};
 use godwit_sim::{Plan, Rules, simulate};
 
 #[test]
@@ -23,12 +23,4 @@ fn a_life_by_a_wrong_rule_is_found() {
     let rules = Rules { of_destination, ..Rules::default() };
     let found = (0..2_000).find_map(|seed| simulate(Plan { seed, rules }).err());
     assert!(found.is_some(), "an epoch that nobody looks at is not found");
-    // Whose guest ran there and has gone on has not been refused there.
-    let fate_of_kept_pages: fn(_, _) -> KeptPagesFate = |known, offered| match known {
-        Known::Gone { .. } => KeptPagesFate::Refused,
-        known => handover::fate_of_kept_pages(known, offered),
-    };
-    let rules = Rules { fate_of_kept_pages, ..Rules::default() };
-    let found = (0..10_000).find_map(|seed| simulate(Plan { seed, rules }).err());
-    assert!(found.is_some(), "a source that resumes what ran elsewhere is not found");
 }
