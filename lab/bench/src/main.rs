@@ -2,6 +2,7 @@
 //! prints the machine, all settings and a table, and writes everything it measured as JSON.
 
 mod bandwidth;
+mod cancel;
 mod converge;
 mod cpu;
 mod debian;
@@ -74,6 +75,11 @@ enum Scenario {
   godwit-bench debian --engine godwit,multifd-4-zstd --runs 3
   godwit-bench debian --memory 4GiB --link 10gbit")]
     Debian(debian::Settings),
+    /// Cancel migrations before their commit, and see how long the guest's users hear nothing of it
+    #[command(after_help = "Examples:
+  godwit-bench cancel
+  godwit-bench cancel --runs 5 --link 10gbit")]
+    Cancel(cancel::Settings),
     /// Kill, cut, fill and corrupt at each phase of a migration, and see where the guest is and that it is whole
     #[command(after_help = "Examples:
   godwit-bench faults
@@ -93,6 +99,7 @@ fn main() -> ExitCode {
         Scenario::Converge(settings) => converge::run(&settings),
         Scenario::Predict(settings) => predict::run(&settings),
         Scenario::Debian(settings) => debian::run(&settings),
+        Scenario::Cancel(settings) => cancel::run(&settings),
         Scenario::Faults(settings) => faults::run(&settings),
     };
     match outcome {
