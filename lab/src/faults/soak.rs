@@ -173,13 +173,17 @@ impl Soak<'_> {
     fn wave(&mut self, draw: Draw) -> Result<()> {
         let watches: Vec<VcpuWatch> =
             self.guests.iter().map(|guest| self.trial.watch_vcpus(&guest.name)).collect();
+        for (guest, watch) in self.guests.iter().zip(&watches) {
+            watch.until_seen(&guest.host).with_context(|| format!("VM {}", guest.name))?;
+        }
         let killed = self.move_all(draw)?;
         let mut anew = BTreeSet::new();
         for (number, watch) in watches.into_iter().enumerate() {
             let name = self.guests[number].name.clone();
             let mut told = Vec::new();
             let host = settled(self.trial, &name, &mut told).with_context(|| format!("VM {name}"))?;
-            watch.end().with_context(|| format!("VM {name}"))?;
+            let seen = host.as_ref().map_or(Ok(()), |host| watch.until_seen(host));
+            seen.and_then(|()| watch.end()).with_context(|| format!("VM {name}"))?;
             match host {
                 None => {
                     ensure!(killed == Some(number), "LOST: VM {name} runs nowhere: {}", told.join("; "));
@@ -234,7 +238,9 @@ impl Soak<'_> {
                 let first = all.first_mut().context("no guests")?;
                 blow.strike(first)?;
                 drop(held);
-                blow.mend(first)?;
+                // It may have come when nothing was there any more for it to have an effect on.
+                blow.last(first);
+                blow.mend()?;
             }
         }
         let deadline = Instant::now() + WAVE_LIMIT;
