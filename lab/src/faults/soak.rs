@@ -11,9 +11,9 @@ use godwit_qemu::ByteSize;
 use super::Fault;
 use super::blow::Blow;
 use super::moving::Moving;
-use super::random::Random;
 use super::verdict::{remove_ended, settled};
 use crate::options::{Hooks, LabOptions};
+use crate::random::Random;
 use crate::trial::{Guest, GuestPlan, Trial, VcpuWatch, other_host, request_to};
 
 /// What a host's link carries.
@@ -129,7 +129,7 @@ pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Opt
     let plans: Vec<GuestPlan> = (0..plan.guests).map(plan_of).collect();
     let guests = trial.guests("a", &plans)?;
     let mut soak = Soak { trial: &trial, guests, plans, report: SoakReport::default() };
-    let mut random = Random(plan.seed);
+    let mut random = Random::new(plan.seed);
     for wave in 1.. {
         if soak.report.moves >= plan.moves {
             break;
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_seed_draws_the_same_faults_and_all_kinds_of_them() {
         let draws = |seed| {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             (0..200).map(|_| Draw::of(&mut random, 8)).collect::<Vec<Draw>>()
         };
         assert_eq!(draws(7), draws(7));
