@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use godwit_api::MigrationRequest;
 use godwit_migration::{EngineKind, Outcome, PageInUse, Report};
 use godwit_qemu::ByteSize;
@@ -16,7 +16,7 @@ use super::verdict::{self, OwnersFiles};
 use super::{Cell, Fault, Moment, Place, build_clock};
 use crate::image::default_dir;
 use crate::options::{Hooks, LabOptions};
-use crate::trial::{Guest, GuestPlan, LIMIT, MOVE_LIMIT, Traces, Trial, other_host, request_to};
+use crate::trial::{Guest, GuestPlan, LIMIT, MOVE_LIMIT, Traces, Trial, must_run, other_host, request_to};
 
 /// The VM.
 pub(super) const VM: &str = "web";
@@ -139,7 +139,11 @@ impl Stage {
         let begun = Instant::now();
         let mut findings = Findings::default();
         let skipped = cell.missing();
-        let tried = if skipped.is_some() { Ok(()) } else { self.try_in_scene(cell, &mut findings) };
+        let tried = match &skipped {
+            Some(why) if must_run() => Err(anyhow!("it can't be tried here, and all must be: {why}")),
+            Some(_) => Ok(()),
+            None => self.try_in_scene(cell, &mut findings),
+        };
         CellReport {
             cell,
             place: findings.place,
