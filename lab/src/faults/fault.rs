@@ -68,6 +68,18 @@ impl Fault {
         Fault::CorruptByte,
     ];
 
+    /// The same at the other host, where it is one of the source's.
+    #[must_use]
+    pub fn at_destination(self) -> Fault {
+        match self {
+            Fault::KillSourceAgent => Fault::KillDestinationAgent,
+            Fault::KillSourceQemu => Fault::KillDestinationQemu,
+            Fault::SilentSource => Fault::SilentDestination,
+            Fault::SourceDiskFull => Fault::DestinationDiskFull,
+            other => other,
+        }
+    }
+
     /// Its name in options.
     #[must_use]
     pub fn name(self) -> &'static str {
