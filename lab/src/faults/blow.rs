@@ -105,16 +105,22 @@ impl<'a> Blow<'a> {
             Fault::CutBriefly => {
                 #[expect(clippy::disallowed_methods, reason = "so long the cut lasts")]
                 std::thread::sleep(BRIEFLY);
-                seen(Ok(()))
+                seen(self.expect_cut())
             }
-            Fault::CutForGood | Fault::RamFull => waited(VERDICT_LIMIT),
+            Fault::CutForGood => {
+                let lasted = waited(VERDICT_LIMIT);
+                Lasted { effect: self.expect_cut(), ..lasted }
+            }
+            // That the report says so is a matter of the cell.
+            Fault::RamFull => waited(VERDICT_LIMIT),
             Fault::SilentSource => {
                 // It can't say anything: the destination's verdict is its shadow's end, or that it runs.
                 self.until_destination_decides();
                 seen(self.expect_stopped(self.source))
             }
             Fault::SilentDestination => {
-                Lasted { effect: self.expect_stopped(self.destination), ..waited(VERDICT_LIMIT) }
+                let lasted = waited(VERDICT_LIMIT);
+                Lasted { effect: self.expect_stopped(self.destination), ..lasted }
             }
             Fault::SlowLink => Lasted { effect: self.expect_crawling(), ..waited(VERDICT_LIMIT) },
             Fault::SourceDiskFull | Fault::DestinationDiskFull => self.until_unsaved(moving),
@@ -220,6 +226,12 @@ impl<'a> Blow<'a> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
         ensure!(state.contains("(stopped)"), "the agent of host {host} does not stand still: {state}");
+        Ok(())
+    }
+
+    fn expect_cut(&self) -> Result<()> {
+        let is_cut = self.trial.are_lanes_cut(self.destination)?;
+        ensure!(is_cut, "host {} is not off the network", self.destination);
         Ok(())
     }
 

@@ -18,7 +18,8 @@ pub enum Fault {
     KillCli,
     /// The link between the hosts carries nothing for two seconds.
     CutBriefly,
-    /// The link carries nothing until the source has given its verdict, or for a minute where it waits.
+    /// The link carries nothing until the source has given its verdict, or for a minute where it gives none: before the switchover a
+    /// migration waits for less.
     CutForGood,
     /// The source's agent stands still (SIGSTOP) for as long.
     SilentSource,

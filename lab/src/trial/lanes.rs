@@ -56,6 +56,24 @@ impl Trial {
         }
         batch.run()
     }
+
+    /// Whether a host is off all migration networks, by what the kernel says of the switch's ports.
+    ///
+    /// # Errors
+    /// There is no such host, or the kernel knows no such ports.
+    pub fn are_lanes_cut(&self, host: &str) -> Result<bool> {
+        let topology = self.topology();
+        let host = topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
+        let mut is_cut = true;
+        for lane in self.options.lanes() {
+            let port = host.migration_port(lane);
+            let show = || Command::new("ip").args(["-o", "link", "show", "dev", &port]).output();
+            let shown = in_namespace(&topology.link_namespace, show)??;
+            ensure!(shown.status.success(), "ip: {}", String::from_utf8_lossy(&shown.stderr));
+            is_cut &= !String::from_utf8_lossy(&shown.stdout).contains(" master ");
+        }
+        Ok(is_cut)
+    }
 }
 
 impl Trial {
