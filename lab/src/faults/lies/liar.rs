@@ -245,3 +245,92 @@ impl LyingDestination {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use godwit_lanes::{Incoming, Lane};
+    use godwit_migration::drive::{Hello, say_hello, welcome};
+    use godwit_pki::{Authority, Grant, Role};
+    use godwit_wire::Begin;
+
+    use super::*;
+
+    const MIGRATION: MigrationId = MigrationId([7; 16]);
+
+    fn identity(authority: &Authority, name: &str) -> Identity {
+        let address = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: vec![address], days: 1 };
+        let issued = authority.issue(&grant).unwrap();
+        Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
+    }
+
+    fn begin() -> Message {
+        Message::Begin(Begin { epoch: 2, run: true, block_pages: vec![1] })
+    }
+
+    /// Reads to the end of what can be read.
+    fn hear_all(receiver: &mut godwit_lanes::StreamReceiver) {
+        while receiver.receive().is_ok() {}
+    }
+
+    #[test]
+    fn a_lying_source_is_believed_until_it_lies() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path(), "test", 1).unwrap();
+        let (liar, host) = (identity(&authority, "a"), identity(&authority, "b"));
+        let listeners = [godwit_lanes::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap()];
+        let to = listeners[0].local_addr().unwrap();
+        std::thread::spawn(move || {
+            while let Ok(Some(stream)) = godwit_lanes::accept(&listeners, SILENCE) {
+                let (stream, who) = stream.secure_accepted(&host).unwrap();
+                assert_eq!(who.name, "a");
+                let welcomed = welcome(stream, MIGRATION, SILENCE).unwrap();
+                let stream = welcomed.stream().clone();
+                std::thread::spawn(move || {
+                    let mut receiver = stream.receiver();
+                    if welcomed.number == CONTROL_STREAM {
+                        assert!(matches!(receiver.receive(), Ok(Incoming::Message(Message::Begin(_)))));
+                        stream.sender().send(&Message::Ready).unwrap();
+                    }
+                    hear_all(&mut receiver);
+                    stream.close();
+                });
+            }
+        });
+        let source =
+            LyingSource { identity: &liar, destination: "b", to, migration: MIGRATION, begin: &begin() };
+        for seed in 0..6 {
+            assert!(source.run(seed).unwrap() > 0);
+        }
+    }
+
+    #[test]
+    fn a_lying_destination_is_believed_until_it_lies() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path(), "test", 1).unwrap();
+        let (liar, host) = (identity(&authority, "liar"), identity(&authority, "a"));
+        let address = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let liar =
+            Arc::new(LyingDestination { identity: liar, address, port: 0, seed: 1, lied: AtomicU64::new(0) });
+        let lane = TcpListener::bind((address, 0)).unwrap();
+        let to = lane.local_addr().unwrap();
+        let answering = Arc::clone(&liar);
+        std::thread::spawn(move || answering.take_streams(&lane, 1));
+        let stream = godwit_lanes::connect(Lane { from: None, to }, SILENCE).unwrap();
+        let stream = stream.secure(&host, "liar").unwrap();
+        let (mut sender, mut receiver) = (stream.sender(), stream.receiver());
+        let hello = Hello { migration: MIGRATION, stream: CONTROL_STREAM, versions: SUPPORTED };
+        say_hello(&mut sender, &mut receiver, hello).unwrap();
+        sender.send(&begin()).unwrap();
+        assert!(matches!(receiver.receive(), Ok(Incoming::Message(Message::Ready))));
+        hear_all(&mut receiver);
+        // It counts once it has said all, which is before it ends its side.
+        stream.close();
+        crate::trial::until("it has lied", SILENCE, || {
+            Ok((liar.lied.load(Ordering::SeqCst) == 1).then_some(()))
+        })
+        .unwrap();
+    }
+}
