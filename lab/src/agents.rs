@@ -18,6 +18,8 @@ use crate::topology::{AGENT_PORT, Host, LAN_BRIDGE, LAN_NETWORK, LabPaths, Topol
 
 /// Names the file that the library of stepped clocks reads.
 pub(crate) const CLOCK_VARIABLE: &str = "GODWIT_LAB_CLOCK";
+/// The size of that file: the step, and what was last told by whom (faults/clock_step.c).
+const CLOCK_FILE_BYTES: usize = 24;
 /// How large a small state folder is, bytes.
 const SMALL_STATE_BYTES: u64 = 1 << 20;
 
@@ -236,7 +238,7 @@ pub(crate) fn make_directories(topology: &Topology, options: &LabOptions, paths:
                 .with_context(|| format!("can't mount a tmpfs at {}", directory.display()))?;
         }
         if options.hooks.clock.is_some() {
-            std::fs::write(clock_step(paths, &host.name), 0_i64.to_ne_bytes())?;
+            std::fs::write(clock_step(paths, &host.name), [0; CLOCK_FILE_BYTES])?;
         }
     }
     Ok(())

@@ -13,7 +13,6 @@ mod lies;
 mod moment;
 mod moving;
 mod oom;
-mod random;
 mod soak;
 mod stage;
 mod verdict;

@@ -37,7 +37,7 @@ use crate::{agents as files, down, status, up};
 pub use guest::{Guest, GuestPlan};
 pub use holds::Held;
 pub use moving::{MOVE_LIMIT, Migration, Watched, other_host, request_to};
-pub use needs::{Needs, missing};
+pub use needs::{Needs, missing, must_run};
 pub use sampling::{Done, Sample, Sampler};
 pub use traces::Traces;
 pub use vcpus::{Seen, VcpuWatch};

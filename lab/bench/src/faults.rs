@@ -11,6 +11,7 @@ use clap::Args;
 use godwit_lab::faults::{
     Cell, CellReport, Fault, LieReport, Moment, Stage, StagePlan, lies, matrix, singles,
 };
+use godwit_lab::random::Random;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
@@ -81,15 +82,18 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     }
     if with_lies {
         found.lies = lies(settings.seed, LIARS)?;
-        found.lies.iter().for_each(|lie| print_line(&lie.what, "", lie.error.as_deref(), &lie.told));
+        for lie in &found.lies {
+            let verdict = lie.error.as_deref().map_or(Verdict::Passed, Verdict::Failed);
+            print_line(verdict, &lie.what, "", &lie.told);
+        }
     }
     print!("{}", table::render_summary(&found));
-    let all_passed = found.cells.iter().all(|cell| cell.error.is_none())
+    let none_failed = found.cells.iter().all(|cell| cell.error.is_none())
         && found.lies.iter().all(|lie| lie.error.is_none());
     if settings.write {
         write(&settings.document, found)?;
     }
-    Ok(all_passed)
+    Ok(none_failed)
 }
 
 fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
@@ -108,17 +112,10 @@ fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
         })
         .collect();
     // Each run in an order of its own: what one cell leaves shows in the next.
+    let mixed = |number: u64| Random::new(number).next();
     let place = |cell: &Cell| mixed(settings.seed ^ mixed((cell.fault as u64) << 8 | cell.moment as u64));
     cells.sort_by_key(place);
     Ok(cells)
-}
-
-/// `SplitMix64`'s output function (Steele, Lea, Flood 2014).
-fn mixed(number: u64) -> u64 {
-    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
 }
 
 fn check_names(names: &[String], known: &[&str]) -> Result<()> {
@@ -137,30 +134,49 @@ fn try_all(plan: StagePlan, cells: &[Cell]) -> Result<Vec<CellReport>> {
     for cell in cells {
         let report = stage.try_cell(*cell);
         let found = match (&report.skipped, report.place) {
-            (Some(why), _) => format!("skipped: {why}"),
-            (None, Some(place)) => place.name().to_owned(),
-            (None, None) => "?".to_owned(),
+            (Some(why), _) => why,
+            (None, Some(place)) => place.name(),
+            (None, None) => "?",
         };
         let what = format!("{} at {}", cell.fault.name(), cell.moment.name());
-        print_line(
-            &format!("{what:40} {:5.1} s", report.seconds),
-            &found,
-            report.error.as_deref(),
-            &report.told,
-        );
+        let verdict = Verdict::of(&report);
+        print_line(verdict, &format!("{what:40} {:5.1} s", report.seconds), found, &report.told);
         reports.push(report);
     }
     stage.finish()?;
     Ok(reports)
 }
 
-fn print_line(what: &str, found: &str, error: Option<&str>, told: &[String]) {
-    let verdict = if error.is_none() { "pass" } else { "FAIL" };
-    println!("  {verdict}  {what}  {found}");
+/// What came of a cell, or of liars.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict<'a> {
+    Passed,
+    Failed(&'a str),
+    /// It was not tried.
+    Skipped,
+}
+
+impl Verdict<'_> {
+    fn of(report: &CellReport) -> Verdict<'_> {
+        match &report.error {
+            Some(error) => Verdict::Failed(error),
+            None if report.skipped.is_some() => Verdict::Skipped,
+            None => Verdict::Passed,
+        }
+    }
+}
+
+fn print_line(verdict: Verdict<'_>, what: &str, found: &str, told: &[String]) {
+    let word = match verdict {
+        Verdict::Passed => "pass",
+        Verdict::Failed(_) => "FAIL",
+        Verdict::Skipped => "skip",
+    };
+    println!("  {word}  {what}  {found}");
     for line in told {
         println!("          told: {line}");
     }
-    if let Some(error) = error {
+    if let Verdict::Failed(error) = verdict {
         println!("          {}", error.replace('\n', "\n          "));
     }
 }

@@ -24,6 +24,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::emulator::frame::{Flow, FrameHeader, Mac, is_group};
+use crate::random::Random;
 use crate::units::{BitRate, Loss, Rtt};
 
 /// What a queue holds above one bandwidth-delay product.
@@ -121,7 +122,7 @@ impl<F> Switch<F> {
             flows: HashMap::new(),
             held: BTreeMap::new(),
             held_so_far: 0,
-            random: Random(seed),
+            random: Random::new(seed),
         }
     }
 
@@ -225,7 +226,7 @@ impl<F> Switch<F> {
     }
 
     fn enqueue(&mut self, now_ns: u64, to: usize, wire_bytes: u64, frame: Rc<F>) {
-        let lost = self.random.chance(self.model.loss);
+        let lost = is_lost(&mut self.random, self.model.loss);
         let limit_ns = nanoseconds(self.model.queue_limit());
         let port = &mut self.ports[to];
         if lost {
@@ -249,20 +250,9 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// SplitMix64: a few operations a frame, and the same losses for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn chance(&mut self, loss: Loss) -> bool {
-        if loss.is_none() {
-            return false;
-        }
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % 1_000_000 < u64::from(loss.parts_per_million())
-    }
+/// Whether a frame is lost: a few operations a frame, and the same losses for the same seed.
+fn is_lost(random: &mut Random, loss: Loss) -> bool {
+    !loss.is_none() && random.next() % 1_000_000 < u64::from(loss.parts_per_million())
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Faults as they are done, and mended.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use godwit_migration::{Outcome, Report};
 use rustix::process::Signal;
 
 use super::moving::Moving;
@@ -14,6 +15,7 @@ use super::{Fault, clock};
 use crate::emulator::Order;
 use crate::process::ProcessId;
 use crate::trial::{LIMIT, Trial, until};
+use crate::units::BitRate;
 
 /// How long a fault lasts that lasts until the source has given its verdict, where it gives none.
 const VERDICT_LIMIT: Duration = Duration::from_secs(60);
@@ -35,15 +37,38 @@ pub(super) struct Blow<'a> {
     pub(super) source: &'a str,
     pub(super) destination: &'a str,
     memory: Option<MemoryGroup>,
+    /// How much of what tells of the fault was in the logs before it.
+    before: Traces,
+}
+
+/// What came of a fault while it lasted.
+#[derive(Debug)]
+pub(super) struct Lasted {
+    /// The migration's report, where it came before the fault was mended.
+    pub(super) report: Option<Report>,
+    /// That it was seen to have an effect; else what was not seen.
+    pub(super) effect: Result<()>,
+}
+
+/// Lines of logs that tell of a fault.
+#[derive(Debug, Clone, Copy, Default)]
+struct Traces {
+    /// Bytes that the emulator has changed.
+    changed_bytes: usize,
+    /// Wrong checksums that the agents have found.
+    wrong_checksums: usize,
+    /// Records that the agents could not save.
+    unsaved: usize,
 }
 
 impl<'a> Blow<'a> {
     pub(super) fn new(trial: &'a Trial, fault: Fault, source: &'a str, destination: &'a str) -> Blow<'a> {
-        Blow { trial, fault, source, destination, memory: None }
+        Blow { trial, fault, source, destination, memory: None, before: Traces::default() }
     }
 
     /// Strikes.
     pub(super) fn strike(&mut self, moving: &mut Moving<'_>) -> Result<()> {
+        self.before = self.traces();
         let Blow { trial, source, destination, .. } = *self;
         match self.fault {
             Fault::KillSourceAgent => trial.end_agent(source, Signal::KILL),
@@ -52,8 +77,8 @@ impl<'a> Blow<'a> {
             Fault::KillDestinationQemu => self.kill_qemu(destination),
             Fault::KillCli => moving.kill_cli(),
             Fault::CutBriefly | Fault::CutForGood => trial.cut_lanes(destination, true),
-            Fault::SilentSource => trial.signal_agent(source, Signal::STOP),
-            Fault::SilentDestination => trial.signal_agent(destination, Signal::STOP),
+            Fault::SilentSource => self.stop_agent(source),
+            Fault::SilentDestination => self.stop_agent(destination),
             Fault::SlowLink => self.rate(CRAWL),
             Fault::SourceDiskFull => fill(&self.filler(source)),
             Fault::DestinationDiskFull => fill(&self.filler(destination)),
@@ -66,62 +91,165 @@ impl<'a> Blow<'a> {
         }
     }
 
-    /// Lets the fault last for its time, the migration having been let go, and mends what can be mended.
-    pub(super) fn mend(&mut self, moving: &Moving<'_>) -> Result<()> {
-        let Blow { trial, source, destination, .. } = *self;
+    /// Lets the fault last for its time, the migration having been let go.
+    pub(super) fn last(&self, moving: &Moving<'_>) -> Lasted {
+        let waited = |limit| Lasted { report: moving.report(limit), effect: Ok(()) };
+        let seen = |effect| Lasted { report: None, effect };
         match self.fault {
-            Fault::KillSourceAgent | Fault::KillDestinationAgent => trial.start_missing(),
-            Fault::KillSourceQemu | Fault::KillDestinationQemu | Fault::KillCli => Ok(()),
-            Fault::CorruptByte => {
-                let log = trial.paths().emulator_log();
-                until("a byte is changed", LIMIT, || {
-                    Ok(std::fs::read_to_string(&log)?.contains("is changed").then_some(()))
-                })
-            }
+            Fault::KillSourceAgent
+            | Fault::KillDestinationAgent
+            | Fault::KillSourceQemu
+            | Fault::KillDestinationQemu
+            | Fault::KillCli => seen(Ok(())),
+            Fault::CorruptByte => seen(self.until_corrupted()),
             Fault::CutBriefly => {
                 #[expect(clippy::disallowed_methods, reason = "so long the cut lasts")]
                 std::thread::sleep(BRIEFLY);
-                trial.cut_lanes(destination, false)
+                seen(self.expect_cut())
             }
             Fault::CutForGood => {
-                moving.report(VERDICT_LIMIT);
-                trial.cut_lanes(destination, false)
+                let lasted = waited(VERDICT_LIMIT);
+                Lasted { effect: self.expect_cut(), ..lasted }
             }
+            // That the report says so is a matter of the cell.
+            Fault::RamFull => waited(VERDICT_LIMIT),
             Fault::SilentSource => {
                 // It can't say anything: the destination's verdict is its shadow's end, or that it runs.
                 self.until_destination_decides();
-                trial.signal_agent(source, Signal::CONT)
+                seen(self.expect_stopped(self.source))
             }
             Fault::SilentDestination => {
-                moving.report(VERDICT_LIMIT);
-                trial.signal_agent(destination, Signal::CONT)
+                let lasted = waited(VERDICT_LIMIT);
+                Lasted { effect: self.expect_stopped(self.destination), ..lasted }
             }
+            Fault::SlowLink => Lasted { effect: self.expect_crawling(), ..waited(VERDICT_LIMIT) },
+            Fault::SourceDiskFull | Fault::DestinationDiskFull => self.until_unsaved(moving),
+            Fault::OutOfMemory => seen(self.until_killed()),
+            Fault::ClockForward => Lasted { effect: self.expect_stepped(STEP_S), ..waited(VERDICT_LIMIT) },
+            Fault::ClockBackward => Lasted { effect: self.expect_stepped(-STEP_S), ..waited(VERDICT_LIMIT) },
+        }
+    }
+
+    /// Mends what can be mended.
+    pub(super) fn mend(&mut self) -> Result<()> {
+        let Blow { trial, source, destination, .. } = *self;
+        match self.fault {
+            Fault::KillSourceAgent | Fault::KillDestinationAgent => trial.start_missing(),
+            Fault::KillSourceQemu | Fault::KillDestinationQemu | Fault::KillCli | Fault::CorruptByte => {
+                Ok(())
+            }
+            Fault::CutBriefly | Fault::CutForGood => trial.cut_lanes(destination, false),
+            Fault::SilentSource => trial.signal_agent(source, Signal::CONT),
+            Fault::SilentDestination => trial.signal_agent(destination, Signal::CONT),
             Fault::SlowLink => {
-                moving.report(VERDICT_LIMIT);
                 let usual = self.trial.options().link.context("this lab's links have no rate")?;
                 self.rate(&usual.to_string())
             }
-            Fault::SourceDiskFull | Fault::DestinationDiskFull => {
-                let host = if self.fault == Fault::SourceDiskFull { source } else { destination };
-                moving.report(VERDICT_LIMIT / 4);
-                Ok(std::fs::remove_file(self.filler(host))?)
-            }
-            Fault::RamFull => {
-                moving.report(VERDICT_LIMIT);
-                self.remount_ram("100%")
-            }
+            Fault::SourceDiskFull => Ok(std::fs::remove_file(self.filler(source))?),
+            Fault::DestinationDiskFull => Ok(std::fs::remove_file(self.filler(destination))?),
+            Fault::RamFull => self.remount_ram("100%"),
             Fault::OutOfMemory => {
-                let memory = self.memory.take().context("nobody is out of memory")?;
-                let killed = || Ok(memory.has_killed()?.then_some(()));
-                until("somebody is killed for want of memory", LIMIT, killed)?;
-                memory.remove()?;
+                self.memory.take().context("nobody is out of memory")?.remove()?;
                 trial.start_missing()
             }
-            Fault::ClockForward | Fault::ClockBackward => {
-                moving.report(VERDICT_LIMIT);
-                self.step(0)
+            Fault::ClockForward | Fault::ClockBackward => self.step(0),
+        }
+    }
+
+    /// What the logs say of faults.
+    fn traces(&self) -> Traces {
+        let count = |path: &Path, what: &str| {
+            // What is not there says nothing.
+            std::fs::read_to_string(path).map_or(0, |text| text.matches(what).count())
+        };
+        let paths = self.trial.paths();
+        let of_agents = |what: &str| -> usize {
+            [self.source, self.destination]
+                .map(|host| count(&crate::agents::log(paths, host), what))
+                .iter()
+                .sum()
+        };
+        Traces {
+            changed_bytes: count(&paths.emulator_log(), "is changed"),
+            wrong_checksums: of_agents("the checksum of"),
+            unsaved: of_agents("could not be saved"),
+        }
+    }
+
+    /// A byte is changed, and an agent has found a wrong checksum.
+    fn until_corrupted(&self) -> Result<()> {
+        let before = self.before;
+        until("a byte is changed, and an agent notices", LIMIT, || {
+            let now = self.traces();
+            let is_seen =
+                now.changed_bytes > before.changed_bytes && now.wrong_checksums > before.wrong_checksums;
+            ensure!(is_seen, "{now:?} after {before:?}");
+            Ok(Some(()))
+        })
+    }
+
+    /// The migration has ended, or an agent has said that a record could not be saved.
+    fn until_unsaved(&self, moving: &Moving<'_>) -> Lasted {
+        let is_noticed = || self.traces().unsaved > self.before.unsaved;
+        // Who waits for room says so meanwhile; who gives up says so in the end.
+        let ended = until("a record can't be saved, or the migration ends", VERDICT_LIMIT, || {
+            let report = moving.report(Duration::ZERO);
+            Ok((report.is_some() || is_noticed()).then_some(report))
+        });
+        let has_failed = |report: &Report| report.outcome != Outcome::Completed;
+        let (report, ended) = match ended {
+            Ok(report) => (report, Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        let is_seen = is_noticed() || report.as_ref().is_some_and(has_failed);
+        let effect = ended.and_then(|()| {
+            ensure!(is_seen, "no agent says that a record could not be saved");
+            Ok(())
+        });
+        Lasted { report, effect }
+    }
+
+    fn until_killed(&self) -> Result<()> {
+        let memory = self.memory.as_ref().context("nobody is out of memory")?;
+        let killed = || Ok(memory.has_killed()?.then_some(()));
+        until("somebody is killed for want of memory", LIMIT, killed)
+    }
+
+    /// And waits until it stands still.
+    fn stop_agent(&self, host: &str) -> Result<()> {
+        self.trial.signal_agent(host, Signal::STOP)?;
+        until("the agent stands still", LIMIT, || self.expect_stopped(host).map(Some))
+    }
+
+    fn expect_stopped(&self, host: &str) -> Result<()> {
+        let ProcessId { pid, .. } = self.trial.agent_process(host)?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
+        ensure!(state.contains("(stopped)"), "the agent of host {host} does not stand still: {state}");
+        Ok(())
+    }
+
+    fn expect_cut(&self) -> Result<()> {
+        let is_cut = self.trial.are_lanes_cut(self.destination)?;
+        ensure!(is_cut, "host {} is not off the network", self.destination);
+        Ok(())
+    }
+
+    /// The kernel holds both hosts to the rate.
+    fn expect_crawling(&self) -> Result<()> {
+        let crawl: BitRate = CRAWL.parse()?;
+        for host in [self.source, self.destination] {
+            for rate in self.trial.sending_rates(host)? {
+                ensure!(rate == crawl, "host {host} may send {rate}, not {crawl}");
             }
         }
+        Ok(())
+    }
+
+    /// Both agents have been told a time of day that is so far off.
+    fn expect_stepped(&self, seconds: i64) -> Result<()> {
+        clock::expect_stepped(self.trial, self.source, seconds)?;
+        clock::expect_stepped(self.trial, self.destination, -seconds)
     }
 
     /// And waits until its agent has noticed: what it does next, it does with a VM whose process is gone.
@@ -197,7 +325,7 @@ impl<'a> Blow<'a> {
 }
 
 /// Writes a file until no byte more fits.
-fn fill(path: &std::path::Path) -> Result<()> {
+fn fill(path: &Path) -> Result<()> {
     let mut file = std::fs::File::create(path)?;
     for piece in [4096, 1] {
         loop {

@@ -62,29 +62,77 @@ impl Cell {
         self != Cell { moment: Moment::Preflight, fault: Fault::KillDestinationQemu }
     }
 
-    /// The places of which the guest may be in one afterwards. It is where ownership was at the moment; between the commit and the first
-    /// instruction at the destination either host may come to have it.
+    /// The places of which the guest may be in one afterwards: as a rule one. It is where ownership was at the moment.
     #[must_use]
     pub fn allowed(self) -> &'static [Place] {
         use Place::{Destination, Nowhere, Source};
         let Cell { moment, fault } = self;
         match fault {
-            // All that the destination needs has left the source already, or the agent has it still.
+            // All that the destination needs has left the source already, or the agent has it still; or it had not.
             Fault::KillSourceQemu if matches!(moment, Moment::LastPages | Moment::PageIn) => {
                 &[Destination, Nowhere]
             }
             Fault::KillSourceQemu if moment.is_before_commit() => &[Nowhere],
             Fault::KillDestinationQemu if moment.has_run_there() => &[Nowhere],
-            Fault::KillDestinationQemu => &[Source],
-            Fault::KillSourceAgent | Fault::KillDestinationAgent if moment.is_before_commit() => &[Source],
             // The shadow had not run: the agent that finds it lets it go.
             Fault::KillDestinationAgent if !moment.has_run_there() => &[Source],
+            Fault::KillDestinationQemu | Fault::RamFull | Fault::OutOfMemory => &[Source],
+            Fault::KillSourceAgent if moment.is_before_commit() => &[Source],
+            Fault::SourceDiskFull | Fault::DestinationDiskFull if moment.is_before_commit() => &[Source],
+            // Longer than it is waited for: before the guest stands still by the request's limit, then by the engine's.
+            Fault::CutForGood if moment.is_before_commit() => &[Source],
+            Fault::SilentSource | Fault::SilentDestination if moment == Moment::Switchover => &[Source],
             // What holds nobody up for long ends in the move.
-            Fault::KillCli | Fault::ClockForward | Fault::ClockBackward => &[Destination],
-            // Before the guest is stopped a short cut costs time.
-            Fault::CutBriefly if matches!(moment, Moment::PreCopy | Moment::Round) => &[Destination],
-            _ if moment.has_run_there() => &[Destination],
-            _ => &[Source, Destination],
+            Fault::KillCli | Fault::ClockForward | Fault::ClockBackward | Fault::CorruptByte => {
+                &[Destination]
+            }
+            // Before the guest is stopped it costs time alone: less than the limit for cuts.
+            Fault::SilentSource | Fault::SilentDestination if moment.is_before_commit() => &[Destination],
+            Fault::CutBriefly | Fault::SlowLink if matches!(moment, Moment::PreCopy | Moment::Round) => {
+                &[Destination]
+            }
+            // A connection that is being made, an answer under way, or a guest that stands still: two seconds are about as long as each
+            // of them is waited for.
+            Fault::CutBriefly if moment.is_before_commit() => &[Source, Destination],
+            // What is left to send may be little enough even for this link, or not.
+            Fault::SlowLink if moment.is_before_commit() => &[Source, Destination],
+            // The commit may be in the link's queue yet, or unread where the killed agent's end resets the connection: without it the
+            // destination lets go.
+            Fault::CutForGood | Fault::KillSourceAgent if moment == Moment::Committed => {
+                &[Source, Destination]
+            }
+            // The destination has all that it needs.
+            _ => &[Destination],
+        }
+    }
+
+    /// Where the guest stays at its source: the report must say why, by one of these, which are codes and parts of messages. Empty: it
+    /// may say anything, or whoever would say it was killed.
+    #[must_use]
+    pub fn reasons(self) -> &'static [&'static str] {
+        match self.fault {
+            // As the store of records says it of any disk: it names the file.
+            Fault::SourceDiskFull | Fault::DestinationDiskFull => &["is the disk full"],
+            Fault::RamFull => &["no memory left", "insufficient-memory", "memory-failed"],
+            Fault::CutForGood if self.moment < Moment::PreCopy => &["peer-unreachable", "lane-lost"],
+            Fault::CutForGood if matches!(self.moment, Moment::PreCopy | Moment::Round) => {
+                &["did not come back"]
+            }
+            Fault::CutForGood => &["lane-lost", "in-doubt"],
+            Fault::SilentSource | Fault::SilentDestination => &["lane-lost", "not-converging"],
+            _ => &[],
+        }
+    }
+
+    /// Whether the migration can't complete before the fault is mended: where it does, there was no fault.
+    #[must_use]
+    pub fn holds_up(self) -> bool {
+        match self.fault {
+            // At the release the source has heard already that the guest runs.
+            Fault::CutForGood => self.moment != Moment::Release,
+            Fault::SlowLink => matches!(self.moment, Moment::PreCopy | Moment::PageIn),
+            Fault::SilentDestination => true,
+            _ => false,
         }
     }
 }
@@ -104,6 +152,38 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fault_that_must_end_a_migration_before_its_commit_leaves_the_guest_at_its_source() {
+        let cells: Vec<Cell> = matrix().into_iter().chain(singles()).collect();
+        let either: Vec<String> = cells
+            .iter()
+            .filter(|cell| cell.allowed().len() > 1)
+            .map(|cell| format!("{} at {}", cell.fault.name(), cell.moment.name()))
+            .collect();
+        let expected = [
+            "cut-briefly at preflight",
+            "cut-briefly at prepare",
+            "kill-source-qemu at last-pages",
+            "cut-briefly at switchover",
+            "cut-briefly at last-pages",
+            "kill-source-agent at committed",
+            "cut-for-good at committed",
+            "kill-source-qemu at page-in",
+            "slow-link at switchover",
+        ];
+        assert_eq!(either.len(), expected.len(), "{either:?}");
+        assert!(expected.iter().all(|name| either.iter().any(|found| found == name)), "{either:?}");
+        for cell in cells.iter().filter(|cell| cell.allowed() == [Place::Source]) {
+            let says_nothing = [
+                Fault::KillSourceAgent,
+                Fault::KillDestinationAgent,
+                Fault::KillDestinationQemu,
+                Fault::OutOfMemory,
+            ];
+            assert_eq!(cell.reasons().is_empty(), says_nothing.contains(&cell.fault), "{cell:?}");
+        }
+    }
 
     #[test]
     fn there_are_more_than_sixty_cells_and_each_says_where_the_guest_must_be() {

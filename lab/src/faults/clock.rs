@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::agents::clock_step;
-use crate::trial::Trial;
+use crate::trial::{LIMIT, Trial, until};
 
 const SOURCE: &str = include_str!("clock_step.c");
 
@@ -37,4 +37,22 @@ pub(super) fn step(trial: &Trial, host: &str, seconds: i64) -> Result<()> {
     let file = std::fs::File::options().write(true).open(clock_step(trial.paths(), host))?;
     // In place: the agent has it mapped.
     Ok(file.write_all_at(&seconds.to_ne_bytes(), 0)?)
+}
+
+/// Waits until a host's agent itself has been told a time of day that differs by so much: each answer over HTTP has one.
+pub(super) fn expect_stepped(trial: &Trial, host: &str, seconds: i64) -> Result<()> {
+    let agent = i64::from(trial.agent_process(host)?.pid);
+    let file = std::fs::File::open(clock_step(trial.paths(), host))?;
+    until(&format!("the agent of host {host} is told a time of day {seconds} s off"), LIMIT, || {
+        trial.ask(trial.agent(host).host())?;
+        let mut told = [0; 16];
+        file.read_exact_at(&mut told, 8)?;
+        let [step, process] = [&told[..8], &told[8..]].map(|part| part.try_into().map(i64::from_ne_bytes));
+        let (step, process) = (step?, process?);
+        ensure!(
+            (step, process) == (seconds, agent),
+            "process {process} was last told one, {step} s off; the agent is {agent}"
+        );
+        Ok(Some(()))
+    })
 }

@@ -1,5 +1,6 @@
 /* Preloaded into the agents of labs whose clocks are stepped: the time of day is the machine's and what a file says, seconds as a
- * 64-bit number. Clocks that are not the time of day are left alone: nobody can step them. */
+ * 64-bit number. Clocks that are not the time of day are left alone: nobody can step them. Behind that number the file says what was
+ * last told a time by it: the process, and the step. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -9,23 +10,33 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile long long *step;
+struct clock_file {
+    long long step;
+    long long told_step;
+    long long told_pid;
+};
+
+static volatile struct clock_file *file_of_clock;
 
 __attribute__((constructor)) static void open_step(void) {
     const char *path = getenv("GODWIT_LAB_CLOCK");
-    int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file < 0)
         return;
-    void *mapped = mmap(NULL, sizeof *step, PROT_READ, MAP_SHARED, file, 0);
+    void *mapped = mmap(NULL, sizeof *file_of_clock, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (mapped != MAP_FAILED)
-        step = mapped;
+        file_of_clock = mapped;
     close(file);
 }
 
 int clock_gettime(clockid_t clock, struct timespec *time) {
     int failed = (int)syscall(SYS_clock_gettime, clock, time);
-    if (!failed && step && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
-        time->tv_sec += *step;
+    if (!failed && file_of_clock && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        long long step = file_of_clock->step;
+        time->tv_sec += step;
+        file_of_clock->told_pid = getpid();
+        file_of_clock->told_step = step;
+    }
     return failed;
 }
 

@@ -18,7 +18,8 @@ pub enum Fault {
     KillCli,
     /// The link between the hosts carries nothing for two seconds.
     CutBriefly,
-    /// The link carries nothing until the source has given its verdict, or for a minute where it waits.
+    /// The link carries nothing until the source has given its verdict, or for a minute where it gives none: before the switchover a
+    /// migration waits for less.
     CutForGood,
     /// The source's agent stands still (SIGSTOP) for as long.
     SilentSource,
@@ -67,6 +68,18 @@ impl Fault {
         Fault::ClockBackward,
         Fault::CorruptByte,
     ];
+
+    /// The same at the other host, where it is one of the source's.
+    #[must_use]
+    pub fn at_destination(self) -> Fault {
+        match self {
+            Fault::KillSourceAgent => Fault::KillDestinationAgent,
+            Fault::KillSourceQemu => Fault::KillDestinationQemu,
+            Fault::SilentSource => Fault::SilentDestination,
+            Fault::SourceDiskFull => Fault::DestinationDiskFull,
+            other => other,
+        }
+    }
 
     /// Its name in options.
     #[must_use]

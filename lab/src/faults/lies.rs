@@ -1,35 +1,36 @@
-//! Peers that lie: they keep to the session, its handshake and its frames, and say in it whatever a seed draws. Nobody may fall for it:
-//! the guest runs on where it is, the agents live, and nothing is left over.
+//! Peers that lie: they keep to the session, its handshakes, certificates and frames, and say in it whatever a seed draws. Nobody may
+//! fall for it: the guest runs on where it is, the agents live, refuse them for what they said, and nothing is left over.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+mod liar;
+mod words;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{IncomingAccepted, IncomingState, IncomingStatus};
-use godwit_lanes::{Incoming, Lane, Stream, StreamSender};
-use godwit_migration::drive::{Hello, say_hello};
-use godwit_migration::{EngineKind, Outcome};
+use godwit_migration::{EngineKind, FailureCode, Outcome};
+use godwit_pki::{Authority, Grant, Identity, Role};
 use godwit_qemu::{ByteSize, ResolvedSpec};
-use godwit_wire::{
-    Begin, BlockRun, CONTROL_STREAM, Message, MigrationId, PAGE_IN_STREAM, PagesEnd, Running, SUPPORTED,
-    Zeros,
-};
+use godwit_wire::{Begin, Message, MigrationId};
 use serde::{Deserialize, Serialize};
 
-use super::random::Random;
+use liar::{LyingDestination, LyingSource};
+
 use crate::namespace::in_namespace;
 use crate::options::LabOptions;
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, request_to, until};
 
-/// The most messages of one.
-const MESSAGES: u64 = 40;
 /// Where the lying destination answers, in the namespace of host b.
 const PORT: u16 = 7799;
-/// Its name.
+/// Its name, and that of the VM that a lying source has.
 const LIAR: &str = "liar";
-/// How long either end may be silent.
-const SILENCE: Duration = Duration::from_secs(20);
+/// How long its certificate is good for.
+const CERTIFICATE_DAYS: u32 = 1;
+/// What no lie may be refused for: these are defects of the agent, or say that it does not know.
+const WRONG_CODES: [FailureCode; 2] = [FailureCode::Internal, FailureCode::InDoubt];
 
 /// What came of the liars of one kind.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -42,19 +43,14 @@ pub struct LieReport {
     pub error: Option<String>,
 }
 
-/// Has so many peers lie to an agent as its destination, and as many as its source; none where this machine can't have a lab.
+/// Has so many peers lie to an agent as its destination, and as many as its source, with certificates in order; none where this machine
+/// can't have a lab.
 ///
 /// # Errors
 /// The lab does not come up.
 pub fn lies(seed: u64, liars: u64) -> Result<Vec<LieReport>> {
-    let options = LabOptions { insecure: true, ..LabOptions::default() };
-    let Some(trial) = Trial::begin_with("lies", options)? else { return Ok(Vec::new()) };
-    let address: IpAddr = Ipv4Addr::new(10, 77, 0, 12).into();
-    trial.reconfigure("a", |config| {
-        if let Some(peers) = config.get_mut("peers").and_then(toml::Value::as_table_mut) {
-            peers.insert(LIAR.to_owned(), format!("http://{address}:{PORT}").into());
-        }
-    })?;
+    let Some(trial) = Trial::begin_with("lies", LabOptions::default())? else { return Ok(Vec::new()) };
+    let destination = begin_destination(&trial, seed)?;
     let clean = trial.traces("b")?;
     let plan = GuestPlan {
         memory: vec![ByteSize::from_bytes((160 << 20) + (64 << 10))],
@@ -64,21 +60,24 @@ pub fn lies(seed: u64, liars: u64) -> Result<Vec<LieReport>> {
     };
     let mut guest = trial.guest("a", &plan)?;
     let mut reports = Vec::new();
-    let namespace = trial.namespace("b");
-    // Ends with this process: it waits for sources.
-    std::thread::spawn(move || in_namespace(&namespace, || answer_all(address, seed)));
-    until("the lying destination listens", LIMIT, || {
-        let connected = in_namespace(&trial.namespace("a"), || TcpStream::connect((address, PORT)))?;
-        Ok(connected.is_ok().then_some(()))
-    })?;
-    reports.push(report(&format!("{liars} destinations that say anything within a valid session"), |told| {
-        (0..liars).try_for_each(|_| one_destination(&trial, &guest, told))
-    }));
-    reports.push(report(&format!("{liars} sources that say anything within a valid session"), |told| {
+    reports.push(report(
+        &format!("{liars} destinations that say anything within a valid session"),
+        |codes| {
+            (0..liars).try_for_each(|number| {
+                one_destination(&trial, &guest, &destination, codes)
+                    .with_context(|| format!("destination {number}"))
+            })?;
+            expect_refusals(codes, liars)
+        },
+    ));
+    reports.push(report(&format!("{liars} sources that say anything within a valid session"), |codes| {
+        let identity = identity(&trial, "a")?;
         (0..liars).try_for_each(|number| {
-            one_source(&trial, seed ^ number, told).with_context(|| format!("source {number}"))?;
+            one_source(&trial, &identity, seed ^ number, codes)
+                .with_context(|| format!("source {number}"))?;
             trial.expect_traces("b", &clean)
-        })
+        })?;
+        expect_refusals(codes, liars)
     }));
     reports.push(report("a new migration after them", |_| {
         let done = trial.begin_migration("web", "a", &guest.to_other_host())?.report()?;
@@ -92,91 +91,77 @@ pub fn lies(seed: u64, liars: u64) -> Result<Vec<LieReport>> {
     Ok(reports)
 }
 
-fn report(what: &str, tried: impl FnOnce(&mut Vec<String>) -> Result<()>) -> LieReport {
-    let mut told = Vec::new();
-    let error = tried(&mut told).err().map(|error| format!("{error:#}"));
-    // Each kind of answer once.
-    told.sort();
-    told.dedup();
+/// How often each code was told.
+type Codes = BTreeMap<String, u64>;
+
+fn report(what: &str, tried: impl FnOnce(&mut Codes) -> Result<()>) -> LieReport {
+    let mut codes = Codes::new();
+    let error = tried(&mut codes).err().map(|error| format!("{error:#}"));
+    let told = codes.into_iter().map(|(code, count)| format!("{code} {count} times")).collect();
     LieReport { what: what.to_owned(), told, error }
 }
 
+/// All were refused, some for what they said and not only because they hung up, and none by a defect.
+fn expect_refusals(codes: &Codes, liars: u64) -> Result<()> {
+    let of = |code: FailureCode| codes.get(code.name()).copied().unwrap_or(0);
+    ensure!(codes.values().sum::<u64>() == liars, "{liars} liars, and refused were {codes:?}");
+    for code in WRONG_CODES {
+        ensure!(of(code) == 0, "a lie was refused as {}: {codes:?}", code.name());
+    }
+    ensure!(of(FailureCode::ProtocolBroken) > 0, "no lie was noticed: {codes:?}");
+    Ok(())
+}
+
+/// A host of the lab's, by its certificate.
+fn identity(trial: &Trial, host: &str) -> Result<Identity> {
+    let authority = Authority::open(&trial.pki())?.certificate();
+    let file = |ending: &str| trial.pki().join(format!("{host}.{ending}"));
+    Ok(Identity::load(&authority, &file("pem"), &file("key"))?)
+}
+
+/// A lying destination beside the agent of host b, with a certificate of its own, which the agent of host a knows as a peer.
+fn begin_destination(trial: &Trial, seed: u64) -> Result<Arc<LyingDestination>> {
+    let address: IpAddr = Ipv4Addr::new(10, 77, 0, 12).into();
+    let grant =
+        Grant { name: LIAR.to_owned(), role: Role::Host, addresses: vec![address], days: CERTIFICATE_DAYS };
+    Authority::open(&trial.pki())?.issue(&grant)?;
+    trial.reconfigure("a", |config| {
+        if let Some(peers) = config.get_mut("peers").and_then(toml::Value::as_table_mut) {
+            peers.insert(LIAR.to_owned(), format!("https://{address}:{PORT}").into());
+        }
+    })?;
+    let identity = identity(trial, LIAR)?;
+    let destination = LyingDestination { identity, address, port: PORT, seed, lied: AtomicU64::new(0) };
+    let destination = Arc::new(destination);
+    let (liar, namespace) = (Arc::clone(&destination), trial.namespace("b"));
+    // Ends with this process: it waits for sources.
+    std::thread::spawn(move || in_namespace(&namespace, || liar.answer_all()));
+    until("the lying destination listens", LIMIT, || {
+        let connected = in_namespace(&trial.namespace("a"), || TcpStream::connect((address, PORT)))?;
+        Ok(connected.is_ok().then_some(()))
+    })?;
+    Ok(destination)
+}
+
 /// A migration to a destination that lies.
-fn one_destination(trial: &Trial, guest: &Guest, told: &mut Vec<String>) -> Result<()> {
-    let agent = trial.agent_process("a")?;
+fn one_destination(
+    trial: &Trial,
+    guest: &Guest,
+    destination: &LyingDestination,
+    codes: &mut Codes,
+) -> Result<()> {
+    let (agent, lied) = (trial.agent_process("a")?, destination.lied.load(Ordering::SeqCst));
     let report = trial.begin_migration("web", "a", &request_to(LIAR, EngineKind::Godwit))?.report()?;
     let error = report.error.as_ref().with_context(|| format!("it fell for it: {report:#?}"))?;
     ensure!(report.outcome == Outcome::Failed && !error.message.is_empty(), "{report:#?}");
-    told.push(error.code.clone());
+    ensure!(destination.lied.load(Ordering::SeqCst) > lied, "it was not lied to: {error:?}");
+    *codes.entry(error.code.clone()).or_default() += 1;
     ensure!(agent.is_alive(), "the source's agent died");
     trial.expect_whole(guest).map(drop)
 }
 
-/// Answers HTTP as an agent does that takes everything, and on the lane says anything. For a thread within the namespace, to its end.
-fn answer_all(address: IpAddr, seed: u64) -> Result<()> {
-    let http = TcpListener::bind((address, PORT))?;
-    for (number, stream) in (0_u64..).zip(http.incoming().flatten()) {
-        if let Err(error) = answer(&stream, address, seed ^ (number << 32)) {
-            eprintln!("  the lying destination: {error:#}");
-        }
-    }
-    Ok(())
-}
-
-/// One request a connection, as the agents' client makes them.
-fn answer(mut stream: &TcpStream, address: IpAddr, seed: u64) -> Result<()> {
-    let mut reader = BufReader::new(stream);
-    let mut request = String::new();
-    reader.read_line(&mut request)?;
-    let mut body_bytes = 0;
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header)?;
-        if header.trim().is_empty() {
-            break;
-        }
-        if let Some((name, value)) = header.split_once(':')
-            && name.eq_ignore_ascii_case("content-length")
-        {
-            body_bytes = value.trim().parse()?;
-        }
-    }
-    std::io::copy(&mut reader.take(body_bytes), &mut std::io::sink())?;
-    if !request.starts_with("POST") {
-        write!(stream, "HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n")?;
-        return Ok(());
-    }
-    let lane = godwit_lanes::listen(SocketAddr::new(address, 0))?;
-    let id = "0123456789abcdef".repeat(2);
-    let body = format!("{{\"id\":\"{id}\",\"addresses\":[\"{}\"]}}", lane.local_addr()?);
-    write!(stream, "HTTP/1.1 201 Created\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
-    std::thread::spawn(move || {
-        let listeners = [lane];
-        while let Ok(Some(stream)) = godwit_lanes::accept(&listeners, SILENCE) {
-            std::thread::spawn(move || drop(lie_to_source(&stream, seed)));
-        }
-    });
-    Ok(())
-}
-
-/// The destination's side of a stream: welcomes it, says that the shadow fits, then anything.
-fn lie_to_source(stream: &Stream, seed: u64) -> Result<()> {
-    stream.limit_silence(SILENCE)?;
-    let (mut sender, mut receiver) = (stream.sender(), stream.receiver());
-    let Incoming::Message(Message::Hello { stream: number, .. }) = receiver.receive()? else { return Ok(()) };
-    sender.send(&Message::Welcome { version: SUPPORTED.newest })?;
-    if number == CONTROL_STREAM {
-        // Begin, and pings.
-        while !matches!(receiver.receive()?, Incoming::Message(Message::Begin(_))) {}
-        sender.send(&Message::Ready)?;
-    }
-    say_anything(&mut sender, &mut Random(seed ^ u64::from(number)))?;
-    stream.close();
-    Ok(())
-}
-
 /// A migration from a source that lies.
-fn one_source(trial: &Trial, seed: u64, told: &mut Vec<String>) -> Result<()> {
+fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) -> Result<()> {
     let agent = trial.agent_process("b")?;
     let record = std::fs::read_to_string(trial.paths().host("a").join("state/vms/web/vm.json"))?;
     let record: serde_json::Value = serde_json::from_str(&record)?;
@@ -190,94 +175,17 @@ fn one_source(trial: &Trial, seed: u64, told: &mut Vec<String>) -> Result<()> {
     });
     let accepted: IncomingAccepted = trial.ask(trial.agent("b").post("/v1/incoming", &request))?;
     let migration: MigrationId = accepted.id.parse().ok().context("no id")?;
-    let to = *accepted.addresses.first().context("no address")?;
+    let to: SocketAddr = *accepted.addresses.first().context("no address")?;
     let begin = Message::Begin(Begin { epoch: 2, run: true, block_pages });
-    // What is said may end it at any word.
-    let _ = in_namespace(&trial.namespace("a"), || lie_to_destination(to, migration, &begin, seed))?;
+    let liar = LyingSource { identity, destination: "b", to, migration, begin: &begin };
+    in_namespace(&trial.namespace("a"), || liar.run(seed))??;
     let path = format!("/v1/incoming/{}", accepted.id);
     let status = until("the destination has decided", LIMIT, || {
         let status: IncomingStatus = trial.ask(trial.agent("b").get(&path))?;
         Ok((status.state != IncomingState::Receiving).then_some(status))
     })?;
     ensure!(status.state == IncomingState::Refused, "it fell for it: {status:#?}");
-    told.push(status.failure.context("no reason")?.code);
+    *codes.entry(status.failure.context("no reason")?.code).or_default() += 1;
     ensure!(agent.is_alive(), "the destination's agent died");
     Ok(())
-}
-
-fn lie_to_destination(to: SocketAddr, migration: MigrationId, begin: &Message, seed: u64) -> Result<()> {
-    let open = |number: u16| -> Result<Stream> {
-        let stream = godwit_lanes::connect(Lane { from: None, to }, SILENCE)?;
-        stream.limit_silence(SILENCE)?;
-        let hello = Hello { migration, stream: number, versions: SUPPORTED };
-        say_hello(&mut stream.sender(), &mut stream.receiver(), hello)?;
-        Ok(stream)
-    };
-    let control = open(CONTROL_STREAM)?;
-    let mut sender = control.sender();
-    sender.send(begin)?;
-    let mut receiver = control.receiver();
-    while !matches!(receiver.receive()?, Incoming::Message(Message::Ready)) {}
-    let mut random = Random(seed);
-    // On a data stream or a page-in stream as well, or on the control stream alone.
-    let further = [Some(1), Some(PAGE_IN_STREAM), None][random.below(3)];
-    let mut streams = vec![control];
-    if let Some(number) = further {
-        streams.push(open(number)?);
-    }
-    for stream in streams.iter().rev() {
-        say_anything(&mut stream.sender(), &mut random)?;
-    }
-    Ok(())
-}
-
-fn say_anything(sender: &mut StreamSender, random: &mut Random) -> Result<()> {
-    for _ in 0..1 + random.next() % MESSAGES {
-        sender.send(&anything(random))?;
-    }
-    Ok(())
-}
-
-/// A message of any kind but those of pages, whose bytes follow it, with small numbers and with any. Nobody refuses or cancels: that
-/// would be no lie.
-fn anything(random: &mut Random) -> Message {
-    let stream = u16::try_from(random.number() % 1100).unwrap_or(0);
-    let runs = |random: &mut Random| {
-        let run = |random: &mut Random| BlockRun {
-            block: u16::try_from(random.next() % 3).unwrap_or(0),
-            first: random.number(),
-            count: random.number().max(1),
-        };
-        (0..1 + random.below(5)).map(|_| run(random)).collect::<Vec<_>>()
-    };
-    match random.below(21) {
-        0 => Message::Welcome { version: stream },
-        1 => Message::Begin(Begin { epoch: random.number(), run: true, block_pages: vec![random.number()] }),
-        2 => Message::Ready,
-        3 => Message::Zeros(Zeros { round: stream.into(), runs: runs(random) }),
-        4 => Message::UnitEnd,
-        5 => Message::UnitsApplied { stream, units: random.number() },
-        6 => Message::CloseStream { stream },
-        7 => Message::StreamClosed { stream, units: random.number() },
-        8 => Message::PagesEnd(PagesEnd {
-            pages: random.number(),
-            units: vec![random.number(); random.below(4)],
-        }),
-        9 => Message::Ping { sent_ns: random.number() },
-        10 => Message::Pong { sent_ns: random.number(), answered_ns: random.number() },
-        11 => Message::DeviceState(vec![0x5a; 1 + random.below(1000)]),
-        12 => Message::DeviceStateEnd { bytes: random.number() },
-        13 => Message::Commit { epoch: 2 },
-        14 => Message::Running(Running {
-            commit_ns: 1,
-            loaded_ns: random.number(),
-            running_ns: random.number(),
-        }),
-        15 => Message::Padding { bytes: 1 + u32::from(stream) },
-        16 => Message::Missing { runs: runs(random) },
-        17 => Message::PreparePageIn,
-        18 => Message::PageInReady { able: random.below(2) == 0 },
-        19 => Message::Remaining { runs: runs(random) },
-        _ => Message::RemainingEnd { pages: random.number() },
-    }
 }

@@ -61,13 +61,13 @@ impl MemoryGroup {
         Ok(fs::write(self.path.join("cgroup.procs"), member.pid.to_string())?)
     }
 
-    /// Whether the kernel has ended one of them.
+    /// Whether the kernel has ended one of them for want of memory, by its own count: one may have ended for another reason.
     pub(super) fn has_killed(&self) -> Result<bool> {
         let file = if self.is_v1 { "memory.oom_control" } else { "memory.events" };
         let text = fs::read_to_string(self.path.join(file))?;
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        let killed = count.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0) > 0;
-        Ok(killed || self.members.iter().any(|(member, _)| !member.is_alive()))
+        let count = count.with_context(|| format!("no count of kills: {text}"))?;
+        Ok(count.trim().parse::<u64>()? > 0)
     }
 
     /// Puts back who lives, and removes the group.

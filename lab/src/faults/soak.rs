@@ -11,9 +11,9 @@ use godwit_qemu::ByteSize;
 use super::Fault;
 use super::blow::Blow;
 use super::moving::Moving;
-use super::random::Random;
 use super::verdict::{remove_ended, settled};
 use crate::options::{Hooks, LabOptions};
+use crate::random::Random;
 use crate::trial::{Guest, GuestPlan, Trial, VcpuWatch, other_host, request_to};
 
 /// What a host's link carries.
@@ -39,15 +39,18 @@ const POINTS: [&str; 12] = [
     "host.promoted",
     "destination.send-running",
 ];
-/// What happens to the host that is drawn, or to a guest there.
-const FAULTS: [Fault; 6] = [
+/// What happens to the host that is drawn, be it source or destination, to a guest there, or to the command that moves the first guest.
+const FAULTS: [Fault; 7] = [
     Fault::KillSourceAgent,
     Fault::KillSourceQemu,
     Fault::CutBriefly,
     Fault::CutForGood,
     Fault::SilentSource,
     Fault::SourceDiskFull,
+    Fault::KillCli,
 ];
+/// Draws beyond those: no fault.
+const QUIET: usize = 2;
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy)]
@@ -69,8 +72,8 @@ pub struct SoakReport {
     pub undone: u32,
     /// Guests whose QEMU was killed while it had them: they ended, and that was told.
     pub ended: u32,
-    /// The faults, by their names.
-    pub faults: BTreeMap<&'static str, u32>,
+    /// The faults that were done, by their names: by what the host that they struck was to the guests.
+    pub faults: BTreeMap<String, u32>,
 }
 
 impl fmt::Display for SoakReport {
@@ -98,7 +101,7 @@ struct Draw {
 impl Draw {
     /// As many numbers are taken whatever comes of them.
     fn of(random: &mut Random, guests: usize) -> Draw {
-        let (fault, host) = (random.below(FAULTS.len() + 3), random.below(2));
+        let (fault, host) = (random.below(FAULTS.len() + QUIET), random.below(2));
         let (point, guest) = (random.below(POINTS.len()), random.below(guests));
         Draw { fault: FAULTS.get(fault).copied(), host: ["a", "b"][host], point: POINTS[point], guest }
     }
@@ -129,7 +132,7 @@ pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Opt
     let plans: Vec<GuestPlan> = (0..plan.guests).map(plan_of).collect();
     let guests = trial.guests("a", &plans)?;
     let mut soak = Soak { trial: &trial, guests, plans, report: SoakReport::default() };
-    let mut random = Random(plan.seed);
+    let mut random = Random::new(plan.seed);
     for wave in 1.. {
         if soak.report.moves >= plan.moves {
             break;
@@ -149,6 +152,19 @@ pub fn soak(name: &str, plan: SoakPlan, mut say: impl FnMut(&str)) -> Result<Opt
     }
     trial.finish()?;
     Ok(Some(report))
+}
+
+/// The name of a fault of a host: by whether the guests that it concerns leave it or come to it. `from`: where they were.
+fn name_of<'a>(fault: Fault, host: &str, mut from: impl Iterator<Item = &'a str> + Clone) -> String {
+    let (source, destination) = (fault.name(), fault.at_destination().name());
+    let any_leaves = from.clone().any(|from| from == host);
+    let all_leave = from.all(|from| from == host);
+    match (any_leaves, all_leave) {
+        _ if source == destination => source.to_owned(),
+        (true, true) => source.to_owned(),
+        (true, false) => format!("{source}+{destination}"),
+        (false, _) => destination.to_owned(),
+    }
 }
 
 fn plan_of(number: u8) -> GuestPlan {
@@ -173,13 +189,17 @@ impl Soak<'_> {
     fn wave(&mut self, draw: Draw) -> Result<()> {
         let watches: Vec<VcpuWatch> =
             self.guests.iter().map(|guest| self.trial.watch_vcpus(&guest.name)).collect();
+        for (guest, watch) in self.guests.iter().zip(&watches) {
+            watch.until_seen(&guest.host).with_context(|| format!("VM {}", guest.name))?;
+        }
         let killed = self.move_all(draw)?;
         let mut anew = BTreeSet::new();
         for (number, watch) in watches.into_iter().enumerate() {
             let name = self.guests[number].name.clone();
             let mut told = Vec::new();
             let host = settled(self.trial, &name, &mut told).with_context(|| format!("VM {name}"))?;
-            watch.end().with_context(|| format!("VM {name}"))?;
+            let seen = host.as_ref().map_or(Ok(()), |host| watch.until_seen(host));
+            seen.and_then(|()| watch.end()).with_context(|| format!("VM {name}"))?;
             match host {
                 None => {
                     ensure!(killed == Some(number), "LOST: VM {name} runs nowhere: {}", told.join("; "));
@@ -213,28 +233,49 @@ impl Soak<'_> {
     fn move_all(&mut self, draw: Draw) -> Result<Option<usize>> {
         let trial = self.trial;
         let held = draw.fault.map(|_| trial.hold(draw.host, draw.point)).transpose()?;
-        let begin = |guest: &Guest| {
+        let begin = |(number, guest): (usize, &Guest)| {
             let request = request_to(other_host(&guest.host), EngineKind::Godwit);
-            Moving::begin(trial, &guest.name, &guest.host, &request, false)
+            let by_cli = number == 0 && draw.fault == Some(Fault::KillCli);
+            Moving::begin(trial, &guest.name, &guest.host, &request, by_cli)
         };
-        let mut all = self.guests.iter().map(begin).collect::<Result<Vec<Moving<'_>>>>()?;
+        let mut all = self.guests.iter().enumerate().map(begin).collect::<Result<Vec<Moving<'_>>>>()?;
         let mut killed = None;
         if let (Some(fault), Some(held)) = (draw.fault, held)
             // They may all be over without anybody having come there.
             && held.reached(POINT_LIMIT).is_ok()
         {
-            *self.report.faults.entry(fault.name()).or_default() += 1;
-            if fault == Fault::KillSourceQemu {
-                let name = &self.guests[draw.guest].name;
+            let first = all.first_mut().context("no guests")?;
+            let struck = match fault {
                 // There may be none of it on that host.
-                killed = trial.kill_hypervisor(draw.host, name).is_ok().then_some(draw.guest);
-                drop(held);
-            } else {
-                let mut blow = Blow::new(trial, fault, draw.host, other_host(draw.host));
-                let first = all.first_mut().context("no guests")?;
-                blow.strike(first)?;
-                drop(held);
-                blow.mend(first)?;
+                Fault::KillSourceQemu => {
+                    let name = &self.guests[draw.guest].name;
+                    killed = trial.kill_hypervisor(draw.host, name).is_ok().then_some(draw.guest);
+                    drop(held);
+                    killed.is_some()
+                }
+                // It may have ended with its migration.
+                Fault::KillCli => {
+                    let is_killed = first.kill_cli().is_ok();
+                    drop(held);
+                    is_killed
+                }
+                _ => {
+                    let mut blow = Blow::new(trial, fault, draw.host, other_host(draw.host));
+                    blow.strike(first)?;
+                    drop(held);
+                    // It may have come when nothing was there any more for it to have an effect on.
+                    blow.last(first);
+                    blow.mend()?;
+                    true
+                }
+            };
+            if struck {
+                let concerned = match fault {
+                    Fault::KillSourceQemu => &self.guests[draw.guest..=draw.guest],
+                    _ => &self.guests[..],
+                };
+                let name = name_of(fault, draw.host, concerned.iter().map(|guest| guest.host.as_str()));
+                *self.report.faults.entry(name).or_default() += 1;
             }
         }
         let deadline = Instant::now() + WAVE_LIMIT;
@@ -266,9 +307,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_fault_is_named_by_what_its_host_was_to_the_guests() {
+        let name = |fault, from: &[&'static str]| name_of(fault, "a", from.iter().copied());
+        assert_eq!(name(Fault::KillSourceAgent, &["a", "a"]), "kill-source-agent");
+        assert_eq!(name(Fault::KillSourceAgent, &["b", "b"]), "kill-destination-agent");
+        assert_eq!(name(Fault::SilentSource, &["a", "b"]), "silent-source+silent-destination");
+        assert_eq!(name(Fault::CutBriefly, &["a", "b"]), "cut-briefly");
+    }
+
+    #[test]
     fn a_seed_draws_the_same_faults_and_all_kinds_of_them() {
         let draws = |seed| {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             (0..200).map(|_| Draw::of(&mut random, 8)).collect::<Vec<Draw>>()
         };
         assert_eq!(draws(7), draws(7));

@@ -35,6 +35,21 @@ pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option
     settled
 }
 
+/// Checks that no two hosts say that they run the VM, and that the host of `in_doubt` says that it does not know.
+///
+/// # Errors
+/// Something of that is not so.
+pub(super) fn expect_run_once(trial: &Trial, vm: &str, in_doubt: Option<&str>) -> Result<()> {
+    let infos = infos(trial, vm)?;
+    let running = infos.iter().filter(|info| info.state == VmState::Running).count();
+    ensure!(running <= 1, "it runs on {running} hosts: {}", describe(&infos));
+    if let Some(host) = in_doubt {
+        let knows_not = infos.iter().any(|info| info.host == host && info.in_doubt);
+        ensure!(knows_not, "host {host} does not say that it is in doubt: {}", describe(&infos));
+    }
+    Ok(())
+}
+
 fn is_well(info: &VmInfo) -> bool {
     info.state == VmState::Running && !info.in_doubt && info.page_in.is_none()
 }

@@ -16,6 +16,8 @@ use crate::namespace::in_namespace;
 use crate::topology::LAN_NETWORK;
 use crate::trial::{BOOT_LIMIT, LIMIT, Trial, until};
 
+/// A page of the guest's.
+const PAGE_BYTES: u64 = 4096;
 /// How long it may take to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long the guest may take over an answer: `verify` reads all of its memory.
@@ -114,6 +116,8 @@ pub struct Guest {
     pub ipv4: Ipv4Addr,
     /// Its IPv6 address there.
     pub ipv6: Ipv6Addr,
+    /// Pages of its memory that hold what it can check: as many must be checked.
+    pub fill_pages: u64,
     client_namespace: String,
     prober: PathBuf,
 }
@@ -156,6 +160,7 @@ impl Trial {
             host: host.to_owned(),
             ipv4,
             ipv6,
+            fill_pages: plan.fill.bytes() / PAGE_BYTES,
             client_namespace: self.topology().client_namespace,
             prober: self.paths.client_socket(),
         })
@@ -202,8 +207,8 @@ impl Trial {
         Ok(console.lines().filter(|line| line.starts_with("G ")).count())
     }
 
-    /// Checks that the guest runs on its host and on no other, answers over both address families, and that all of
-    /// its memory is right.
+    /// Checks that the guest runs on its host and on no other, answers over both address families, and that its memory is right: all
+    /// of it that its plan had filled.
     ///
     /// # Errors
     /// Something of that is not so.
@@ -252,14 +257,16 @@ impl Guest {
         Ok(())
     }
 
-    /// Has it check every page, while it goes on with what it does.
+    /// Has it check every page that it has filled, while it goes on with what it does.
     ///
     /// # Errors
-    /// A page is wrong, a write found its page changed, or a thread of the guest died.
+    /// A page is wrong, a write found its page changed, a thread of the guest died, or fewer pages were checked than it was to fill.
     pub fn verify(&self) -> Result<Answer> {
         let verdict = self.ask_at(self.ipv4.into(), &Request::Verify {})?;
         let whole = verdict.ok && verdict.wrong == Some(0) && verdict.stale_on_write == 0;
         ensure!(whole && verdict.problems.is_empty(), "the guest's memory is not whole: {verdict:?}");
+        let wanted = self.fill_pages;
+        ensure!(verdict.pages >= wanted, "{} pages were checked of {wanted}: {verdict:?}", verdict.pages);
         Ok(verdict)
     }
 

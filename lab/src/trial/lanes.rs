@@ -1,6 +1,7 @@
 //! The lanes of a trial's lab, from outside: their addresses, what their NICs have carried, and cuts.
 
 use std::net::IpAddr;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -55,6 +56,24 @@ impl Trial {
         }
         batch.run()
     }
+
+    /// Whether a host is off all migration networks, by what the kernel says of the switch's ports.
+    ///
+    /// # Errors
+    /// There is no such host, or the kernel knows no such ports.
+    pub fn are_lanes_cut(&self, host: &str) -> Result<bool> {
+        let topology = self.topology();
+        let host = topology.hosts.iter().find(|found| found.name == host).context("no such host")?;
+        let mut is_cut = true;
+        for lane in self.options.lanes() {
+            let port = host.migration_port(lane);
+            let show = || Command::new("ip").args(["-o", "link", "show", "dev", &port]).output();
+            let shown = in_namespace(&topology.link_namespace, show)??;
+            ensure!(shown.status.success(), "ip: {}", String::from_utf8_lossy(&shown.stderr));
+            is_cut &= !String::from_utf8_lossy(&shown.stdout).contains(" master ");
+        }
+        Ok(is_cut)
+    }
 }
 
 impl Trial {
@@ -76,6 +95,22 @@ impl Trial {
             change_rate(&mut batch, &lane.nic(), rate);
         }
         batch.run()
+    }
+
+    /// The rates at which the kernel lets a host send on the lanes.
+    ///
+    /// # Errors
+    /// There is no such host, or its links have no rate.
+    pub fn sending_rates(&self, host: &str) -> Result<Vec<BitRate>> {
+        let of_lane = |nic: String| {
+            let show = || Command::new("tc").args(["class", "show", "dev", &nic]).output();
+            let shown = in_namespace(&self.namespace(host), show)??;
+            let text = String::from_utf8_lossy(&shown.stdout);
+            let word = text.split_ascii_whitespace().skip_while(|word| *word != "rate").nth(1);
+            let rate = word.with_context(|| format!("{nic} of host {host} has no rate: {text}"))?;
+            rate.to_ascii_lowercase().parse::<BitRate>().with_context(|| format!("tc says {text}"))
+        };
+        self.options.lanes().iter().map(|lane| of_lane(lane.nic())).collect()
     }
 }
 

@@ -61,10 +61,16 @@ pub fn missing(needs: &Needs) -> Option<String> {
 /// Whether a test has to be skipped; the reason is printed.
 ///
 /// # Errors
+/// Whether somebody demands that all runs.
+#[must_use]
+pub fn must_run() -> bool {
+    std::env::var_os(REQUIRED).is_some()
+}
+
 /// It has to, and somebody demands that it runs.
 pub(crate) fn skip(name: &str, needs: &Needs) -> Result<bool> {
     let Some(reason) = missing(needs) else { return Ok(false) };
-    if std::env::var_os(REQUIRED).is_some() && !needs.kvm {
+    if must_run() && !needs.kvm {
         bail!("{name} can't run, and {REQUIRED} is set: {reason}");
     }
     eprintln!("skipped: {name}: {reason}");

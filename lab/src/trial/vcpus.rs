@@ -1,8 +1,10 @@
 //! That never two hosts run the vCPUs of one guest, seen from outside: by whether the vCPU threads of their QEMUs come and go on a CPU.
 //! What agents say is not asked: they may be dead, or wrong.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use anyhow::{Result, ensure};
 
 use crate::agents::run_dir;
 use crate::process::ProcessId;
-use crate::trial::Trial;
+use crate::trial::{LIMIT, Trial, until};
 
 /// How often is looked.
 const PACE: Duration = Duration::from_millis(20);
@@ -22,16 +24,19 @@ const LOOKS: u32 = 4;
 #[derive(Debug)]
 pub struct VcpuWatch {
     stop: Sender<()>,
-    looking: JoinHandle<Seen>,
+    looking: JoinHandle<()>,
+    seen: Arc<Mutex<Seen>>,
 }
 
 /// What was seen.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Looks in which vCPUs of two hosts had run, in a row: the most.
     pub both_ran: u32,
     /// Looks in all.
     pub looks: u32,
+    /// In how many of them its vCPUs had run, by host; a host where they never had is left out.
+    pub ran: BTreeMap<String, u32>,
 }
 
 impl Trial {
@@ -40,35 +45,69 @@ impl Trial {
     pub fn watch_vcpus(&self, vm: &str) -> VcpuWatch {
         let mut hosts: Vec<Vcpus> = self
             .hosts()
-            .iter()
+            .into_iter()
             .map(|host| Vcpus {
-                pid_file: run_dir(&self.paths, host).join("vms").join(vm).join("qemu.pid"),
+                pid_file: run_dir(&self.paths, &host).join("vms").join(vm).join("qemu.pid"),
+                host,
                 processes: Vec::new(),
             })
             .collect();
         let (stop, stopped) = mpsc::channel();
+        let seen = Arc::<Mutex<Seen>>::default();
+        let told = Arc::clone(&seen);
         let looking = std::thread::spawn(move || {
-            let (mut seen, mut in_a_row) = (Seen::default(), 0);
+            let mut in_a_row = 0;
             while stopped.recv_timeout(PACE) == Err(RecvTimeoutError::Timeout) {
                 // All of them are looked at, not only until the second that runs.
-                let ran = hosts.iter_mut().filter_map(|host| host.has_run().then_some(())).count();
-                in_a_row = if ran > 1 { in_a_row + 1 } else { 0 };
-                seen = Seen { both_ran: seen.both_ran.max(in_a_row), looks: seen.looks + 1 };
+                let ran: Vec<&str> = hosts
+                    .iter_mut()
+                    .filter_map(|host| host.has_run().then_some(host.host.as_str()))
+                    .collect();
+                in_a_row = if ran.len() > 1 { in_a_row + 1 } else { 0 };
+                lock(&told).add(&ran, in_a_row);
             }
-            seen
         });
-        VcpuWatch { stop, looking }
+        VcpuWatch { stop, looking, seen }
     }
 }
 
+impl Seen {
+    fn add(&mut self, ran: &[&str], in_a_row: u32) {
+        self.looks += 1;
+        self.both_ran = self.both_ran.max(in_a_row);
+        for host in ran {
+            *self.ran.entry((*host).to_owned()).or_default() += 1;
+        }
+    }
+}
+
+/// What the looking thread left when it panicked is noticed at the watch's end.
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl VcpuWatch {
+    /// Waits until the guest has been seen to run on a host, since the watch's begin: a watch that can't see it there could not tell that
+    /// it runs on two.
+    ///
+    /// # Errors
+    /// It is not seen within the limit.
+    pub fn until_seen(&self, host: &str) -> Result<()> {
+        until(&format!("the guest's vCPUs are seen to run on host {host}"), LIMIT, || {
+            let seen = lock(&self.seen);
+            ensure!(seen.ran.contains_key(host), "they are not: {seen:?}");
+            Ok(Some(()))
+        })
+    }
+
     /// Ends the look.
     ///
     /// # Errors
     /// Two hosts ran the guest at once.
     pub fn end(self) -> Result<Seen> {
         drop(self.stop);
-        let Ok(seen) = self.looking.join() else { anyhow::bail!("nobody watched the vCPUs") };
+        ensure!(self.looking.join().is_ok(), "nobody watched the vCPUs");
+        let seen = lock(&self.seen).clone();
         ensure!(
             seen.both_ran < LOOKS,
             "DOUBLED: vCPUs of two hosts ran in {} looks in a row, {PACE:?} apart",
@@ -80,6 +119,7 @@ impl VcpuWatch {
 
 /// The vCPU threads of a guest on one host, also of a QEMU that no file speaks of any more.
 struct Vcpus {
+    host: String,
     pid_file: PathBuf,
     processes: Vec<(ProcessId, Activity)>,
 }
@@ -142,6 +182,16 @@ fn ticks(stat: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_ran_is_counted_by_host() {
+        let mut seen = Seen::default();
+        for (ran, in_a_row) in [(&["a"][..], 0), (&["a", "b"], 1), (&["b"], 0), (&[], 0)] {
+            seen.add(ran, in_a_row);
+        }
+        let ran = BTreeMap::from([("a".to_owned(), 2), ("b".to_owned(), 2)]);
+        assert_eq!(seen, Seen { both_ran: 1, looks: 4, ran });
+    }
 
     #[test]
     fn what_the_kernel_tells_of_a_thread() {

@@ -1,10 +1,11 @@
 //! A peer that is no agent of this release: it answers HTTP and the lane as a test wants, by docs/protocol.md alone.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use anyhow::{Context, Result};
 use crc_fast::crc32_iscsi;
+use godwit_lab::fake_http::answer_one;
 use godwit_lab::in_namespace;
 
 /// What it does on the lane once it has read the source's hello.
@@ -45,34 +46,16 @@ pub(crate) fn start(namespace: &str, address: &str, manner: Manner) -> Result<()
 
 /// One request a connection, as the agents' client makes them.
 fn answer_http(stream: &TcpStream, manner: Manner, lane_address: &str) -> Result<()> {
-    let mut reader = BufReader::new(stream);
-    let mut request = String::new();
-    reader.read_line(&mut request)?;
-    let mut body_bytes = 0;
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header)?;
-        if header.trim().is_empty() {
-            break;
-        }
-        if let Some((name, value)) = header.split_once(':')
-            && name.eq_ignore_ascii_case("content-length")
-        {
-            body_bytes = value.trim().parse()?;
-        }
-    }
-    std::io::copy(&mut reader.take(body_bytes), &mut std::io::sink())?;
-    let (status, body) = match manner {
-        Manner::Stranger => ("404 Not Found", "<html>no such page</html>".to_owned()),
-        _ if request.starts_with("POST") => {
-            let id = "0123456789abcdef".repeat(2);
-            ("201 Created", format!("{{\"id\":\"{id}\",\"addresses\":[\"{lane_address}\"]}}"))
-        }
-        _ => ("204 No Content", String::new()),
-    };
-    let mut stream = stream;
-    write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
-    Ok(())
+    answer_one(&mut &*stream, |request| {
+        Ok(match manner {
+            Manner::Stranger => ("404 Not Found", "<html>no such page</html>".to_owned()),
+            _ if request.starts_with("POST") => {
+                let id = "0123456789abcdef".repeat(2);
+                ("201 Created", format!("{{\"id\":\"{id}\",\"addresses\":[\"{lane_address}\"]}}"))
+            }
+            _ => ("204 No Content", String::new()),
+        })
+    })
 }
 
 fn answer_lane(mut stream: &TcpStream, manner: Manner) -> Result<()> {

@@ -36,6 +36,7 @@ fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) 
     let from = guests[0].host.clone();
     trial.ask(trial.agent(&from).set_limit(LimitOf::Host, limit))?;
     let watches: Vec<VcpuWatch> = guests.iter().map(|guest| trial.watch_vcpus(&guest.name)).collect();
+    guests.iter().zip(&watches).try_for_each(|(guest, watch)| watch.until_seen(&guest.host))?;
     let mut migrations = begin(trial, guests)?;
     for migration in &mut migrations {
         migration
@@ -50,6 +51,7 @@ fn strike(trial: &Trial, guests: &mut [Guest], host: &str, clean: &[Traces; 2]) 
         let mut told = Vec::new();
         let now =
             settled(trial, &guest.name, &mut told)?.with_context(|| format!("{}: {told:?}", guest.name))?;
+        watch.until_seen(&now)?;
         watch.end()?;
         *(if now == guest.host { &mut stayed } else { &mut moved }) += 1;
         guest.host = now;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
+use godwit_lab::random::Random;
 use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial, other_host};
 use godwit_migration::{Outcome, PageInUse, Phase};
 use godwit_qemu::ByteSize;
@@ -47,27 +48,11 @@ impl Draw {
     }
 }
 
-/// `SplitMix64` (Steele, Lea, Flood 2014): each seed its own sequence.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn coin(&mut self) -> bool {
-        self.next() >> 63 == 1
-    }
-
-    /// As many numbers are taken whatever comes of them: what one move is like does not change the next.
-    fn draw(&mut self) -> Draw {
-        let (throttle, page_in, is_cut) = (self.coin(), self.coin(), self.coin());
-        let cut_ms = SHORTEST_CUT_MS + self.next() % (LONGEST_CUT_MS - SHORTEST_CUT_MS + 1);
-        Draw { throttle, page_in, cut: (page_in && is_cut).then(|| Duration::from_millis(cut_ms)) }
-    }
+/// As many numbers are taken whatever comes of them: what one move is like does not change the next.
+fn draw(random: &mut Random) -> Draw {
+    let (throttle, page_in, is_cut) = (random.coin(), random.coin(), random.coin());
+    let cut_ms = SHORTEST_CUT_MS + random.next() % (LONGEST_CUT_MS - SHORTEST_CUT_MS + 1);
+    Draw { throttle, page_in, cut: (page_in && is_cut).then(|| Duration::from_millis(cut_ms)) }
 }
 
 #[test]
@@ -81,10 +66,10 @@ fn moves_drawn_at_random_lose_nothing_and_leave_nothing() -> Result<()> {
     let plan =
         GuestPlan { workload: BEARABLE.to_owned(), fill: ByteSize::from_mib(64), ..GuestPlan::new("soak") };
     let mut guest = trial.guest("a", &plan)?;
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut seen = Seen::default();
     for number in 1..=moves {
-        let draw = random.draw();
+        let draw = draw(&mut random);
         one_move(&trial, &mut guest, draw, &mut seen)
             .with_context(|| format!("move {number} of {moves} of seed {seed}: {draw:?}"))?;
         let left = other_host(&guest.host);
@@ -174,8 +159,8 @@ impl Cut<'_> {
 #[test]
 fn a_seed_draws_the_same_moves_and_all_kinds_of_them() {
     let draws = |seed| {
-        let mut random = Random(seed);
-        (0..100).map(|_| random.draw()).collect::<Vec<Draw>>()
+        let mut random = Random::new(seed);
+        (0..100).map(|_| draw(&mut random)).collect::<Vec<Draw>>()
     };
     assert_eq!(draws(7), draws(7));
     assert_ne!(draws(7), draws(8));
