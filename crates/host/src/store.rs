@@ -204,6 +204,12 @@ impl Store {
         }
     }
 
+    /// Where the record of a VM lies, readable or not; none: there is none.
+    pub(crate) fn record_of(&self, name: &str) -> Option<PathBuf> {
+        let path = self.vms.join(name).join("vm.json");
+        path.exists().then_some(path)
+    }
+
     /// All that this host ever wrote down of whose a guest is.
     pub(crate) fn known(&self, name: &str, uuid: Uuid) -> Result<Known, StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);

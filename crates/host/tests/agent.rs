@@ -449,6 +449,27 @@ fn a_shadow_that_does_not_answer_is_removed_and_was_never_here() {
 }
 
 #[test]
+fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: false }).await.unwrap();
+    });
+    let record = host.config.state_dir.join("vms/web/vm.json");
+    std::fs::write(&record, "{").unwrap();
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let refused = agent.create(CreateVm { spec: host.spec("web"), start: false }).await.unwrap_err();
+        assert!(refused.code == ErrorCode::AlreadyExists && refused.message.contains("vm.json"), "{refused}");
+        let spec = agent.resolve(host.spec("other")).await.unwrap();
+        let spec = ResolvedSpec { name: "web".to_owned(), ..spec };
+        let refused = agent.prepare_incoming(spec, 2, "b", false).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::AlreadyExists);
+        assert_eq!(std::fs::read_to_string(&record).unwrap(), "{");
+    });
+}
+
+#[test]
 fn a_qemu_that_does_not_answer_is_not_started_twice() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {

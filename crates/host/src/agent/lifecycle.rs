@@ -95,8 +95,22 @@ impl Agent {
 
     /// Whether there is no VM of that name here.
     pub(super) fn check_name(&self, name: &str) -> Result<(), ApiError> {
-        let table = self.table();
-        table.get(name).map_or(Ok(()), |known| Err(self.taken(name, &known.condition)))
+        if let Some(known) = self.table().get(name) {
+            return Err(self.taken(name, &known.condition));
+        }
+        // One that the agent's start has left alone may run, and its record says whose it is.
+        match self.store.record_of(name) {
+            None => Ok(()),
+            Some(path) => {
+                let message = format!(
+                    "there is a record of a VM \"{name}\" on host {}: {}",
+                    self.config.name,
+                    path.display()
+                );
+                let mend = "the agent's log says why it is left alone; mend that and restart the agent, or remove the record's directory to forget the VM";
+                Err(ApiError::new(ErrorCode::AlreadyExists, message, mend))
+            }
+        }
     }
 
     fn taken(&self, name: &str, known: &Condition) -> ApiError {

@@ -295,6 +295,7 @@ impl Agent {
             hold("prepare-incoming");
             spec.validate().map_err(|error| spec_refused(&error))?;
             let name = spec.name.clone();
+            agent.check_name(&name)?;
             agent.insert(Slot::new(spec.clone(), epoch, Condition::MigratingIn { from: from.clone() }))?;
             let made = async {
                 // A QEMU that runs the guest by itself asks nobody.
