@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use godwit_api::{Client, CreateVm, ErrorCode, VmInfo};
 use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_pki::{Authority, Grant, Role};
-use godwit_qemu::{Accel, Disk, DiskFormat, VmSpec};
+use godwit_qemu::{Accel, AccelProbe, Disk, DiskFormat, ResolvedSpec, VmSpec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{Gid, Pid, Uid};
@@ -308,5 +308,50 @@ fn a_program_that_others_may_change_is_not_started_as_qemu() {
         spec.qemu = Some(program);
         let refused = client.create_vm(&CreateVm { spec, start: false }).await.unwrap_err();
         assert!(refused.to_string().contains("others than root may change it"), "{refused}");
+    });
+}
+
+#[test]
+fn another_host_names_no_program_but_those_that_are_for_it() {
+    let Some(mut host) = TestHost::new() else { return };
+    // Root's, as any script of the host is; /tmp is everybody's.
+    let folder = tempfile::Builder::new().prefix("godwit-test").tempdir_in("/var/lib").unwrap();
+    let (script, ran) = (folder.path().join("script"), host.path().join("ran"));
+    fs::write(&script, format!("#!/bin/sh\necho ran >> {}\n", ran.display())).unwrap();
+    fs::write(&ran, "").unwrap();
+    for path in [folder.path(), &script, host.path(), &ran] {
+        let mode = if path == ran { 0o666 } else { 0o755 };
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+    let (swapped, qemu) = (host.path().join("swapped"), PathBuf::from("/usr/bin/qemu-system-x86_64"));
+    std::os::unix::fs::symlink(&script, &swapped).unwrap();
+    host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
+    let spec = host.spec("web");
+    let ask = async |client: &Client, program: &Path| {
+        let own = godwit_qemu::inspect(&qemu, None).await.unwrap();
+        let resolved = spec.clone().resolve(&own, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
+        let arriving = ResolvedSpec { qemu: Some(program.to_owned()), ..resolved };
+        let incoming = serde_json::json!({
+            "spec": arriving, "epoch": 2, "from": "b", "qemu_version": "7.2.0", "engine": "godwit",
+        });
+        client.post::<_, serde_json::Value>("/v1/incoming/checks", &incoming).await
+    };
+    host.with_agent(async |client| {
+        for program in [&script, &swapped, &host.path().join("missing")] {
+            let refused = ask(&client, program).await.unwrap_err();
+            assert_eq!(refused.code(), Some(ErrorCode::Preflight), "{refused}");
+            assert!(refused.to_string().contains("starts for no guest of another host"), "{refused}");
+        }
+        // A bare name, which would be looked for in PATH.
+        let refused = ask(&client, Path::new("sh")).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
+        assert_eq!(fs::read_to_string(&ran).unwrap(), "");
+        ask(&client, &qemu).await.unwrap();
+    });
+    host.config.qemu_programs = vec![script.clone()];
+    host.with_agent(async |client| {
+        let refused = ask(&client, &swapped).await.unwrap_err();
+        assert!(refused.to_string().contains("does not answer as QEMU does"), "{refused}");
+        assert_eq!(fs::read_to_string(&ran).unwrap(), "ran\n");
     });
 }

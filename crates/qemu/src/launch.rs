@@ -26,6 +26,7 @@ mod error;
 mod files;
 mod qcow2;
 
+pub(crate) use arguments::SANDBOX;
 pub use arguments::{Inherited, memory_id};
 pub use error::StartError;
 pub use files::{FileError, OpenFile, OpenFiles, OpenLayer};

@@ -26,7 +26,7 @@ pub use commands::{
     PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
 };
 pub use devices::external_engine_obstacles;
-pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, inspect};
+pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
     CONSOLE_LOG, FileError, ImageError, Inherited, Launch, OpenFile, OpenFiles, OpenLayer, QEMU_LOG,
     QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,

@@ -23,8 +23,8 @@ use super::doorman::{Doorman, Guard};
 use super::qemu_destination::QemuDestination;
 use super::qemu_engine;
 use crate::agent::Agent;
-use crate::failure::host_failed;
-use crate::vm::Vm;
+use crate::failure::{host_failed, spec_refused};
+use crate::vm::{Begin, Vm};
 
 /// How long a source may take from the answer to its request until its lane says hello.
 const LANE_LIMIT: Duration = Duration::from_secs(30);
@@ -323,7 +323,8 @@ pub(super) async fn could_arrive(
 /// What can be told before anything is made. What the VM needs of the host is checked with the shadow.
 async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiError> {
     let host = &agent.config().name;
-    let qemu = agent.qemu(request.spec.qemu.as_deref()).await?;
+    request.spec.validate().map_err(|error| spec_refused(&error))?;
+    let qemu = agent.qemu_of(&request.spec, Begin::Incoming).await?;
     if request.spec.accel == Accelerator::Kvm
         && let Err(error) = std::fs::File::open("/dev/kvm")
     {
