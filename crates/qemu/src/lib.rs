@@ -28,8 +28,8 @@ pub use commands::{
 pub use devices::external_engine_obstacles;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
-    CONSOLE_LOG, FileError, ImageError, Inherited, Launch, OpenFile, OpenFiles, OpenLayer, QEMU_LOG,
-    QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    CONSOLE_LOG, FileError, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer,
+    QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
 };
 pub use mac::{MacAddress, MacError};
 pub use obstacle::Obstacle;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ErrorCode, HostInfo, NetworkInfo};
-use godwit_qemu::{AccelProbe, InspectError, OpenFile, OpenFiles, QemuInfo, ResolvedSpec};
+use godwit_qemu::{AccelProbe, InspectError, MOST_COPIED_BYTES, OpenFile, OpenFiles, QemuInfo, ResolvedSpec};
 use godwit_ram::check_kernel;
 
 use crate::agent::Agent;
@@ -135,7 +135,7 @@ impl Agent {
 
     /// Checks that a VM could start here: memory, networks, disks and boot files. Frees what is only kept where it needs that.
     pub async fn check_fits(self: &Arc<Self>, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
-        let lacking = self.check_memory(spec)?;
+        let lacking = self.check_memory(spec, 0)?;
         if lacking > 0 {
             tokio::task::block_in_place(|| self.references.free(lacking));
         }
@@ -145,7 +145,7 @@ impl Agent {
 
     /// Checks that a VM of another host could start here, and changes nothing.
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
-        self.check_memory(spec)?;
+        self.check_memory(spec, 0)?;
         self.open_files(spec, Begin::Incoming)?;
         self.check_networks(spec).await.map(drop)
     }
@@ -167,6 +167,11 @@ impl Agent {
             let mend =
                 format!("add its directory to vm_dirs of that host's configuration, or move it below {dirs}");
             return Err(ApiError::new(ErrorCode::Preflight, message, mend));
+        }
+        // What others may not read QEMU gets a copy of, beside the guest's memory; a longer one than may be copied is refused there.
+        match files.copied_bytes() {
+            0 => {}
+            copied => drop(self.check_memory(spec, copied.min(2 * MOST_COPIED_BYTES))?),
         }
         Ok(files)
     }
@@ -206,9 +211,9 @@ impl Agent {
         })
     }
 
-    /// Bytes that the VM needs of those that are kept of others.
-    fn check_memory(&self, spec: &ResolvedSpec) -> Result<u64, ApiError> {
-        let wanted = spec.memory_bytes();
+    /// Bytes that the VM, with so many beside its memory, needs of those that are kept of others.
+    fn check_memory(&self, spec: &ResolvedSpec, beside: u64) -> Result<u64, ApiError> {
+        let wanted = spec.memory_bytes().saturating_add(beside);
         let free = self.grantable_bytes(Some(&spec.name), 0)?;
         if wanted <= free {
             return Ok(0);
