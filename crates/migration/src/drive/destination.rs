@@ -85,7 +85,11 @@ pub fn receive<H: DestinationHypervisor>(
                 if stream.number > MAX_STREAMS {
                     admit_page_in(&page_in, stream);
                 } else if let Some(reader) = intake.admit(stream) {
-                    scope.spawn(move || reader.run());
+                    let number = reader.number();
+                    let thread = std::thread::Builder::new().name("data-stream".to_owned());
+                    if let Err(error) = thread.spawn_scoped(scope, move || reader.run()) {
+                        intake.not_read(number, &error);
+                    }
                 }
             }
         });

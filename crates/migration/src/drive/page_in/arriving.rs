@@ -3,7 +3,7 @@
 //! One thread reads who waits, one each stream; the thread that calls [`PagingIn::until_complete`] keeps the session. A page goes
 //! from *missing* to *claimed* (its bytes are being written, by one thread alone), is *there* (its bit is cleared) and is *shown*.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -78,6 +78,8 @@ struct Session {
     /// Where pages are asked for; none: by no stream at the moment.
     demand: Option<(Asking, Stream)>,
     streams: Vec<Stream>,
+    /// The numbers of all that were taken in: each is one stream's, once a session.
+    numbers: BTreeSet<u16>,
     reading: usize,
     broken: bool,
     /// What is missing is being told: what is asked for meanwhile is told after it.
@@ -474,9 +476,11 @@ impl PagingIn {
         let is_one = (PAGE_IN_STREAM..PAGE_IN_STREAM + MAX_PAGE_IN_STREAMS).contains(&number);
         let is_asked = number == PAGE_IN_STREAM;
         let current = &mut state.session;
-        if !is_one || current.number != session || current.broken || (is_asked && current.demand.is_some()) {
+        let is_taken = current.numbers.contains(&number);
+        if !is_one || is_taken || current.number != session || current.broken {
             return stream.close();
         }
+        current.numbers.insert(number);
         current.streams.push(stream.clone());
         let sender = Arc::new(Mutex::new(sender));
         current.demand = is_asked.then(|| (Arc::clone(&sender), stream)).or(current.demand.take());
