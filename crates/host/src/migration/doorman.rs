@@ -276,6 +276,7 @@ mod tests {
 
     use godwit_lanes::{Lane, connect, listen};
     use godwit_migration::drive::{Hello, say_hello};
+    use godwit_pki::{Authority, Grant, Role};
     use godwit_wire::SUPPORTED;
 
     use super::*;
@@ -341,6 +342,33 @@ mod tests {
         drop(resumed);
         let refused = next.replace(|| -> Result<(Doorman, ()), ApiError> { panic!("nobody takes it") });
         assert!(refused.unwrap().is_none());
+    }
+
+    #[test]
+    fn a_third_hosts_certificate_opens_no_lane() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(folder.path(), "test", 1).unwrap();
+        let identity = |name: &str| {
+            let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+            let issued = authority.issue(&grant).unwrap();
+            Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
+        };
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let at = listener.local_addr().unwrap();
+        let (identity_of_a, from) = (Some(identity("a")), "b".to_owned());
+        let guard = Guard { id: ID, from, identity: identity_of_a, listeners: vec![listener] };
+        let doorman = Doorman::with(guard, Patience { hello: FOR_EVER, give_way: FOR_EVER }).unwrap();
+        let say = |identity: &Identity, number| {
+            let stream = connect(Lane { from: None, to: at }, LIMIT).unwrap();
+            let stream = stream.secure(identity, "a").unwrap();
+            let hello = Hello { migration: ID, stream: number, versions: SUPPORTED };
+            say_hello(&mut stream.sender(), &mut stream.receiver(), hello)
+        };
+        // It knows the migration, and its authority is the right one.
+        assert!(say(&identity("c"), 3).is_err());
+        say(&identity("b"), 4).unwrap();
+        let welcomed = std::iter::from_fn(|| Some(doorman.let_in())).flatten().next().unwrap();
+        assert_eq!(welcomed.number, 4);
     }
 
     #[test]
