@@ -2,16 +2,17 @@
 
 use godwit_api::{
     ApiError, CreateVm, EventParser, HostInfo, IncomingAccepted, IncomingChecked, IncomingProbeAccepted,
-    IncomingProbeRequest, IncomingProbeStatus, IncomingRequest, IncomingRun, IncomingStatus, Limits,
-    MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, PageInAnswer, PageInRequest,
-    ProbeEvent, ProbeRequest, SetLimit, StartVm, StopVm, Told, VmInfo,
+    IncomingProbeRequest, IncomingProbeStatus, IncomingRequest, IncomingResume, IncomingRun, IncomingStatus,
+    Limits, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, PageInAnswer,
+    PageInRequest, ProbeEvent, ProbeRequest, Resolve, Resolved, SetLimit, StartVm, StopVm, Told, VmInfo,
 };
 use godwit_migration::DryRun;
+use godwit_migration::handover::Known;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// What a body may be, by the first byte of the input.
-const BODIES: [fn(&[u8]); 25] = [
+const BODIES: [fn(&[u8]); 29] = [
     same::<CreateVm>,
     same::<StartVm>,
     same::<StopVm>,
@@ -37,6 +38,10 @@ const BODIES: [fn(&[u8]); 25] = [
     read::<DryRun>,
     events::<MigrationEvent>,
     events::<ProbeEvent>,
+    same::<IncomingResume>,
+    same::<Known>,
+    same::<Resolve>,
+    same::<Resolved>,
 ];
 
 pub fn run(data: &[u8]) {

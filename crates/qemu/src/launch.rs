@@ -31,6 +31,7 @@ pub use arguments::{Inherited, memory_id};
 pub use error::StartError;
 pub use files::{FileError, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
 pub use qcow2::ImageError;
+pub(crate) use qcow2::backing;
 
 /// The monitor's socket in a VM's run directory.
 pub const QMP_SOCKET: &str = "qmp.sock";

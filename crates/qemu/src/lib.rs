@@ -18,6 +18,12 @@ mod vcpu_group;
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::qmp::fuzzing::read_qmp;
+
+    /// Reads the head of a qcow2 image; none: it is whole, or can't be used.
+    #[must_use]
+    pub fn backing_file(head: &[u8]) -> Option<String> {
+        crate::launch::backing(head).ok()?.map(|backing| backing.file)
+    }
 }
 
 pub use accel::{AccelProbe, usable_accel};
