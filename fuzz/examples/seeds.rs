@@ -22,6 +22,7 @@ fn main() {
         ("qmp", qmp()),
         ("api", api()),
         ("records", records()),
+        ("images", images()),
         ("settings", settings()),
         ("units", units()),
     ];
@@ -174,6 +175,49 @@ fn spec() -> Value {
         "disks": [{"path": "/d", "format": "raw"}], "nics": [{"network": "lan", "mac": "52:54:00:00:00:01"}]})
 }
 
+/// As a source sends it: nothing is left to defaults.
+fn spec_of_a_peer() -> Value {
+    json!({"name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
+        "machine": "pc-q35-7.2", "accel": "tcg", "qemu": "/opt/qemu/bin/qemu-system-x86_64", "kernel": "/srv/vms/vmlinuz",
+        "disks": [{"path": "/srv/vms/d", "format": "qcow2"}],
+        "nics": [{"network": "lan", "mac": "52:54:00:00:00:01"}], "uuid": "6d5a2f7c-0000-4000-8000-000000000001"})
+}
+
+/// An image on top of another, of version 2 and of version 3; one whose data is elsewhere; and one that is whole.
+fn images() -> Vec<Vec<u8>> {
+    let image = |version: u32, features: u64, backing: &str, format: &str| {
+        let header_bytes: u32 = if version >= 3 { 104 } else { 72 };
+        let mut extension = Vec::new();
+        if !format.is_empty() {
+            extension.extend(0xe279_2aca_u32.to_be_bytes());
+            extension.extend(u32::try_from(format.len()).expect("short").to_be_bytes());
+            extension.extend(format.bytes());
+            extension.resize(extension.len().next_multiple_of(8), 0);
+        }
+        extension.extend([0; 8]);
+        let offset = if backing.is_empty() { 0 } else { u64::from(header_bytes) + extension.len() as u64 };
+        let mut head = b"QFI\xfb".to_vec();
+        head.extend(version.to_be_bytes());
+        head.extend(offset.to_be_bytes());
+        head.extend(u32::try_from(backing.len()).expect("short").to_be_bytes());
+        head.resize(72, 0);
+        if version >= 3 {
+            head.extend(features.to_be_bytes());
+            head.resize(100, 0);
+            head.extend(header_bytes.to_be_bytes());
+        }
+        [&head[..], &extension, backing.as_bytes()].concat()
+    };
+    vec![
+        image(2, 0, "base.img", "raw"),
+        image(3, 0, "/srv/vms/base.qcow2", "qcow2"),
+        image(3, 0, "json:{}", "raw"),
+        image(3, 0, "base.img", ""),
+        image(3, 4, "", ""),
+        image(3, 0, "", ""),
+    ]
+}
+
 /// The number is that of the target's table.
 fn api() -> Vec<Vec<u8>> {
     let progress = json!({"phase": "pre-copy"});
@@ -206,7 +250,23 @@ fn api() -> Vec<Vec<u8>> {
         [&[*which], format!("event: {name}\ndata: {data}\n\n").as_bytes()].concat()
     };
     let body = |(which, body): &(u8, Value)| [&[*which], body.to_string().as_bytes()].concat();
-    bodies.iter().map(body).chain(events.iter().map(event)).collect()
+    let vm = json!({"name": "web", "host": "a", "state": "running", "reason": null, "in_doubt": false, "epoch": 3, "pid": 7,
+        "memory_bytes": 1, "vcpus": 1, "accel": "tcg", "machine": "q35", "migration": null, "page_in": null, "addresses": [], "spec": spec()});
+    let later = [
+        (25, json!({"epoch": 4})),
+        (26, json!({"has": {"role": "handing-over", "epoch": 3}})),
+        (26, json!({"gone": {"epoch": 3}})),
+        (26, json!("never")),
+        (27, json!({"runs_on": "b", "keep_memory": true})),
+        (28, json!({"vm": null})),
+        (28, json!({"vm": vm})),
+        (
+            6,
+            json!({"spec": spec_of_a_peer(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "godwit"}),
+        ),
+    ];
+    let events = events.iter().map(event);
+    bodies.iter().map(body).chain(events).chain(later.iter().map(body)).collect()
 }
 
 fn records() -> Vec<Vec<u8>> {
@@ -218,7 +278,15 @@ fn records() -> Vec<Vec<u8>> {
     missing.insert(1, PageRange::new(3, 100));
     drop(missing);
     let file = fs::read(path).expect("it is there");
-    vec![[b"\0", record.to_string().as_bytes()].concat(), [&[1], &file[..]].concat()]
+    let handing_over = json!({"format": 1, "desired": "running", "role": "handing-over", "epoch": 3,
+        "other": {"name": "b", "needs_pages": true, "runs": true}, "spec": spec_of_a_peer()});
+    let gone = json!({"format": 1, "name": "web", "epoch": 3});
+    vec![
+        [b"\0", record.to_string().as_bytes()].concat(),
+        [&[1], &file[..]].concat(),
+        [b"\x02", gone.to_string().as_bytes()].concat(),
+        [b"\0", handing_over.to_string().as_bytes()].concat(),
+    ]
 }
 
 fn settings() -> Vec<Vec<u8>> {

@@ -2,16 +2,17 @@
 
 use godwit_api::{
     ApiError, CreateVm, EventParser, HostInfo, IncomingAccepted, IncomingChecked, IncomingProbeAccepted,
-    IncomingProbeRequest, IncomingProbeStatus, IncomingRequest, IncomingRun, IncomingStatus, Limits,
-    MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, PageInAnswer, PageInRequest,
-    ProbeEvent, ProbeRequest, SetLimit, StopVm, Told, VmInfo,
+    IncomingProbeRequest, IncomingProbeStatus, IncomingRequest, IncomingResume, IncomingRun, IncomingStatus,
+    Limits, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, PageInAnswer,
+    PageInRequest, ProbeEvent, ProbeRequest, Resolve, Resolved, SetLimit, StopVm, Told, VmInfo,
 };
 use godwit_migration::DryRun;
+use godwit_migration::handover::Known;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// What a body may be, by the first byte of the input.
-const BODIES: [fn(&[u8]); 25] = [
+const BODIES: [fn(&[u8]); 29] = [
     same::<CreateVm>,
     same::<StopVm>,
     read::<MigrationRequest>,
@@ -36,6 +37,10 @@ const BODIES: [fn(&[u8]); 25] = [
     read::<DryRun>,
     events::<MigrationEvent>,
     events::<ProbeEvent>,
+    same::<IncomingResume>,
+    same::<Known>,
+    same::<Resolve>,
+    same::<Resolved>,
 ];
 
 pub fn run(data: &[u8]) {

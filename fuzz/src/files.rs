@@ -6,15 +6,20 @@ use std::path::Path;
 use godwit_qemu::VmSpec;
 use godwit_ram::{MissingPages, PageRange};
 
-/// A VM's record, or the account of missing pages, as a crash or a disk may have left it.
+/// A VM's record, what is kept of one that is gone, or the account of missing pages, as a crash or a disk may have left it.
 pub fn run_records(data: &[u8]) {
     let Some((&which, text)) = data.split_first() else { return };
-    if which % 2 == 0 {
-        if let Some(written) = godwit_host::fuzzing::record(text) {
-            assert_eq!(godwit_host::fuzzing::record(&written), Some(written));
-        }
-        return;
+    let again: fn(&[u8]) -> Option<Vec<u8>> = match which % 4 {
+        0 => godwit_host::fuzzing::record,
+        2 => godwit_host::fuzzing::gone,
+        _ => return missing(which, text),
+    };
+    if let Some(written) = again(text) {
+        assert_eq!(again(&written), Some(written));
     }
+}
+
+fn missing(which: u8, text: &[u8]) {
     let mut file = tempfile::NamedTempFile::new().expect("a file");
     // The first page is its header; whole files are what it is about.
     let zeros = text.len().next_multiple_of(4096) - text.len();
@@ -24,6 +29,16 @@ pub fn run_records(data: &[u8]) {
         let blocks = missing.block_pages().len();
         let all: u64 = (0..blocks).map(|block| missing.count_in(block, PageRange::new(0, u64::MAX))).sum();
         assert_eq!(all, missing.count());
+    }
+}
+
+/// The head of a qcow2 image, which whoever made it could fill with anything.
+pub fn run_images(data: &[u8]) {
+    if let Some(file) = godwit_qemu::fuzzing::backing_file(data) {
+        // What QEMU would open by its own rights is refused before.
+        assert!(file.len() <= 1023 && !file.contains('\0'), "{file:?}");
+        let first = file.split('/').next().unwrap_or_default();
+        assert!(!first.contains(':'), "{file:?}");
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },
     Target { name: "stream", run: stream::run, longest_input: 300_000, most_mib: 4 },
@@ -32,6 +32,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "qmp", run: qmp::run, longest_input: 1 << 20, most_mib: 128 },
     Target { name: "api", run: api::run, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "records", run: files::run_records, longest_input: 65_536, most_mib: 16 },
+    Target { name: "images", run: files::run_images, longest_input: 65_536, most_mib: 1 },
     Target { name: "settings", run: files::run_settings, longest_input: 65_536, most_mib: 16 },
     Target { name: "units", run: units::run, longest_input: 4096, most_mib: 1 },
 ];

@@ -139,6 +139,24 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
             "api",
             filled(b"\0{\"spec\":{\"name\":\"a\",\"memory\":[", b"{\"size\":1},", b"{\"size\":1}]}}", body),
         ),
+        ("api", filled(b"\x06{\"spec\":{\"name\":\"a\",\"extra_devices\":[", b"\"\",", b"\"\"]}}", body)),
+        (
+            "api",
+            filled(
+                b"\x06{\"spec\":{\"name\":\"a\",\"disks\":[",
+                b"{\"path\":\"\",\"format\":\"raw\"},",
+                b"{\"path\":\"\",\"format\":\"raw\"}]}}",
+                body,
+            ),
+        ),
+        (
+            "api",
+            filled(b"\x06{\"spec\":{\"name\":\"a\",\"memory\":[", b"{\"size\":1},", b"{\"size\":1}]}}", body),
+        ),
+        (
+            "images",
+            filled(b"QFI\xfb\0\0\0\x03\0\0\0\0\0\0\xff\x00\0\0\x03\xff", b"\0\0\0\x01\0\0\0\0", b"", 65_536),
+        ),
         ("api", filled(b"\x0a{\"id\":\"\",\"addresses\":[", b"\"1.1.1.1:1\",", b"\"1.1.1.1:1\"]}", body)),
         (
             "api",

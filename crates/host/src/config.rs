@@ -46,6 +46,9 @@ pub struct Config {
     /// The QEMU of VMs that name none: a path, or a name looked for in PATH.
     #[serde(default = "default_qemu")]
     pub qemu: PathBuf,
+    /// Other QEMUs that VMs of other hosts may name when they arrive.
+    #[serde(default)]
+    pub qemu_programs: Vec<PathBuf>,
     /// Numbers of users, one for each QEMU; none: [`crate::DEFAULT_USERS`].
     #[serde(default)]
     pub qemu_users: Option<UserRange>,
@@ -403,6 +406,7 @@ impl Config {
         let given = [("ram_dir", &self.ram_dir), ("tracker", &self.tracker)];
         let given = given.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
         let given = given.chain(self.vm_dirs.iter().map(|path| ("vm_dirs", path)));
+        let given = given.chain(self.qemu_programs.iter().map(|path| ("qemu_programs", path)));
         for (key, path) in
             [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)]
                 .into_iter()

@@ -34,6 +34,12 @@ pub mod fuzzing {
     pub fn record(text: &[u8]) -> Option<Vec<u8>> {
         serde_json::to_vec(&crate::store::parse(text).ok()?).ok()
     }
+
+    /// The same of what is kept of a VM that is gone.
+    #[must_use]
+    pub fn gone(text: &[u8]) -> Option<Vec<u8>> {
+        serde_json::to_vec(&serde_json::from_slice::<crate::store::GoneVm>(text).ok()?).ok()
+    }
 }
 
 pub use agent::Agent;

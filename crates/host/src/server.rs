@@ -1,6 +1,7 @@
 //! The agent's life: opens its state, listens on the unix socket and for peers, serves until a signal, and leaves
 //! the VMs running.
 
+mod connections;
 mod console;
 mod limits;
 mod local;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
 use godwit_api::ApiError;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
@@ -24,6 +26,7 @@ use tokio::sync::watch;
 use crate::agent::Agent;
 use crate::config::Config;
 
+use connections::Patience;
 pub use routes::router;
 
 /// Why the agent does not run.
@@ -91,12 +94,13 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let _socket = RemovedAtEnd(config.socket.clone());
 
     let (stop, stopped) = watch::channel(false);
+    let places = Arc::<connections::Places>::default();
     let mut servers = tokio::task::JoinSet::new();
     let app = router(agent.clone());
     servers.spawn(serve_local(local, app.clone(), stopped.clone()));
     for listener in peers {
         if agent.identity().is_some() {
-            let listener = secure::TlsListener::new(listener, agent.clone()).map_err(RunError::Signals)?;
+            let listener = secure::TlsListener::new(listener, agent.clone(), places.clone());
             servers.spawn(serve_secure(listener, app.clone(), stopped.clone()));
         } else {
             servers.spawn(serve(listener, app.clone(), stopped.clone()));
@@ -168,14 +172,23 @@ async fn serve_local(listener: UnixListener, app: Router, mut stopped: watch::Re
     }
 }
 
-async fn serve_secure(listener: secure::TlsListener, app: Router, mut stopped: watch::Receiver<bool>) {
-    let until = async move {
-        let _ = stopped.wait_for(|stopped| *stopped).await;
-    };
-    let app = app.layer(axum::middleware::from_fn(secure::guard));
-    let service = app.into_make_service_with_connect_info::<secure::Connection>();
-    if let Err(error) = axum::serve(listener, service).with_graceful_shutdown(until).await {
-        tracing::error!(%error, "a listener ended");
+async fn serve_secure(mut listener: secure::TlsListener, app: Router, mut stopped: watch::Receiver<bool>) {
+    let patience = Patience::default();
+    // Who may ask at all is looked at before anything of the body is read.
+    let app = connections::reading(app, patience).layer(axum::middleware::from_fn(secure::guard));
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+            _ = stopped.wait_for(|stopped| *stopped) => return,
+        };
+        let Some((stream, place, connection)) = accepted else { return };
+        let app = app.clone();
+        connections.spawn(async move {
+            connections::serve(stream, app, ConnectInfo(connection), patience).await;
+            drop(place);
+        });
     }
 }
 

@@ -90,7 +90,7 @@ impl SavedVm {
 /// What is kept of a VM that this host owned and has no more: enough to answer a host that asks later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GoneVm {
+pub(crate) struct GoneVm {
     format: u32,
     name: String,
     epoch: u64,

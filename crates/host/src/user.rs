@@ -164,6 +164,19 @@ impl QemuUsers {
     }
 }
 
+impl QemuUsers {
+    /// Whom a QEMU is asked as what it is: one that no VM has at the moment.
+    pub(crate) fn of_question(&self) -> User {
+        let range = match self {
+            QemuUsers::Shared(user) => return *user,
+            QemuUsers::Each(range, _) => *range,
+        };
+        let running = running_users(range).unwrap_or_default();
+        let uid = (range.first..=range.last).rev().find(|uid| !running.contains(uid)).unwrap_or(range.last);
+        User { uid, gid: uid }
+    }
+}
+
 /// The user that a VM's QEMU has, by the note in its run directory; none: there is no such note.
 pub(crate) fn noted(vm_dir: &Path) -> Option<u32> {
     fs::read_to_string(vm_dir.join(NOTE)).ok()?.trim().parse().ok()

@@ -15,7 +15,7 @@ use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_migration::handover::Known;
 use godwit_migration::{Outcome, Report};
 use godwit_pki::{Authority, Grant, Identity, Issued, Role};
-use godwit_qemu::ResolvedSpec;
+use godwit_qemu::{AccelProbe, ResolvedSpec, VmSpec};
 use support::{TestHost, until};
 
 async fn resolved(agent: &Arc<Agent>, host: &TestHost, name: &str) -> ResolvedSpec {
@@ -115,12 +115,16 @@ fn a_certificate_tells_who_may_what() {
             assert!(refused.code().is_none(), "{refused}");
         }
         // A host speaks for itself alone.
-        let incoming = serde_json::json!({
-            "spec": from_b.vm("web").await.unwrap().spec, "epoch": 2, "from": "c", "qemu_version": "7.2.0",
-            "engine": "godwit",
-        });
-        let spoken = from_b.post::<_, serde_json::Value>("/v1/incoming", &incoming).await.unwrap_err();
-        assert!(matches!(spoken.code(), Some(ErrorCode::Forbidden | ErrorCode::InvalidRequest)), "{spoken}");
+        let qemu = godwit_qemu::inspect("/usr/bin/qemu-system-x86_64", None).await.unwrap();
+        let accel = AccelProbe { kvm: false, reason: String::new() };
+        let arriving = VmSpec { name: "db".to_owned(), ..create.spec }.resolve(&qemu, &accel).unwrap();
+        for path in ["/v1/incoming", "/v1/incoming/checks"] {
+            let incoming = serde_json::json!({
+                "spec": arriving, "epoch": 2, "from": "c", "qemu_version": "7.2.0", "engine": "godwit",
+            });
+            let spoken = from_b.post::<_, serde_json::Value>(path, &incoming).await.unwrap_err();
+            assert_eq!(spoken.code(), Some(ErrorCode::Forbidden), "{path}: {spoken}");
+        }
     });
 }
 

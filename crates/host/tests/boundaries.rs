@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use godwit_api::{Client, CreateVm, ErrorCode, VmInfo};
 use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_pki::{Authority, Grant, Role};
-use godwit_qemu::{Accel, Disk, DiskFormat, VmSpec};
+use godwit_qemu::{Accel, AccelProbe, Disk, DiskFormat, ResolvedSpec, VmSpec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
-use rustix::process::{Gid, Pid, Uid};
+use rustix::process::{DumpableBehavior, Gid, Pid, Resource, Uid};
 use support::TestHost;
 
 /// Somebody on the host who has no VM.
@@ -137,6 +137,18 @@ fn each_qemu_has_a_user_of_its_own_and_gives_up_what_it_never_needs() {
 }
 
 #[test]
+fn no_core_of_the_agent_holds_memory() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |_| {
+        assert_eq!(rustix::process::dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
+        let filter = fs::read_to_string("/proc/self/coredump_filter").unwrap();
+        assert_eq!(filter.trim().trim_start_matches('0'), "", "a core would hold memory");
+        let limit = rustix::process::getrlimit(Resource::Core);
+        assert_eq!((limit.current, limit.maximum), (Some(0), Some(0)));
+    });
+}
+
+#[test]
 fn a_vms_user_reaches_nothing_of_another_vm_or_of_the_agent() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
@@ -148,20 +160,32 @@ fn a_vms_user_reaches_nothing_of_another_vm_or_of_the_agent() {
         let files =
             ["vms/db/qemu.log", "vms/db/console.log", "vms/db/qemu.pid", "vms/db/qemu.user", "ram/db.0.ram"];
         let mut closed: Vec<PathBuf> = files.iter().map(|file| run.join(file)).collect();
-        closed.extend([run.join("ram"), run.join("vms"), host.config.state_dir.join("vms/db/vm.json")]);
+        closed.push(host.config.state_dir.join("vms/db/vm.json"));
+        let dirs = ["", "vms", "vms/db", "ram"].map(|dir| run.join(dir));
+        let dirs = dirs.into_iter().chain(["", "vms", "vms/db"].map(|dir| host.config.state_dir.join(dir)));
+        let dirs: Vec<PathBuf> = dirs.collect();
         assert!(closed.iter().all(|path| path.exists()), "{closed:?}");
         closed.extend(
             ["mem", "maps", "environ", "fd", "pagemap"].map(|file| format!("/proc/{other}/{file}").into()),
         );
-        let opened =
-            as_user(user, || closed.iter().filter(|path| fs::File::open(path).is_ok()).collect::<Vec<_>>());
-        assert_eq!(opened, Vec::<&PathBuf>::new());
+        let opened = |paths: &[PathBuf]| -> Vec<PathBuf> {
+            let open = |path: &&PathBuf| fs::File::open(path).is_ok();
+            as_user(user, || paths.iter().filter(open).cloned().collect())
+        };
+        assert_eq!((opened(&closed), opened(&dirs)), (Vec::new(), Vec::new()));
         // Its memory alone belongs to it, and that nobody else may read though he came so far.
         let memory = fs::metadata(run.join("ram/web.0.ram")).unwrap();
         assert_eq!((memory.uid(), memory.mode() & 0o777), (user, 0o600));
-        for socket in ["vms/db/qmp.sock", "vms/db/serial.sock", "vms/web/qmp.sock"] {
-            let refused = as_user(user, || UnixStream::connect(run.join(socket))).unwrap_err();
-            assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied, "{socket}");
+        // And each of the files keeps itself closed, should all directories be open.
+        for wide in [false, true] {
+            if wide {
+                dirs.iter().chain([&run.join("vms/web")]).for_each(|dir| open_wide(dir));
+                assert_eq!((opened(&closed), opened(&dirs)), (Vec::new(), dirs.clone()));
+            }
+            for socket in ["vms/db/qmp.sock", "vms/db/serial.sock", "vms/web/qmp.sock"] {
+                let refused = as_user(user, || UnixStream::connect(run.join(socket))).unwrap_err();
+                assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied, "{socket}");
+            }
         }
         let signal = as_user(user, || rustix::process::test_kill_process(Pid::from_raw(other).unwrap()));
         assert_eq!(signal, Err(Errno::PERM));
@@ -308,5 +332,50 @@ fn a_program_that_others_may_change_is_not_started_as_qemu() {
         spec.qemu = Some(program);
         let refused = client.create_vm(&CreateVm { spec, start: false }).await.unwrap_err();
         assert!(refused.to_string().contains("others than root may change it"), "{refused}");
+    });
+}
+
+#[test]
+fn another_host_names_no_program_but_those_that_are_for_it() {
+    let Some(mut host) = TestHost::new() else { return };
+    // Root's, as any script of the host is; /tmp is everybody's.
+    let folder = tempfile::Builder::new().prefix("godwit-test").tempdir_in("/var/lib").unwrap();
+    let (script, ran) = (folder.path().join("script"), host.path().join("ran"));
+    fs::write(&script, format!("#!/bin/sh\necho ran >> {}\n", ran.display())).unwrap();
+    fs::write(&ran, "").unwrap();
+    for path in [folder.path(), &script, host.path(), &ran] {
+        let mode = if path == ran { 0o666 } else { 0o755 };
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+    let (swapped, qemu) = (host.path().join("swapped"), PathBuf::from("/usr/bin/qemu-system-x86_64"));
+    std::os::unix::fs::symlink(&script, &swapped).unwrap();
+    host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
+    let spec = host.spec("web");
+    let ask = async |client: &Client, program: &Path| {
+        let own = godwit_qemu::inspect(&qemu, None).await.unwrap();
+        let resolved = spec.clone().resolve(&own, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
+        let arriving = ResolvedSpec { qemu: Some(program.to_owned()), ..resolved };
+        let incoming = serde_json::json!({
+            "spec": arriving, "epoch": 2, "from": "b", "qemu_version": "7.2.0", "engine": "godwit",
+        });
+        client.post::<_, serde_json::Value>("/v1/incoming/checks", &incoming).await
+    };
+    host.with_agent(async |client| {
+        for program in [&script, &swapped, &host.path().join("missing")] {
+            let refused = ask(&client, program).await.unwrap_err();
+            assert_eq!(refused.code(), Some(ErrorCode::Preflight), "{refused}");
+            assert!(refused.to_string().contains("starts for no guest of another host"), "{refused}");
+        }
+        // A bare name, which would be looked for in PATH.
+        let refused = ask(&client, Path::new("sh")).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::InvalidRequest), "{refused}");
+        assert_eq!(fs::read_to_string(&ran).unwrap(), "");
+        ask(&client, &qemu).await.unwrap();
+    });
+    host.config.qemu_programs = vec![script.clone()];
+    host.with_agent(async |client| {
+        let refused = ask(&client, &swapped).await.unwrap_err();
+        assert!(refused.to_string().contains("does not answer as QEMU does"), "{refused}");
+        assert_eq!(fs::read_to_string(&ran).unwrap(), "ran\n");
     });
 }

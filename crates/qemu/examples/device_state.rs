@@ -264,7 +264,7 @@ async fn main() {
     let moves = arguments.iter().position(|text| text == "--moves");
     let moves: usize =
         moves.map_or(15, |index| arguments[index + 1].parse().expect("a number after --moves"));
-    let qemu = inspect("qemu-system-x86_64").await.unwrap();
+    let qemu = inspect("qemu-system-x86_64", None).await.unwrap();
     println!("QEMU {}", qemu.version_text());
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let spec = spec_of(&arguments, &qemu);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
+use crate::launch::SANDBOX;
 use crate::spec::{Accelerator, DEFAULT_CPU_MODEL};
 
 /// The probe guest, made from `accel/probe.S` by the command in its head.
@@ -44,13 +45,13 @@ pub struct AccelProbe {
 }
 
 /// Finds out whether 64-bit guests run under KVM here: boots the probe guest, for 3 s at most. Does not fail: what
-/// goes wrong is the reason why KVM isn't used.
-pub async fn usable_accel(qemu: &Path) -> AccelProbe {
+/// goes wrong is the reason why KVM isn't used. `sandbox`: QEMU gives up what it does not need for that.
+pub async fn usable_accel(qemu: &Path, sandbox: bool) -> AccelProbe {
     let device = Path::new("/dev/kvm");
     if let Err(why) = std::fs::OpenOptions::new().read(true).write(true).open(device) {
         return AccelProbe { kvm: false, reason: format!("/dev/kvm can't be opened: {why}") };
     }
-    match run_probe(qemu, Accelerator::Kvm).await {
+    match run_probe(qemu, Accelerator::Kvm, sandbox).await {
         Ok(()) => AccelProbe { kvm: true, reason: "a 64-bit guest runs under KVM".to_owned() },
         Err(reason) => AccelProbe { kvm: false, reason },
     }
@@ -60,7 +61,7 @@ pub async fn usable_accel(qemu: &Path) -> AccelProbe {
 ///
 /// # Errors
 /// In one sentence, what the guest or QEMU could not do.
-async fn run_probe(qemu: &Path, accel: Accelerator) -> Result<(), String> {
+async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(), String> {
     let not_run =
         |what: &str, why: &std::io::Error| format!("the probe guest could not be run: {what}: {why}");
     let mut guest = tempfile::NamedTempFile::new().map_err(|why| not_run("temporary file", &why))?;
@@ -76,6 +77,9 @@ async fn run_probe(qemu: &Path, accel: Accelerator) -> Result<(), String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
+    if sandbox {
+        command.args(["-sandbox", SANDBOX]);
+    }
     let mut child = command.spawn().map_err(|why| not_run("QEMU", &why))?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     // The pipes end with QEMU, so reading them to their ends runs beside the wait.
@@ -151,16 +155,17 @@ mod tests {
     #[tokio::test]
     async fn the_probe_guest_passes_where_64_bit_guests_run() {
         let Some(qemu) = qemu() else { return };
-        assert_eq!(run_probe(qemu, Accelerator::Tcg).await, Ok(()));
+        assert_eq!(run_probe(qemu, Accelerator::Tcg, true).await, Ok(()));
+        assert_eq!(run_probe(qemu, Accelerator::Tcg, false).await, Ok(()));
     }
 
     #[tokio::test]
     async fn kvm_gets_a_verdict_with_a_reason() {
         let Some(qemu) = qemu() else { return };
-        let probe = usable_accel(qemu).await;
+        let probe = usable_accel(qemu, true).await;
         eprintln!("{probe:?}");
         assert!(!probe.reason.is_empty());
-        let missing = usable_accel(Path::new("/nowhere/qemu")).await;
+        let missing = usable_accel(Path::new("/nowhere/qemu"), true).await;
         assert!(!missing.kvm);
     }
 

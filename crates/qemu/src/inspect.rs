@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
 use crate::obstacle::Obstacle;
@@ -16,7 +17,9 @@ pub const OLDEST_QEMU: (u32, u32, u32) = (7, 2, 0);
 /// How long a QEMU may take to print its version or a list.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// Longest answer that is read from it.
-const LONGEST_ANSWER_BYTES: usize = 1 << 20;
+const LONGEST_ANSWER_BYTES: u64 = 1 << 20;
+/// Longest complaint that is read from it.
+const LONGEST_COMPLAINT_BYTES: u64 = 64 << 10;
 
 /// A QEMU binary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,24 +137,29 @@ fn version_text((major, minor, micro): (u32, u32, u32)) -> String {
     format!("{major}.{minor}.{micro}")
 }
 
-/// Asks a binary what it is. `path` may be a bare name, then looked for in PATH.
+/// Asks a binary what it is. `path` may be a bare name, then looked for in PATH. `user`: whom it is asked as, a user and a group; none:
+/// the caller.
 ///
 /// # Errors
 /// It can't be started, it is no QEMU, or it is older than [`OLDEST_QEMU`].
-pub async fn inspect(path: impl AsRef<Path>) -> Result<QemuInfo, InspectError> {
-    let path = absolute(path.as_ref())?;
-    let version = supported_version(&path, &ask(&path, &["--version"]).await?)?;
-    let machines = parse_machines(&ask(&path, &["-machine", "help"]).await?);
+pub async fn inspect(path: impl AsRef<Path>, user: Option<(u32, u32)>) -> Result<QemuInfo, InspectError> {
+    let path = find_program(path.as_ref())?;
+    let asked = Asked { path: &path, user };
+    let version = supported_version(&path, &asked.answer(&["--version"]).await?)?;
+    let machines = parse_machines(&asked.answer(&["-machine", "help"]).await?);
     if machines.is_empty() {
         let why = "-machine help lists no machine type".to_owned();
         return Err(InspectError::NotQemu { path, why });
     }
-    let cpu_models = parse_cpu_models(&ask(&path, &["-cpu", "help"]).await?);
+    let cpu_models = parse_cpu_models(&asked.answer(&["-cpu", "help"]).await?);
     Ok(QemuInfo { path, version, machines, cpu_models })
 }
 
 /// The absolute path of a binary, looked for in PATH where it is a bare name.
-fn absolute(path: &Path) -> Result<PathBuf, InspectError> {
+///
+/// # Errors
+/// It is in no folder of PATH.
+pub fn find_program(path: &Path) -> Result<PathBuf, InspectError> {
     let error = |why| InspectError::CannotStart { path: path.to_owned(), why };
     if path.components().count() > 1 || path.is_absolute() {
         return std::path::absolute(path).map_err(error);
@@ -163,22 +171,70 @@ fn absolute(path: &Path) -> Result<PathBuf, InspectError> {
         .ok_or_else(|| error(std::io::Error::new(std::io::ErrorKind::NotFound, "it is in no folder of PATH")))
 }
 
-/// What a binary prints for these arguments.
-async fn ask(path: &Path, arguments: &[&str]) -> Result<String, InspectError> {
-    let not_qemu = |why: String| InspectError::NotQemu { path: path.to_owned(), why };
-    let mut command = Command::new(path);
-    command.args(arguments.iter().map(OsStr::new)).stdin(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(ANSWER_LIMIT, command.output())
-        .await
-        .map_err(|_| not_qemu(format!("no answer to {} within {ANSWER_LIMIT:?}", arguments.join(" "))))?
-        .map_err(|why| InspectError::CannotStart { path: path.to_owned(), why })?;
-    if !output.status.success() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        let said = stderr.lines().next().unwrap_or("nothing").to_owned();
-        return Err(not_qemu(format!("{} ended with {}: {said}", arguments.join(" "), output.status)));
+/// A binary that is asked something.
+struct Asked<'a> {
+    path: &'a Path,
+    user: Option<(u32, u32)>,
+}
+
+impl Asked<'_> {
+    fn not_qemu(&self, why: String) -> InspectError {
+        InspectError::NotQemu { path: self.path.to_owned(), why }
     }
-    let printed = &output.stdout[..output.stdout.len().min(LONGEST_ANSWER_BYTES)];
-    Ok(String::from_utf8_lossy(printed).into_owned())
+
+    fn cannot_start(&self, why: std::io::Error) -> InspectError {
+        InspectError::CannotStart { path: self.path.to_owned(), why }
+    }
+
+    /// What it prints for these arguments. It knows nothing of the caller but where programs are, and is ended where it goes on for
+    /// too long or says too much.
+    async fn answer(&self, arguments: &[&str]) -> Result<String, InspectError> {
+        let mut command = Command::new(self.path);
+        command.args(arguments.iter().map(OsStr::new)).current_dir("/").env_clear();
+        command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        if let Some((uid, gid)) = self.user {
+            // The standard library drops supplementary groups with the change of user (Rust 1.95).
+            command.uid(uid).gid(gid);
+        }
+        let mut child = command.spawn().map_err(|why| self.cannot_start(why))?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let all = async {
+            let printed =
+                async { self.within(read_start(stdout, LONGEST_ANSWER_BYTES).await, LONGEST_ANSWER_BYTES) };
+            let complained = async {
+                self.within(read_start(stderr, LONGEST_COMPLAINT_BYTES).await, LONGEST_COMPLAINT_BYTES)
+            };
+            let (printed, complained) = tokio::try_join!(printed, complained)?;
+            Ok((printed, complained, child.wait().await.map_err(|why| self.cannot_start(why))?))
+        };
+        let asked = arguments.join(" ");
+        let (printed, complained, status) = tokio::time::timeout(ANSWER_LIMIT, all)
+            .await
+            .map_err(|_| self.not_qemu(format!("no answer to {asked} within {ANSWER_LIMIT:?}")))??;
+        if !status.success() {
+            let said = complained.lines().next().unwrap_or("nothing").to_owned();
+            return Err(self.not_qemu(format!("{asked} ended with {status}: {said}")));
+        }
+        Ok(printed)
+    }
+
+    fn within(&self, read: std::io::Result<Vec<u8>>, most: u64) -> Result<String, InspectError> {
+        let bytes = read.map_err(|why| self.cannot_start(why))?;
+        if bytes.len() as u64 > most {
+            return Err(self.not_qemu(format!("it prints more than {most} bytes")));
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// What comes, up to so many bytes and one more.
+async fn read_start(pipe: Option<impl AsyncRead + Unpin>, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut start = Vec::new();
+    if let Some(pipe) = pipe {
+        pipe.take(most + 1).read_to_end(&mut start).await?;
+    }
+    Ok(start)
 }
 
 /// The version in the answer to `--version`, if Godwit works with it.
@@ -290,11 +346,18 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_qemu_is_refused() {
-        let error = inspect("/nowhere/qemu").await.unwrap_err();
+        let error = inspect("/nowhere/qemu", None).await.unwrap_err();
         assert_eq!(error.code(), "qemu-not-found");
-        assert_eq!(inspect("no-such-qemu-anywhere").await.unwrap_err().code(), "qemu-not-found");
-        assert_eq!(inspect("/bin/true").await.unwrap_err().code(), "qemu-not-qemu");
-        assert_eq!(inspect("/bin/false").await.unwrap_err().code(), "qemu-not-qemu");
+        assert_eq!(inspect("no-such-qemu-anywhere", None).await.unwrap_err().code(), "qemu-not-found");
+        assert_eq!(inspect("/bin/true", None).await.unwrap_err().code(), "qemu-not-qemu");
+        assert_eq!(inspect("/bin/false", None).await.unwrap_err().code(), "qemu-not-qemu");
+    }
+
+    #[tokio::test]
+    async fn one_that_goes_on_printing_is_ended() {
+        let asked = Asked { path: Path::new("/usr/bin/yes"), user: None };
+        let error = asked.answer(&["QEMU emulator version 10.0.0"]).await.unwrap_err();
+        assert!(error.to_string().contains("it prints more than 1048576 bytes"), "{error}");
     }
 
     #[test]

@@ -26,10 +26,12 @@ mod error;
 mod files;
 mod qcow2;
 
+pub(crate) use arguments::SANDBOX;
 pub use arguments::{Inherited, memory_id};
 pub use error::StartError;
-pub use files::{FileError, OpenFile, OpenFiles, OpenLayer};
+pub use files::{FileError, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
 pub use qcow2::ImageError;
+pub(crate) use qcow2::backing;
 
 /// The monitor's socket in a VM's run directory.
 pub const QMP_SOCKET: &str = "qmp.sock";
@@ -125,11 +127,20 @@ impl Launch {
     /// The files can't be made, the binary can't be started, or QEMU ends at once; then with its last words.
     /// Nothing of the process is left; the run directory stays the caller's.
     pub async fn start(mut self) -> Result<QemuProcess, StartError> {
-        let prepared = self.prepare()?;
-        let log_path = self.run_dir.join(QEMU_LOG);
         let run_dir = self.run_dir.clone();
-        let log_start_bytes = prepared.qemu_log_start_bytes;
-        let pid = self.spawn(prepared)?;
+        let log_path = run_dir.join(QEMU_LOG);
+        // Files may have to be copied: nobody else waits for that.
+        let spawned = tokio::task::spawn_blocking(move || {
+            let prepared = self.prepare()?;
+            let log_start_bytes = prepared.qemu_log_start_bytes;
+            Ok((self.spawn(prepared)?, log_start_bytes))
+        });
+        let (pid, log_start_bytes) = match spawned.await {
+            Ok(spawned) => spawned?,
+            Err(error) => {
+                return Err(StartError::prepare("start QEMU in", &run_dir, &std::io::Error::other(error)));
+            }
+        };
         let process = Process::of_child(pid)
             .map_err(|why| StartError::prepare("watch the process of", &run_dir, &why))?;
         let connected = Qmp::connect(run_dir.join(QMP_SOCKET)).await;

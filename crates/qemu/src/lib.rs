@@ -18,6 +18,12 @@ mod vcpu_group;
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::qmp::fuzzing::read_qmp;
+
+    /// Reads the head of a qcow2 image; none: it is whole, or can't be used.
+    #[must_use]
+    pub fn backing_file(head: &[u8]) -> Option<String> {
+        crate::launch::backing(head).ok()?.map(|backing| backing.file)
+    }
 }
 
 pub use accel::{AccelProbe, usable_accel};
@@ -26,10 +32,10 @@ pub use commands::{
     PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
 };
 pub use devices::external_engine_obstacles;
-pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, inspect};
+pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
-    CONSOLE_LOG, FileError, ImageError, Inherited, Launch, OpenFile, OpenFiles, OpenLayer, QEMU_LOG,
-    QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    CONSOLE_LOG, FileError, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer,
+    QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
 };
 pub use mac::{MacAddress, MacError};
 pub use obstacle::Obstacle;

@@ -16,6 +16,7 @@ use crate::move_and_check;
 
 /// Exit codes of the `godwit` command (docs/cli.md).
 const FAILURE: i32 = 1;
+const USAGE: i32 = 2;
 const NOT_FOUND: i32 = 3;
 const CONFLICT: i32 = 4;
 const PREFLIGHT: i32 = 5;
@@ -65,8 +66,12 @@ fn what_can_not_be_made_is_not_half_made() -> Result<()> {
     let empty = clean(&trial)?;
     let kernel = trial.image().kernel.clone();
     let kernel = text(&kernel);
-    let folder = tempfile::tempdir()?;
+    // Root's, as a QEMU that a VM names has to be: /tmp is everybody's.
+    let folder = tempfile::Builder::new().prefix("godwit-test").tempdir_in("/var/lib")?;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
     let dies = broken_qemu(folder.path(), "dies", "true")?;
+    let others = tempfile::tempdir()?;
+    let others = broken_qemu(others.path(), "others", "true")?;
     let no_qemu = folder.path().join("no-qemu");
 
     expect_error(&trial, &create("x", "/nowhere/vmlinuz", &[]), NOT_FOUND, &["/nowhere/vmlinuz", "kernel"])?;
@@ -74,6 +79,7 @@ fn what_can_not_be_made_is_not_half_made() -> Result<()> {
     expect_error(&trial, &create("x", kernel, &["--disk", disk]), NOT_FOUND, &["/nowhere/disk.img"])?;
     expect_error(&trial, &create("x", kernel, &["--memory", "900TiB"]), PREFLIGHT, &["x", "MiB", "host a"])?;
     expect_error(&trial, &create("x", kernel, &["--qemu", text(&dies)]), FAILURE, &["no luck today"])?;
+    expect_error(&trial, &create("x", kernel, &["--qemu", text(&others)]), USAGE, &["others than root"])?;
     expect_error(&trial, &create("x", kernel, &["--qemu", text(&no_qemu)]), FAILURE, &["no-qemu"])?;
     expect_error(&trial, &create("x", kernel, &["--nic", "network=wan"]), NOT_FOUND, &["wan"])?;
     expect_error(&trial, &["vm", "create", "x", "--host", "z", "--kernel", kernel], NOT_FOUND, &["z"])?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ErrorCode, HostInfo, NetworkInfo};
-use godwit_qemu::{AccelProbe, OpenFile, OpenFiles, QemuInfo, ResolvedSpec};
+use godwit_qemu::{AccelProbe, InspectError, MOST_COPIED_BYTES, OpenFile, OpenFiles, QemuInfo, ResolvedSpec};
 use godwit_ram::check_kernel;
 
 use crate::agent::Agent;
@@ -65,23 +65,60 @@ impl Agent {
         })
     }
 
-    /// The QEMU of a specification, or the host's own; asked once and again when the file has changed.
+    /// The QEMU that somebody with all rights named, or the host's own; asked once and again when the file has changed.
     pub async fn qemu(&self, wanted: Option<&Path>) -> Result<QemuInfo, ApiError> {
-        let path = wanted.unwrap_or(&self.config.qemu).to_owned();
-        let mut known = self.qemus.lock().await;
-        if wanted.is_some() {
-            check_program(&path)?;
+        match wanted {
+            None => self.inspected(&self.config.qemu).await,
+            Some(wanted) => self.inspected(&roots_program(wanted)?).await,
         }
-        if let Some((changed, info)) = known.get(&path)
-            && modified(&info.path).is_some_and(|now| now == *changed)
+    }
+
+    /// The QEMU that runs a VM. What another host names, of a guest that it sends, has to be a QEMU of this host by its configuration.
+    pub(crate) async fn qemu_of(&self, spec: &ResolvedSpec, begin: Begin) -> Result<QemuInfo, ApiError> {
+        match &spec.qemu {
+            Some(wanted) if begin != Begin::Boot => {
+                self.inspected(&self.listed_program(&spec.name, wanted)?).await
+            }
+            wanted => self.qemu(wanted.as_deref()).await,
+        }
+    }
+
+    /// The lock is not held while a program answers.
+    async fn inspected(&self, program: &Path) -> Result<QemuInfo, ApiError> {
+        let known = self.qemus.lock().await.get(program).cloned();
+        if let Some((changed, info)) = known
+            && modified(&info.path).is_some_and(|now| now == changed)
         {
-            return Ok(info.clone());
+            return Ok(info);
         }
-        let info = godwit_qemu::inspect(&path).await.map_err(|error| qemu_unusable(&error))?;
+        let user = self.places.users.of_question();
+        let info = godwit_qemu::inspect(program, Some((user.uid, user.gid)))
+            .await
+            .map_err(|error| qemu_unusable(&error))?;
         if let Some(changed) = modified(&info.path) {
-            known.insert(path, (changed, info.clone()));
+            self.qemus.lock().await.insert(program.to_owned(), (changed, info.clone()));
         }
         Ok(info)
+    }
+
+    /// Where a program really is that another host names: this host's QEMU, or one of `qemu_programs`. Who names another learns
+    /// nothing of it.
+    fn listed_program(&self, vm: &str, wanted: &Path) -> Result<PathBuf, ApiError> {
+        let real = |path: &Path| godwit_qemu::find_program(path).ok()?.canonicalize().ok();
+        let mut listed = std::iter::once(&self.config.qemu).chain(&self.config.qemu_programs);
+        if let Some(wanted) = real(wanted)
+            && listed.any(|listed| real(listed).is_some_and(|listed| listed == wanted))
+        {
+            return roots_program(&wanted);
+        }
+        let (host, wanted) = (&self.config.name, wanted.display());
+        Err(ApiError::new(
+            ErrorCode::Preflight,
+            format!(
+                "VM \"{vm}\" has {wanted} as its QEMU, which host {host} starts for no guest of another host"
+            ),
+            "add it to qemu_programs of that host's configuration, or let the VM have the host's own QEMU",
+        ))
     }
 
     /// Whether KVM runs 64-bit guests here, by a guest that tries; asked once a QEMU.
@@ -90,7 +127,7 @@ impl Agent {
         if let Some(probe) = known.get(qemu) {
             return probe.clone();
         }
-        let probe = godwit_qemu::usable_accel(qemu).await;
+        let probe = godwit_qemu::usable_accel(qemu, self.config.qemu_sandbox).await;
         tracing::info!(kvm = probe.kvm, reason = probe.reason, "KVM probed");
         known.insert(qemu.to_owned(), probe.clone());
         probe
@@ -98,7 +135,7 @@ impl Agent {
 
     /// Checks that a VM could start here: memory, networks, disks and boot files. Frees what is only kept where it needs that.
     pub async fn check_fits(self: &Arc<Self>, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
-        let lacking = self.check_memory(spec)?;
+        let lacking = self.check_memory(spec, 0)?;
         if lacking > 0 {
             tokio::task::block_in_place(|| self.references.free(lacking));
         }
@@ -108,7 +145,7 @@ impl Agent {
 
     /// Checks that a VM of another host could start here, and changes nothing.
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
-        self.check_memory(spec)?;
+        self.check_memory(spec, 0)?;
         self.open_files(spec, Begin::Incoming)?;
         self.check_networks(spec).await.map(drop)
     }
@@ -130,6 +167,11 @@ impl Agent {
             let mend =
                 format!("add its directory to vm_dirs of that host's configuration, or move it below {dirs}");
             return Err(ApiError::new(ErrorCode::Preflight, message, mend));
+        }
+        // What others may not read QEMU gets a copy of, beside the guest's memory; a longer one than may be copied is refused there.
+        match files.copied_bytes() {
+            0 => {}
+            copied => drop(self.check_memory(spec, copied.min(2 * MOST_COPIED_BYTES))?),
         }
         Ok(files)
     }
@@ -169,9 +211,9 @@ impl Agent {
         })
     }
 
-    /// Bytes that the VM needs of those that are kept of others.
-    fn check_memory(&self, spec: &ResolvedSpec) -> Result<u64, ApiError> {
-        let wanted = spec.memory_bytes();
+    /// Bytes that the VM, with so many beside its memory, needs of those that are kept of others.
+    fn check_memory(&self, spec: &ResolvedSpec, beside: u64) -> Result<u64, ApiError> {
+        let wanted = spec.memory_bytes().saturating_add(beside);
         let free = self.grantable_bytes(Some(&spec.name), 0)?;
         if wanted <= free {
             return Ok(0);
@@ -221,19 +263,21 @@ impl Agent {
     }
 }
 
-/// Whoever makes a VM, and any host that sends one, names a program that the agent then starts: it has to be one that the host's root
-/// has put there.
-fn check_program(path: &Path) -> Result<(), ApiError> {
+/// Where a program really is that is then started: it has to be one that the host's root has put there, so that nobody else can put
+/// another one into that place meanwhile.
+fn roots_program(wanted: &Path) -> Result<PathBuf, ApiError> {
     let roots =
         |path: &Path| std::fs::metadata(path).is_ok_and(|data| data.uid() == 0 && data.mode() & 0o022 == 0);
-    // One that is not there is told by who looks for it.
-    let Ok(real) = path.canonicalize() else { return Ok(()) };
+    let found = godwit_qemu::find_program(wanted).map_err(|error| qemu_unusable(&error))?;
+    let real = found
+        .canonicalize()
+        .map_err(|why| qemu_unusable(&InspectError::CannotStart { path: wanted.to_owned(), why }))?;
     if real.ancestors().all(roots) {
-        return Ok(());
+        return Ok(real);
     }
     Err(ApiError::new(
         ErrorCode::InvalidRequest,
-        format!("QEMU \"{}\" is not started: others than root may change it", path.display()),
+        format!("QEMU \"{}\" is not started: others than root may change it", wanted.display()),
         "name one that belongs to root, in directories that do, or set qemu in the agent's configuration",
     ))
 }

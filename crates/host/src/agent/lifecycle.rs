@@ -193,7 +193,7 @@ impl Agent {
     ) -> Result<Arc<Vm>, ApiError> {
         let bridges = self.check_fits(spec).await?;
         let opened = self.open_files(spec, begin)?;
-        let qemu = self.qemu(spec.qemu.as_deref()).await?;
+        let qemu = self.qemu_of(spec, begin).await?;
         let site = LaunchSite {
             host: &self.config.name,
             places: &self.places,

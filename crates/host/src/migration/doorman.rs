@@ -2,9 +2,11 @@
 //! that says nothing holds nobody up. How many may do so at a time is bounded, whoever connects.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use godwit_api::ApiError;
@@ -41,6 +43,8 @@ pub(crate) struct Guard {
 pub(crate) struct Doorman {
     shared: Arc<Shared>,
     welcomed: Mutex<Receiver<WelcomedStream>>,
+    /// Its thread; none: it is being ended.
+    standing: Option<JoinHandle<()>>,
 }
 
 struct Shared {
@@ -78,17 +82,26 @@ impl Doorman {
         let (sender, welcomed) = sync_channel(MOST_HANDSHAKES);
         let shared = Arc::new(Shared { guard, patience, state: Mutex::default(), changed: Condvar::new() });
         let door = Arc::clone(&shared);
-        std::thread::Builder::new()
+        let standing = std::thread::Builder::new()
             .name("doorman".to_owned())
             .spawn(move || door.stand(&sender))
             .map_err(|error| host_failed("no thread can be started", &error))?;
-        Ok(Doorman { shared, welcomed: Mutex::new(welcomed) })
+        Ok(Doorman { shared, welcomed: Mutex::new(welcomed), standing: Some(standing) })
     }
 
     /// Waits a moment for a stream.
     pub(crate) fn let_in(&self) -> Option<WelcomedStream> {
         let welcomed = self.welcomed.lock().unwrap_or_else(PoisonError::into_inner);
         welcomed.recv_timeout(ACCEPT_INTERVAL).ok()
+    }
+
+    /// Ends it, and waits until it listens no more.
+    fn end(mut self) {
+        let standing = self.standing.take();
+        drop(self);
+        if standing.is_some_and(|standing| standing.join().is_err()) {
+            tracing::error!("the thread of a door panicked");
+        }
     }
 }
 
@@ -98,6 +111,67 @@ impl Drop for Doorman {
         state.over = true;
         state.shaking.values().for_each(|(stream, _)| stream.close());
         self.shared.changed.notify_all();
+    }
+}
+
+/// Where the door of a further lane waits for the migration that it is for, one at a time: a peer that asks for many has the newest.
+#[derive(Default)]
+pub(super) struct NextDoor(Mutex<Next>);
+
+#[derive(Default)]
+struct Next {
+    door: Option<Doorman>,
+    /// Nobody takes it any more.
+    over: bool,
+}
+
+impl NextDoor {
+    fn lock(&self) -> MutexGuard<'_, Next> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a door in place of one that nobody has taken, once that has ended. None: nobody takes doors any more.
+    pub(super) fn replace<T, E>(
+        &self,
+        open: impl FnOnce() -> Result<(Doorman, T), E>,
+    ) -> Result<Option<T>, E> {
+        let mut next = self.lock();
+        if next.over {
+            return Ok(None);
+        }
+        if let Some(before) = next.door.take() {
+            before.end();
+        }
+        let (door, told) = open()?;
+        next.door = Some(door);
+        Ok(Some(told))
+    }
+}
+
+impl fmt::Debug for NextDoor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NextDoor").finish_non_exhaustive()
+    }
+}
+
+/// Takes the doors of a [`NextDoor`]; with it they end.
+pub(super) struct Resumed(Arc<NextDoor>);
+
+impl Resumed {
+    pub(super) fn of(next: &Arc<NextDoor>) -> Resumed {
+        Resumed(Arc::clone(next))
+    }
+
+    pub(super) fn take(&self) -> Option<Doorman> {
+        self.0.lock().door.take()
+    }
+}
+
+impl Drop for Resumed {
+    fn drop(&mut self) {
+        let mut next = self.0.lock();
+        next.over = true;
+        next.door = None;
     }
 }
 
@@ -198,9 +272,11 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+    use std::sync::Weak;
 
     use godwit_lanes::{Lane, connect, listen};
     use godwit_migration::drive::{Hello, say_hello};
+    use godwit_pki::{Authority, Grant, Role};
     use godwit_wire::SUPPORTED;
 
     use super::*;
@@ -239,6 +315,60 @@ mod tests {
         let _silent: Vec<_> = (0..2 * MOST_HANDSHAKES).map(|_| TcpStream::connect(at).unwrap()).collect();
         come_in(&doorman, at, 4);
         assert!(doorman.shared.lock().shaking.len() <= MOST_HANDSHAKES);
+    }
+
+    #[test]
+    fn of_many_further_doors_the_newest_stands() {
+        let (current, _) = doorman(FOR_EVER);
+        let next = Arc::<NextDoor>::default();
+        let resumed = Resumed::of(&next);
+        let mut doors = vec![Arc::downgrade(&current.shared)];
+        let standing = |doors: &[Weak<Shared>]| doors.iter().filter(|door| door.strong_count() > 0).count();
+        let mut newest = None;
+        for _ in 0..50 {
+            let told = next.replace(|| {
+                let (door, at) = doorman(FOR_EVER);
+                let shared = Arc::downgrade(&door.shared);
+                Ok::<_, ApiError>((door, (shared, at)))
+            });
+            let (shared, at) = told.unwrap().unwrap();
+            doors.push(shared);
+            newest = Some(at);
+            assert_eq!(standing(&doors), 2, "the current one and the newest");
+        }
+        let taken = resumed.take().unwrap();
+        assert!(resumed.take().is_none());
+        come_in(&taken, newest.unwrap(), 0);
+        drop(resumed);
+        let refused = next.replace(|| -> Result<(Doorman, ()), ApiError> { panic!("nobody takes it") });
+        assert!(refused.unwrap().is_none());
+    }
+
+    #[test]
+    fn a_third_hosts_certificate_opens_no_lane() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(folder.path(), "test", 1).unwrap();
+        let identity = |name: &str| {
+            let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+            let issued = authority.issue(&grant).unwrap();
+            Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
+        };
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let at = listener.local_addr().unwrap();
+        let (identity_of_a, from) = (Some(identity("a")), "b".to_owned());
+        let guard = Guard { id: ID, from, identity: identity_of_a, listeners: vec![listener] };
+        let doorman = Doorman::with(guard, Patience { hello: FOR_EVER, give_way: FOR_EVER }).unwrap();
+        let say = |identity: &Identity, number| {
+            let stream = connect(Lane { from: None, to: at }, LIMIT).unwrap();
+            let stream = stream.secure(identity, "a").unwrap();
+            let hello = Hello { migration: ID, stream: number, versions: SUPPORTED };
+            say_hello(&mut stream.sender(), &mut stream.receiver(), hello)
+        };
+        // It knows the migration, and its authority is the right one.
+        assert!(say(&identity("c"), 3).is_err());
+        say(&identity("b"), 4).unwrap();
+        let welcomed = std::iter::from_fn(|| Some(doorman.let_in())).flatten().next().unwrap();
+        assert_eq!(welcomed.number, 4);
     }
 
     #[test]

@@ -19,12 +19,12 @@ use godwit_ram::{PageRange, Region};
 use godwit_wire::{CONTROL_STREAM, MigrationId};
 use tokio::sync::watch;
 
-use super::doorman::{Doorman, Guard};
+use super::doorman::{Doorman, Guard, NextDoor, Resumed};
 use super::qemu_destination::QemuDestination;
 use super::qemu_engine;
 use crate::agent::Agent;
-use crate::failure::host_failed;
-use crate::vm::Vm;
+use crate::failure::{host_failed, spec_refused};
+use crate::vm::{Begin, Vm};
 
 /// How long a source may take from the answer to its request until its lane says hello.
 const LANE_LIMIT: Duration = Duration::from_secs(30);
@@ -57,8 +57,8 @@ pub(super) struct Entry {
     /// The source host.
     from: String,
     epoch: u64,
-    /// Takes the doors of further lanes, in place of one that was cut.
-    resume: mpsc::Sender<Doorman>,
+    /// Takes the door of a further lane, in place of one that was cut.
+    resume: Arc<NextDoor>,
     /// The control stream of the lane that there is.
     control: Mutex<Option<Stream>>,
 }
@@ -142,7 +142,8 @@ impl IncomingMigrations {
 
     fn add(&self, request: &IncomingRequest) -> Result<(Arc<Entry>, Orders), ApiError> {
         let (cancel, cancelled) = mpsc::channel();
-        let (resume, resumed) = mpsc::channel();
+        let resume = Arc::<NextDoor>::default();
+        let resumed = Resumed::of(&resume);
         let entry = Arc::new(Entry {
             id: fresh_id()?,
             vm: request.spec.name.clone(),
@@ -226,7 +227,7 @@ impl IncomingMigrations {
 /// What a migration that arrives is told from outside.
 pub(super) struct Orders {
     pub(super) cancelled: mpsc::Receiver<()>,
-    resumed: mpsc::Receiver<Doorman>,
+    resumed: Resumed,
 }
 
 /// Another lane for a source whose lane was cut.
@@ -243,12 +244,16 @@ pub(super) fn resume(
     if entry.is_over() || entry.epoch != request.epoch || entry.engine != EngineKind::Godwit {
         return Err(over());
     }
-    let listeners = listen(agent)?;
-    let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
-    let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
     let lane = fresh_id()?;
-    let guard = Guard { id: lane, from: entry.from.clone(), identity: agent.identity(), listeners };
-    entry.resume.send(Doorman::open(guard)?).map_err(|_| over())?;
+    let open = || {
+        let listeners = listen(agent)?;
+        let addresses: Result<Vec<_>, _> = listeners.iter().map(TcpListener::local_addr).collect();
+        let addresses = addresses.map_err(|error| host_failed("the lane's address", &error))?;
+        let guard = Guard { id: lane, from: entry.from.clone(), identity: agent.identity(), listeners };
+        Ok::<_, ApiError>((Doorman::open(guard)?, addresses))
+    };
+    // Waits for the end of the door before it, if nobody has taken that.
+    let addresses = tokio::task::block_in_place(|| entry.resume.replace(open))?.ok_or_else(over)?;
     // This end may not have noticed the cut.
     if let Some(control) = entry.control.lock().unwrap_or_else(PoisonError::into_inner).take() {
         control.close();
@@ -323,7 +328,8 @@ pub(super) async fn could_arrive(
 /// What can be told before anything is made. What the VM needs of the host is checked with the shadow.
 async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiError> {
     let host = &agent.config().name;
-    let qemu = agent.qemu(request.spec.qemu.as_deref()).await?;
+    request.spec.validate().map_err(|error| spec_refused(&error))?;
+    let qemu = agent.qemu_of(&request.spec, Begin::Incoming).await?;
     if request.spec.accel == Accelerator::Kvm
         && let Err(error) = std::fs::File::open("/dev/kvm")
     {
@@ -514,7 +520,7 @@ impl Arrival {
             if self.orders.cancelled.try_recv().is_ok() {
                 return Err(Failure::new(FailureCode::Cancelled, "cancelled before the source connected"));
             }
-            if let Ok(doorman) = self.orders.resumed.try_recv() {
+            if let Some(doorman) = self.orders.resumed.take() {
                 self.doorman = doorman;
             }
             if let Some(stream) = self.doorman.let_in()

@@ -26,7 +26,7 @@ use crate::server::{console, limits, log};
 
 /// The longest body of a request that is read; a VM with all the devices that QEMU takes has a tenth of it. As values it may take
 /// twenty times as much.
-const MAX_BODY_BYTES: usize = 1 << 20;
+pub(super) const MAX_BODY_BYTES: usize = 1 << 20;
 
 /// Everything the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
@@ -57,7 +57,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
 }
 
 /// The extractor's own refusal is bare text.
-async fn tell_too_long(response: Response) -> Response {
+pub(super) async fn tell_too_long(response: Response) -> Response {
     if response.status() != StatusCode::PAYLOAD_TOO_LARGE {
         return response;
     }

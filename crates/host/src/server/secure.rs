@@ -1,15 +1,13 @@
 //! TLS for the agent's API: who connects, and what they may ask.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, Request};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::serve::{IncomingStream, Listener};
+use axum::serve::Listener;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_pki::{Peer, Role};
 use http::Method;
@@ -19,6 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
+use crate::server::connections::{Place, Places};
 use crate::server::routes::Refusal;
 
 /// How long a handshake may take.
@@ -29,15 +28,28 @@ const HANDSHAKES: usize = 64;
 /// A listener that gives connections out once their handshake is done.
 pub(super) struct TlsListener {
     ready: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
-    address: SocketAddr,
+    /// Of all listeners' connections.
+    places: Arc<Places>,
 }
 
 impl TlsListener {
-    pub(super) fn new(listener: TcpListener, agent: Arc<Agent>) -> io::Result<TlsListener> {
-        let address = listener.local_addr()?;
+    pub(super) fn new(listener: TcpListener, agent: Arc<Agent>, places: Arc<Places>) -> TlsListener {
         let (done, ready) = mpsc::channel(HANDSHAKES);
         tokio::spawn(accept_all(listener, agent, done));
-        Ok(TlsListener { ready, address })
+        TlsListener { ready, places }
+    }
+
+    /// The next connection for which there is a place. None: the agent ends.
+    pub(super) async fn accept(&mut self) -> Option<(TlsStream<TcpStream>, Place, Connection)> {
+        loop {
+            let (stream, address) = self.ready.recv().await?;
+            let peer = Peer::of(stream.get_ref().1.peer_certificates());
+            let who = peer.as_ref().map_or_else(String::new, |peer| format!("{:?} {}", peer.role, peer.name));
+            match self.places.take(&who) {
+                Some(place) => return Some((stream, place, Connection(peer))),
+                None => tracing::warn!(peer = %address, who, "too many connections: one is closed"),
+            }
+        }
     }
 }
 
@@ -68,32 +80,9 @@ async fn accept_all(
     }
 }
 
-impl Listener for TlsListener {
-    type Io = TlsStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        match self.ready.recv().await {
-            Some(accepted) => accepted,
-            // The agent ends.
-            None => std::future::pending().await,
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.address)
-    }
-}
-
 /// Who is at the other end; none: its certificate names nobody.
 #[derive(Clone, Debug)]
 pub(super) struct Connection(Option<Peer>);
-
-impl Connected<IncomingStream<'_, TlsListener>> for Connection {
-    fn connect_info(stream: IncomingStream<'_, TlsListener>) -> Self {
-        Connection(Peer::of(stream.io().get_ref().1.peer_certificates()))
-    }
-}
 
 /// Lets a request through that its sender may make; [`Peer`] is among the request's extensions from here on.
 pub(super) async fn guard(

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, StreamReceiver, StreamSender};
-use godwit_ram::Region;
+use godwit_ram::{MissingPages, PageRange, Region};
 use godwit_wire::{BlockRun, Kind, MAX_PAGE_IN_STREAMS, MAX_STREAMS, Message, PagesEnd, Running};
 
 use super::contents::{Contents, Offer, Teller};
@@ -60,7 +60,7 @@ pub fn receive<H: DestinationHypervisor>(
         go_on: Some(go_on),
         intake: &intake,
         page_in: &page_in,
-        remaining: Vec::new(),
+        remaining: None,
         remaining_pages: 0,
         regions,
         hypervisor,
@@ -85,7 +85,11 @@ pub fn receive<H: DestinationHypervisor>(
                 if stream.number > MAX_STREAMS {
                     admit_page_in(&page_in, stream);
                 } else if let Some(reader) = intake.admit(stream) {
-                    scope.spawn(move || reader.run());
+                    let number = reader.number();
+                    let thread = std::thread::Builder::new().name("data-stream".to_owned());
+                    if let Err(error) = thread.spawn_scoped(scope, move || reader.run()) {
+                        intake.not_read(number, &error);
+                    }
                 }
             }
         });
@@ -166,8 +170,8 @@ struct Driver<'a, H> {
     go_on: Option<Sender<Teller<'a>>>,
     intake: &'a Intake,
     page_in: &'a Mutex<PageInPlace>,
-    /// Pages that the guest will lack.
-    remaining: Vec<BlockRun>,
+    /// Pages that the guest will lack, a bit each, however they are told; none: nobody is prepared for that.
+    remaining: Option<MissingPages>,
     remaining_pages: u64,
     regions: Vec<Arc<Region>>,
     hypervisor: &'a mut H,
@@ -228,7 +232,10 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
                     // What was told by what is not here need not be sent any more: it will be asked for.
                     self.intake.lacks_no_more(run);
                 }
-                self.remaining.extend(runs);
+                if let Some(remaining) = &self.remaining {
+                    let pages = |run: &BlockRun| PageRange::new(run.first, run.count);
+                    runs.iter().for_each(|run| remaining.insert(run.block.into(), pages(run)));
+                }
             }
             Input::DeviceState(bytes) => {
                 let event = match self.hypervisor.feed(&bytes) {
@@ -272,6 +279,8 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
             tracing::warn!(%failure, "the guest can't run here before all of its memory has come");
         }
         let able = prepared.is_ok();
+        let block_pages: Vec<u64> = self.regions.iter().map(|region| region.pages()).collect();
+        self.remaining = able.then(|| MissingPages::in_memory(&block_pages));
         let mut place = place_of(self.page_in);
         place.page_in = prepared.ok();
         for stream in std::mem::take(&mut place.early) {
@@ -286,15 +295,11 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
 
     /// From here on whoever comes to a page that is not here waits for it.
     fn lack_the_rest(&mut self) -> Result<(), Failure> {
-        let remaining = std::mem::take(&mut self.remaining);
         let page_in = place_of(self.page_in).page_in.clone();
-        match page_in {
-            Some(page_in) => page_in.begin(&remaining),
-            None if remaining.is_empty() => Ok(()),
-            None => {
-                let detail = "the source keeps pages back, and nobody here is prepared for it";
-                Err(Failure::new(FailureCode::ProtocolBroken, detail))
-            }
+        match (page_in, self.remaining.take()) {
+            (Some(page_in), Some(remaining)) => page_in.begin(&remaining),
+            // None is kept back: where nobody is prepared for that, [`Driver::check_remaining`] has refused it.
+            _ => Ok(()),
         }
     }
 

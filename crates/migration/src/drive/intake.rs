@@ -122,6 +122,12 @@ impl Intake {
         Some(DataReader { intake: self, number, receiver, units: 0, answered: 0, pages: 0, missing, scratch })
     }
 
+    /// No thread could be started for a stream: it is lost, like one that broke at once. Its reader is gone already.
+    pub(super) fn not_read(&self, number: u16, why: &std::io::Error) {
+        tracing::error!(stream = number, error = %why, "no thread can be started for a data stream");
+        self.say(&Message::StreamClosed { stream: number, units: 0 });
+    }
+
     /// The source's word that a stream broke: its reader ends, and says what it took.
     pub(super) fn close(&self, number: u16) {
         let mut state = self.state();
@@ -227,6 +233,10 @@ pub(super) struct DataReader<'a> {
 }
 
 impl DataReader<'_> {
+    pub(super) fn number(&self) -> u16 {
+        self.number
+    }
+
     pub(super) fn run(mut self) {
         let error = loop {
             if self.units - self.answered >= UNITS_AN_ANSWER

@@ -15,7 +15,7 @@ use crate::spec::{Accelerator, Backing, Disk, DiskFormat, ResolvedSpec};
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// What QEMU gives up: system calls of another age, other users and groups, other programs, other priorities and affinities. Of these a
 /// VM needs none, by KVM or TCG, nor do migrations and the tracker's library (QEMU 7.2 to 10.0).
-const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+pub(crate) const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// The descriptor set of the console's log.
 const CONSOLE_SET: RawFd = 1;
 /// That of a disk's file is this and the descriptor's number.

@@ -19,6 +19,14 @@ pub enum StartError {
         /// What the system said.
         why: String,
     },
+    /// A file that QEMU's user may not read is too long to be copied.
+    #[error("QEMU was not started: {}: {why}", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// How long it may be.
+        why: String,
+    },
     /// The binary can't be started.
     #[error("QEMU \"{}\" can't be started: {why}", qemu.display())]
     Spawn {
@@ -73,7 +81,11 @@ const MENDS: [(&str, &str); 15] = [
 
 impl StartError {
     pub(super) fn prepare(what: &'static str, path: &Path, why: &std::io::Error) -> StartError {
-        StartError::Prepare { what, path: path.to_owned(), why: why.to_string() }
+        let (path, text) = (path.to_owned(), why.to_string());
+        match why.kind() {
+            std::io::ErrorKind::FileTooLarge => StartError::TooLong { path, why: text },
+            _ => StartError::Prepare { what, path, why: text },
+        }
     }
 
     /// A stable code for programs.
@@ -81,6 +93,7 @@ impl StartError {
     pub fn code(&self) -> &'static str {
         match self {
             StartError::Prepare { .. } => "qemu-not-prepared",
+            StartError::TooLong { .. } => "file-too-long",
             StartError::Spawn { .. } => "qemu-not-found",
             StartError::Exited { .. } => "qemu-exited",
             StartError::NotReady { .. } => "qemu-not-ready",
@@ -94,6 +107,7 @@ impl StartError {
             StartError::Prepare { .. } => {
                 "check that the agent's run directory is short, writable and not full"
             }
+            StartError::TooLong { .. } => "let others read the file (chmod o+r), or make it shorter",
             StartError::Spawn { .. } => "install QEMU 7.2 or later, or name its path",
             StartError::Exited { last_words, .. } | StartError::NotReady { last_words, .. } => {
                 MENDS.iter().find(|(words, _)| last_words.contains(words)).map_or(

@@ -16,8 +16,13 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use super::qcow2::{self, ImageError};
 use crate::spec::{Disk, DiskFormat, ResolvedSpec};
 
+/// Longest kernel, initrd or library that is copied into memory, as QEMU's user may not read the file.
+pub const MOST_COPIED_BYTES: u64 = 256 << 20;
 /// Most images one on top of another that a disk may be made of. More are a loop.
 const MOST_LAYERS: usize = 32;
+
+/// The bit of a mode that lets others read.
+const READ_BY_ALL: u32 = 0o004;
 
 /// A file of the host, open.
 #[derive(Debug)]
@@ -115,6 +120,12 @@ impl OpenFile {
         }
     }
 
+    /// What [`OpenFile::readable_by_all`] would copy of it; 0: others may read it.
+    fn copied_bytes(&self) -> u64 {
+        let data = rustix::fs::fstat(&self.file);
+        data.map_or(0, |data| if data.st_mode & READ_BY_ALL == 0 { data.st_size.unsigned_abs() } else { 0 })
+    }
+
     /// Where it really is, every link followed.
     ///
     /// # Errors
@@ -130,14 +141,26 @@ impl OpenFile {
     }
 }
 
-/// See [`OpenFile::readable_by_all`].
-pub(super) fn readable_by_all(mut file: File, name: &str) -> io::Result<OwnedFd> {
-    if file.metadata()?.mode() & 0o004 != 0 {
+/// See [`OpenFile::readable_by_all`]. Its length is counted as it is copied: it need not be what it was.
+pub(super) fn readable_by_all(file: File, name: &str) -> io::Result<OwnedFd> {
+    let metadata = file.metadata()?;
+    if metadata.mode() & READ_BY_ALL != 0 {
         return Ok(file.into());
+    }
+    let too_long = || {
+        let most = MOST_COPIED_BYTES >> 20;
+        let why =
+            format!("others may not read it, and it has more than the {most} MiB that are copied for them");
+        io::Error::new(io::ErrorKind::FileTooLarge, why)
+    };
+    if metadata.len() > MOST_COPIED_BYTES {
+        return Err(too_long());
     }
     let copy = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut copy = File::from(copy);
-    io::copy(&mut file, &mut copy)?;
+    if io::copy(&mut file.take(MOST_COPIED_BYTES + 1), &mut copy)? > MOST_COPIED_BYTES {
+        return Err(too_long());
+    }
     let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     rustix::fs::fcntl_add_seals(&copy, seals)?;
     Ok(copy.into())
@@ -169,6 +192,12 @@ impl OpenFiles {
             initrd: boot("initrd", &spec.initrd)?,
             disks: spec.disks.iter().map(open_disk).collect::<Result<_, _>>()?,
         })
+    }
+
+    /// Memory that copies of them take while QEMU runs, of those that its user may not read.
+    #[must_use]
+    pub fn copied_bytes(&self) -> u64 {
+        self.kernel.iter().chain(&self.initrd).map(OpenFile::copied_bytes).sum()
     }
 
     /// Each of them.
@@ -213,6 +242,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::launch::StartError;
 
     #[test]
     fn what_others_may_not_read_they_get_a_copy_of() {
@@ -229,6 +259,27 @@ mod tests {
             assert_eq!(std::fs::read_link(&name).unwrap() != path.canonicalize().unwrap(), is_copy);
             assert!(std::fs::metadata(&name).unwrap().mode() & 0o004 != 0);
             assert!(!is_copy || std::fs::write(&name, "x").is_err(), "the copy can be changed");
+        }
+    }
+
+    #[test]
+    fn no_more_is_copied_than_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("initrd");
+        File::create(&path).unwrap().set_len(MOST_COPIED_BYTES + 1).unwrap();
+        for (mode, is_copied) in [(0o600, true), (0o644, false)] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let opened = OpenFile::open("initrd", &path, false).unwrap();
+            assert_eq!(opened.copied_bytes(), if is_copied { MOST_COPIED_BYTES + 1 } else { 0 });
+            match opened.readable_by_all() {
+                Ok(_) => assert!(!is_copied),
+                Err(error) => {
+                    assert!(is_copied && error.kind() == io::ErrorKind::FileTooLarge, "{error}");
+                    let error = StartError::prepare("copy", &path, &error);
+                    assert!(error.to_string().contains("more than the 256 MiB"), "{error}");
+                    assert!(error.mend().contains("let others read"), "{}", error.mend());
+                }
+            }
         }
     }
 

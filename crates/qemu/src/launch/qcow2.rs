@@ -20,9 +20,9 @@ const MOST_NAME_BYTES: u32 = 1023;
 
 /// What an image is made on top of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Backing {
+pub(crate) struct Backing {
     /// As the header names it.
-    pub(super) file: String,
+    pub(crate) file: String,
     /// Its format.
     pub(super) format: DiskFormat,
 }
@@ -74,7 +74,7 @@ impl ImageError {
 }
 
 /// Reads the head of an image; none: it is whole.
-pub(super) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
+pub(crate) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
     if head.get(..4) != Some(&MAGIC) {
         return Err(ImageError::NotQcow2);
     }

@@ -47,7 +47,7 @@ impl Drop for Bench {
 impl Bench {
     /// `None`, with the reason printed, where no QEMU is installed.
     pub(crate) async fn new() -> Option<Bench> {
-        match inspect("qemu-system-x86_64").await {
+        match inspect("qemu-system-x86_64", None).await {
             Ok(qemu) => Some(Bench { qemu, started: Mutex::default(), folder: tempfile::tempdir().unwrap() }),
             Err(error) => {
                 eprintln!("skipped: {}", error.obstacle());

@@ -3,7 +3,7 @@
 //! One thread reads who waits, one each stream; the thread that calls [`PagingIn::until_complete`] keeps the session. A page goes
 //! from *missing* to *claimed* (its bytes are being written, by one thread alone), is *there* (its bit is cleared) and is *shown*.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,6 +28,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) const FIRST_SESSION: u64 = 0;
 /// Runs that fit a frame in any case.
 const RUNS_A_FETCH: usize = 1024;
+/// Pages that are looked through at a time to tell which of them are missing: a list of at most 12 MiB.
+const PAGES_TOLD: u64 = 1 << 20;
 /// How long pages may take that must be there before the guest can run.
 const MAPPED_LIMIT: Duration = Duration::from_secs(5);
 
@@ -78,6 +80,8 @@ struct Session {
     /// Where pages are asked for; none: by no stream at the moment.
     demand: Option<(Asking, Stream)>,
     streams: Vec<Stream>,
+    /// The numbers of all that were taken in: each is one stream's, once a session.
+    numbers: BTreeSet<u16>,
     reading: usize,
     broken: bool,
     /// What is missing is being told: what is asked for meanwhile is told after it.
@@ -210,15 +214,12 @@ impl PagingIn {
     ///
     /// # Errors
     /// The guest must not run here.
-    pub(crate) fn begin(self: &Arc<Self>, runs: &[BlockRun]) -> Result<(), Failure> {
-        for run in runs {
-            let block = usize::from(run.block);
-            let pages = self.regions.get(block).map_or(0, |region| region.pages());
-            if run.first.checked_add(run.count).is_none_or(|end| end > pages) {
-                let detail = format!("the source lacks pages that RAM block {block} does not have");
-                return Err(Failure::new(FailureCode::ProtocolBroken, detail));
+    pub(crate) fn begin(self: &Arc<Self>, remaining: &MissingPages) -> Result<(), Failure> {
+        for (block, region) in self.regions.iter().enumerate() {
+            // Chunk by chunk: every other page of a large guest is a long list.
+            for chunk in region.all_pages().chunks(CHUNK_PAGES) {
+                remaining.runs(block, chunk).into_iter().for_each(|run| self.missing.insert(block, run));
             }
-            self.missing.insert(block, PageRange::new(run.first, run.count));
         }
         self.count_unshown();
         self.claim_nothing();
@@ -290,8 +291,8 @@ impl PagingIn {
     /// All that is missing may be claimed: nobody writes at the moment.
     fn claim_nothing(&self) {
         for (block, region) in self.regions.iter().enumerate() {
-            for run in self.missing.runs(block, region.all_pages()) {
-                self.unclaimed.insert(block, run);
+            for chunk in region.all_pages().chunks(CHUNK_PAGES) {
+                self.missing.runs(block, chunk).into_iter().for_each(|run| self.unclaimed.insert(block, run));
             }
         }
     }
@@ -474,9 +475,11 @@ impl PagingIn {
         let is_one = (PAGE_IN_STREAM..PAGE_IN_STREAM + MAX_PAGE_IN_STREAMS).contains(&number);
         let is_asked = number == PAGE_IN_STREAM;
         let current = &mut state.session;
-        if !is_one || current.number != session || current.broken || (is_asked && current.demand.is_some()) {
+        let is_taken = current.numbers.contains(&number);
+        if !is_one || is_taken || current.number != session || current.broken {
             return stream.close();
         }
+        current.numbers.insert(number);
         current.streams.push(stream.clone());
         let sender = Arc::new(Mutex::new(sender));
         current.demand = is_asked.then(|| (Arc::clone(&sender), stream)).or(current.demand.take());
@@ -520,13 +523,12 @@ impl PagingIn {
     }
 
     fn tell_what_remains(&self, sender: &mut StreamSender) -> Result<(), LaneError> {
-        for (block, region) in self.regions.iter().enumerate() {
-            let mut runs: Vec<BlockRun> = self
-                .missing
-                .runs(block, region.all_pages())
-                .into_iter()
-                .map(|run| block_run(block, run))
-                .collect();
+        let pieces = self.regions.iter().enumerate().flat_map(|(block, region)| {
+            region.all_pages().chunks(PAGES_TOLD).map(move |piece| (block, piece))
+        });
+        for (block, piece) in pieces {
+            let runs = self.missing.runs(block, piece).into_iter();
+            let mut runs: Vec<BlockRun> = runs.map(|run| block_run(block, run)).collect();
             while !runs.is_empty() {
                 let message = Message::Remaining { runs };
                 sender.send(&message)?;
