@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// What a body may be, by the first byte of the input.
-const BODIES: [fn(&[u8]); 29] = [
+const BODIES: [fn(&[u8]); 28] = [
     same::<CreateVm>,
     same::<StopVm>,
     read::<MigrationRequest>,

@@ -92,6 +92,10 @@ pub(crate) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
     }
     let name = slice_at(head, usize::try_from(offset).map_err(|_| ImageError::Garbled)?, length)?;
     let file = String::from_utf8(name.to_vec()).map_err(|_| ImageError::Garbled)?;
+    // QEMU reads up to the first of them, and would mean another file.
+    if file.is_empty() || file.contains('\0') {
+        return Err(ImageError::Garbled);
+    }
     let format = backing_format(head, header_bytes as usize, offset)?;
     let Some(format) = format else { return Err(ImageError::NoBackingFormat { file }) };
     let known = [DiskFormat::Raw, DiskFormat::Qcow2].into_iter().find(|known| known.name() == format);
@@ -190,6 +194,7 @@ mod tests {
         assert!(matches!(refused(&head("base.img", Some("vmdk"))), ImageError::Unsupported { .. }));
         assert!(matches!(refused(&head("nbd://h/x", Some("raw"))), ImageError::Unsupported { .. }));
         assert!(matches!(refused(&head("json:{}", Some("raw"))), ImageError::Unsupported { .. }));
+        assert!(matches!(refused(&head("/etc/shadow\0.img", Some("raw"))), ImageError::Garbled));
         assert!(matches!(refused(b"not an image"), ImageError::NotQcow2));
         let mut external = head("", None);
         external[79] = 4;
