@@ -223,12 +223,12 @@ fn api() -> Vec<Vec<u8>> {
     let progress = json!({"phase": "pre-copy"});
     let bodies = [
         (0, json!({"spec": spec(), "start": true})),
-        (1, json!({"force": true})),
+        (1, json!({"runs_on": "b", "keep_memory": true})),
         (2, json!({"grace_ms": 5})),
         (3, json!({"to": "b", "policy": "deadline=90s", "bandwidth_limit": "1gbit", "streams": 2})),
         (4, json!({"limit": "none"})),
         (5, json!({"to": "b", "seconds": 0.5})),
-        (6, json!({"spec": spec(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "external"})),
+        (6, json!({"spec": spec(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "qemu"})),
         (7, json!({"run": true})),
         (8, json!({"epoch": 2, "from": "a"})),
         (9, json!({"from": "a", "limit_ms": 600_000})),
@@ -257,9 +257,8 @@ fn api() -> Vec<Vec<u8>> {
         (26, json!({"has": {"role": "handing-over", "epoch": 3}})),
         (26, json!({"gone": {"epoch": 3}})),
         (26, json!("never")),
-        (27, json!({"runs_on": "b", "keep_memory": true})),
-        (28, json!({"vm": null})),
-        (28, json!({"vm": vm})),
+        (27, json!({"vm": null})),
+        (27, json!({"vm": vm})),
         (
             6,
             json!({"spec": spec_of_a_peer(), "epoch": 2, "from": "a", "qemu_version": "10.0.0", "engine": "godwit"}),

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 /// What a body may be, by the first byte of the input.
 const BODIES: [fn(&[u8]); 28] = [
     same::<CreateVm>,
+    same::<Resolve>,
     same::<StopVm>,
     read::<MigrationRequest>,
     same::<SetLimit>,
@@ -39,7 +40,6 @@ const BODIES: [fn(&[u8]); 28] = [
     events::<ProbeEvent>,
     same::<IncomingResume>,
     same::<Known>,
-    same::<Resolve>,
     same::<Resolved>,
 ];
 
