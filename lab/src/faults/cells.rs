@@ -119,7 +119,9 @@ impl Cell {
                 &["did not come back"]
             }
             Fault::CutForGood => &["lane-lost", "in-doubt"],
-            Fault::SilentSource | Fault::SilentDestination => &["lane-lost", "not-converging"],
+            Fault::SilentSource => &["lane-lost", "not-converging"],
+            // All that is sent, the commit too, may fit the buffers of a socket that nobody reads.
+            Fault::SilentDestination => &["lane-lost", "not-converging", "in-doubt"],
             _ => &[],
         }
     }
