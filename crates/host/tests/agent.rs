@@ -18,6 +18,13 @@ use godwit_pki::{Authority, Grant, Identity, Issued, Role};
 use godwit_qemu::{AccelProbe, ResolvedSpec, VmSpec};
 use support::{TestHost, until};
 
+/// An agent, and a VM "web" that it runs.
+async fn with_vm(host: &TestHost) -> Arc<Agent> {
+    let agent = Agent::open(host.config.clone()).await.unwrap();
+    agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+    agent
+}
+
 async fn resolved(agent: &Arc<Agent>, host: &TestHost, name: &str) -> ResolvedSpec {
     agent.resolve(host.spec(name)).await.unwrap()
 }
@@ -219,8 +226,7 @@ fn a_promoted_shadow_is_the_hosts_own() {
 fn the_source_is_marked_kept_and_released() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         for refused in
             [agent.begin_migration("web", "m2").err(), agent.stop("web", Default::default()).await.err()]
@@ -245,8 +251,7 @@ fn the_source_is_marked_kept_and_released() {
 fn a_guest_in_doubt_stays_paused_across_a_restart() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
@@ -270,8 +275,7 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
 fn what_was_never_offered_is_in_no_doubt() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let agent = with_vm(&host).await;
         agent.begin_migration("web", "m1").unwrap();
         agent.hold_in_doubt("web", "b").await;
         let info = agent.vm_info("web").unwrap();
@@ -285,8 +289,7 @@ fn an_operator_decides_where_a_guest_in_doubt_is() {
     let Some(host) = TestHost::new() else { return };
     let word = |runs_on: &str, keep_memory| Resolve { runs_on: runs_on.to_owned(), keep_memory };
     host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let agent = with_vm(&host).await;
         let refused = agent.resolve_doubt("web", word("a", false)).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::WrongState);
         let doubt = async || {
@@ -322,8 +325,7 @@ fn an_operator_decides_where_a_guest_in_doubt_is() {
 fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
@@ -353,10 +355,7 @@ fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
 #[test]
 fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
     let Some(host) = TestHost::new() else { return };
-    host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
-    });
+    host.run(async { drop(with_vm(&host).await) });
     // As an agent would leave it that died in the middle of page-in, but that nothing holds the guest back.
     let ram = host.path().join("run/ram");
     let missing = godwit_ram::MissingPages::create(&ram.join("web.missing"), &[4096, 4]).unwrap();
@@ -384,8 +383,7 @@ fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
 fn a_stop_ends_no_doubt_and_a_delete_does() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
@@ -407,8 +405,7 @@ fn a_stop_ends_no_doubt_and_a_delete_does() {
 fn a_qemu_that_answers_late_is_adopted_late() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
@@ -437,7 +434,7 @@ fn a_shadow_that_does_not_answer_is_removed_and_was_never_here() {
     let Some(host) = TestHost::new() else { return };
     let uuid = host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        let spec = agent.resolve(host.spec("web")).await.unwrap();
+        let spec = resolved(&agent, &host, "web").await;
         let uuid = spec.uuid;
         agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
         uuid
@@ -476,10 +473,7 @@ fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
 #[test]
 fn a_qemu_that_does_not_answer_is_not_started_twice() {
     let Some(host) = TestHost::new() else { return };
-    host.run(async {
-        let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
-    });
+    host.run(async { drop(with_vm(&host).await) });
     // Its monitor's socket is gone: no agent can adopt it, and the guest runs.
     std::fs::remove_file(host.path().join("run/vms/web/qmp.sock")).unwrap();
     host.run(async {

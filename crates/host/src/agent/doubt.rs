@@ -140,8 +140,10 @@ impl Agent {
                 OfDestination::Took => return self.let_go(name, &record).await,
                 OfDestination::Refused => self.take_back(name, record, true).await?,
                 OfDestination::Open => {
-                    // It may wait for a lane of an agent that is no more. Without effect on a guest that is committed there.
-                    self.forget_once(&other.name, name).await;
+                    // It may wait for a lane of an agent that is no more. One that may run at any moment is left alone.
+                    if matches!(known, Known::Has(Standing { role: Role::Shadow, .. })) {
+                        self.forget_once(&other.name, name).await;
+                    }
                     return Ok(Settled::Open);
                 }
             },
