@@ -1,14 +1,14 @@
 //! Migrations that an operator cancels, at any moment before the commit: what the guest's users feel of it.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use godwit_lab::trial::{Guest, GuestPlan, Trial, request_to};
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, request_to};
 
-use godwit_lab::{BitRate, LabOptions, clock};
-use godwit_migration::{EngineKind, Outcome, Phase, millis};
+use godwit_lab::{BitRate, Hooks, LabOptions, clock};
+use godwit_migration::{EngineKind, Outcome, Phase, Report, millis};
 use godwit_qemu::ByteSize;
 use serde::Serialize;
 
@@ -16,12 +16,18 @@ use crate::figures::Spread;
 use crate::machine::Machine;
 use crate::results::{self, as_text};
 
-/// When to cancel, by the phase that has begun.
-const MOMENTS: [Phase; 3] = [Phase::PreCopy, Phase::Convergence, Phase::Switchover];
+/// When to cancel: as soon as a phase has begun, or at a point that is held until the cancel has come. A switchover takes milliseconds, and
+/// most are over before a cancel comes.
+const MOMENTS: [(Phase, Option<&str>); 4] = [
+    (Phase::PreCopy, None),
+    (Phase::Convergence, None),
+    (Phase::Switchover, None),
+    // The guest stands still, its last pages are on their way, and the commit is not.
+    (Phase::Switchover, Some("source.write-device-state")),
+];
 /// What a cancelled guest may be silent for at most.
 const PROMISED_MS: f64 = 100.0;
-/// Migrations begun for each one that is to be cancelled, at most: a switchover takes milliseconds, and most are over before the cancel
-/// comes.
+/// Migrations begun for each one that is to be cancelled, at most.
 const MOST_TRIES: u32 = 4;
 
 /// Options of the scenario.
@@ -60,11 +66,11 @@ pub(crate) struct Settings {
 /// One cancelled migration.
 #[derive(Debug, Clone, Serialize)]
 struct Run {
-    /// From the command's start until the migration was over.
+    /// From the command's start until the migration was over; where a point was held, from when it was let go.
     over_ms: f64,
-    /// The guest's longest silence, from a second before the migration until it was over.
+    /// The guest's longest silence, from a second before the migration until it was over; where a point was held, from when it was let go.
     silence_ms: f64,
-    /// How long its vCPUs stood still, where they did.
+    /// How long its vCPUs stood still, where they did, a held point's time included.
     stood_still_ms: Option<f64>,
 }
 
@@ -72,6 +78,8 @@ struct Run {
 #[derive(Debug, Serialize)]
 struct Part {
     moment: Phase,
+    /// The point that was held.
+    held: Option<&'static str>,
     /// Migrations that were over before they could be cancelled.
     too_late: u32,
     runs: Vec<Run>,
@@ -88,7 +96,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         "settings  guest of {} with {} in use, {}; link {}; {} cancelled migrations a moment, by `godwit migration cancel`\n",
         settings.memory, settings.fill, settings.workload, settings.link, settings.runs
     );
-    let options = LabOptions { link: Some(settings.link), ..LabOptions::default() };
+    let hooks = Hooks { holds: true, ..Hooks::default() };
+    let options = LabOptions { link: Some(settings.link), hooks, ..LabOptions::default() };
     let trial = Trial::begin_with("bench-cancel", options)?.context("no lab can be had here")?;
     let plan = GuestPlan {
         memory: vec![settings.memory],
@@ -98,15 +107,15 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     };
     let mut guest = trial.guest("a", &plan)?;
     println!(
-        "{:12} {:>4} {:>8}  silence of the guest, ms       until it was over, ms",
+        "{:16} {:>4} {:>8}  silence of the guest, ms       until it was over, ms",
         "cancelled in", "n", "too late"
     );
     let mut parts = Vec::new();
-    for moment in MOMENTS {
-        let part = measure(settings, &trial, &mut guest, moment)?;
+    for (moment, held) in MOMENTS {
+        let part = measure(settings, &trial, &mut guest, moment, held)?;
         println!(
-            "{:12} {:4} {:8}  {:30} {}{}",
-            moment.name(),
+            "{:16} {:4} {:8}  {:30} {}{}",
+            format!("{}{}", moment.name(), if held.is_some() { ", held" } else { "" }),
             part.runs.len(),
             part.too_late,
             text(part.silence_ms),
@@ -115,6 +124,9 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         );
         parts.push(part);
     }
+    println!(
+        "\nheld: the guest stands still at a point before the commit until the cancel has come; times are from then on."
+    );
     guest.verify()?;
     trial.finish()?;
     results::write(&settings.out, "cancel", &machine, settings, &serde_json::json!({ "parts": parts }))?;
@@ -127,10 +139,20 @@ fn text(spread: Option<Spread>) -> String {
     })
 }
 
-fn measure(settings: &Settings, trial: &Trial, guest: &mut Guest, moment: Phase) -> Result<Part> {
+fn measure(
+    settings: &Settings,
+    trial: &Trial,
+    guest: &mut Guest,
+    moment: Phase,
+    held: Option<&'static str>,
+) -> Result<Part> {
     let (mut runs, mut too_late) = (Vec::new(), 0);
     for _ in 0..settings.runs * MOST_TRIES {
-        match cancel_in(trial, guest, moment)? {
+        let cancelled = match held {
+            None => cancel_in(trial, guest, moment)?,
+            Some(point) => cancel_at(trial, guest, point)?,
+        };
+        match cancelled {
             Some(run) => runs.push(run),
             None => too_late += 1,
         }
@@ -141,23 +163,43 @@ fn measure(settings: &Settings, trial: &Trial, guest: &mut Guest, moment: Phase)
     let silence_ms = Spread::of(runs.iter().map(|run| run.silence_ms));
     let over_ms = Spread::of(runs.iter().map(|run| run.over_ms));
     let met = silence_ms.map(|spread| spread.max <= PROMISED_MS);
-    Ok(Part { moment, too_late, runs, silence_ms, over_ms, met })
+    Ok(Part { moment, held, too_late, runs, silence_ms, over_ms, met })
 }
 
 /// One migration that is cancelled as soon as that phase is told; none: it was over by then.
 fn cancel_in(trial: &Trial, guest: &mut Guest, moment: Phase) -> Result<Option<Run>> {
-    let request = guest.to_other_host();
+    let request = request_to(&guest.to_other_host().to, EngineKind::Godwit);
     let since_ns = guest.watch()?;
-    let mut migration =
-        trial.begin_migration(&guest.name, &guest.host, &request_to(&request.to, EngineKind::Godwit))?;
+    let mut migration = trial.begin_migration(&guest.name, &guest.host, &request)?;
     migration.until(|progress| progress.phase >= moment && progress.sent_bytes > 0)?;
     let asked = Instant::now();
     // Refused where it is over by now.
     trial.godwit(&["migration", "cancel", &migration.id])?;
     let report = migration.report()?;
-    let over_ms = millis(asked.elapsed());
+    felt(guest, &request.to, &report, since_ns, millis(asked.elapsed()))
+}
+
+/// One migration that stands still at a point until it has been cancelled; none: it was over all the same.
+fn cancel_at(trial: &Trial, guest: &mut Guest, point: &str) -> Result<Option<Run>> {
+    let request = request_to(&guest.to_other_host().to, EngineKind::Godwit);
+    let held = trial.hold(&guest.host, point)?;
+    guest.watch()?;
+    let migration = trial.begin_migration(&guest.name, &guest.host, &request)?;
+    held.reached(LIMIT)?;
+    migration.cancel()?;
+    let (let_go, let_go_ns) = (Instant::now(), clock::monotonic_ns());
+    drop(held);
+    // Its first answer ends a silence that began before.
+    let answered_ns = guest.wait_answer()?;
+    let report = migration.report()?;
+    let run = felt(guest, &request.to, &report, answered_ns, millis(let_go.elapsed()))?;
+    Ok(run.map(|run| Run { silence_ms: run.silence_ms.max(millis_between(let_go_ns, answered_ns)), ..run }))
+}
+
+/// What the guest's users felt of a migration that is over; none where it was not cancelled.
+fn felt(guest: &mut Guest, to: &str, report: &Report, since_ns: u64, over_ms: f64) -> Result<Option<Run>> {
     if report.outcome == Outcome::Completed {
-        guest.host = request.to;
+        to.clone_into(&mut guest.host);
     }
     let until_ns = guest.wait_answer()?.max(clock::monotonic_ns());
     let gaps = guest.gaps(since_ns, until_ns)?;
@@ -167,10 +209,11 @@ fn cancel_in(trial: &Trial, guest: &mut Guest, moment: Phase) -> Result<Option<R
         Outcome::Completed => return Ok(None),
         Outcome::Failed | Outcome::InDoubt => bail!("{report:#?}"),
     }
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "a gap is shorter than the 104 days that f64 holds exactly"
-    )]
-    let silence_ms = gaps.longest_gap_ns.unwrap_or(until_ns - since_ns) as f64 / 1e6;
+    let gap_ms = gaps.longest_gap_ns.map(|gap_ns| millis(Duration::from_nanos(gap_ns)));
+    let silence_ms = gap_ms.unwrap_or_else(|| millis_between(since_ns, until_ns));
     Ok(Some(Run { over_ms, silence_ms, stood_still_ms: report.switchover_ms }))
+}
+
+fn millis_between(since_ns: u64, until_ns: u64) -> f64 {
+    millis(Duration::from_nanos(until_ns.saturating_sub(since_ns)))
 }

@@ -295,14 +295,24 @@ impl Scene {
         let mut blow = Blow::new(trial, cell.fault, source, destination);
         blow.strike(&mut moving).context("the fault could not be done")?;
         drop(held);
-        if cell.moment == Moment::PageIn {
-            // Where the agent still lives that is told so.
-            let _ = moving.limit("none");
+        let unlimited = || {
+            if cell.moment == Moment::PageIn {
+                // Where the agent still lives that is told so.
+                let _ = moving.limit("none");
+            }
+        };
+        // An agent that stands still answers nothing: it would be waited for.
+        let answers = cell.fault != Fault::SilentSource;
+        if answers {
+            unlimited();
         }
         let lasted = blow.last(&moving);
         let held_up = self.check_while_it_lasts(cell, source, lasted);
         blow.mend().context("the fault could not be mended")?;
         held_up?;
+        if !answers {
+            unlimited();
+        }
         Ok(moving.report(REPORT_LIMIT))
     }
 
