@@ -14,7 +14,7 @@ fn wait_generations(trial: &Trial, host: &str, count: usize) -> Result<()> {
 fn there_and_back(trial: &Trial, accel: Accel) -> Result<()> {
     trial.bare_guest("a", "bare", accel)?;
     wait_generations(trial, "a", 2)?;
-    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+    for (from, to) in [("a", "b"), ("b", "a")] {
         let report = trial.move_silent("bare", from, &MigrationRequest::to(to))?;
         // It checks each page in each sweep: two thousand sweeps after the move, all are as it left them.
         wait_generations(trial, to, 3)?;
@@ -26,7 +26,7 @@ fn there_and_back(trial: &Trial, accel: Accel) -> Result<()> {
         );
         ensure!(trial.vm(from, "bare").is_err(), "it is still on host {from}");
     }
-    trial.delete("b", "bare")?;
+    trial.delete("a", "bare")?;
     Ok(())
 }
 
