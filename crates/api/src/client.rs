@@ -62,10 +62,11 @@ impl FromStr for Endpoint {
         };
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            if !path.starts_with('/') {
+            let Some(below_root) = path.strip_prefix('/') else {
                 return Err(wrong("the path is not absolute"));
-            }
-            return Ok(Endpoint::Unix(path.into()));
+            };
+            // More slashes in front mean the same, and would be read as another path once written behind `unix:`.
+            return Ok(Endpoint::Unix(format!("/{}", below_root.trim_start_matches('/')).into()));
         }
         let uri: Uri = text.parse().map_err(|error| wrong(&format!("{error}")))?;
         match (uri.scheme_str(), uri.authority()) {
@@ -215,6 +216,11 @@ impl Client {
     /// Deletes a stopped VM's definition and everything kept for it.
     pub async fn delete_vm(&self, name: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/vms/{}", segment(name))).await
+    }
+
+    /// The same of a VM in doubt too: what is here of its guest is given up, which may be all that there is of it.
+    pub async fn give_up_vm(&self, name: &str) -> Result<(), ClientError> {
+        self.delete(&format!("/v1/vms/{}?force=true", segment(name))).await
     }
 
     /// Says which host the guest of a VM in doubt runs on.
@@ -486,6 +492,10 @@ mod tests {
     fn endpoints_are_read_and_written() {
         for text in ["unix:/run/godwit/agent.sock", "https://10.77.0.11:7700", "http://[fd77::11]:7700"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+        for text in ["unix:////", "unix:///run//agent.sock", "unix:////run/agent.sock"] {
+            let read: Endpoint = text.parse().unwrap();
+            assert_eq!(read.to_string().parse::<Endpoint>().unwrap(), read, "{text}");
         }
         for (text, word) in [
             ("10.77.0.11:7700", "http://"),

@@ -286,7 +286,7 @@ pub(crate) enum VmCommand {
     Delete {
         /// Its name
         name: String,
-        /// Stop it first, at once
+        /// Stop it first, at once; of a VM in doubt, give up what is here, which may be all that there is of its guest
         #[arg(long)]
         force: bool,
     },

@@ -7,6 +7,7 @@ mod line;
 
 use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions, Resolve, VmInfo,
+    VmState,
 };
 use godwit_migration::{Compression, EngineKind, PageInUse, ReferenceUse, Report};
 use serde_json::json;
@@ -191,9 +192,7 @@ async fn follow(
 /// The stream ended without a report: the agent knows how it went, if it can still be asked.
 async fn broken_off(client: &Client, id: &str) -> Result<Report, Failure> {
     let lost = |why: String| {
-        let mend = format!(
-            "the guest runs on at one of the two hosts: see `godwit vm list` and `godwit migration show {id}`"
-        );
+        let mend = "what became of it is not known here: start that agent again, then see `godwit vm list` and `vm show` (running, or in doubt); its report has gone with the agent if that ended";
         Failure::new(Exit::Unreachable, format!("the agent was lost during migration {id}: {why}"), mend)
     };
     let status = client.migration(id).await.map_err(|error| lost(error.to_string()))?;
@@ -262,6 +261,13 @@ async fn resolve(
 ) -> Result<Exit, Failure> {
     hosts.check(&word.runs_on)?;
     let (answers, _) = hosts.ask_all(only, output, Client::vms).await?;
+    let runs = |info: &VmInfo| info.name == vm && info.state == VmState::Running && !info.in_doubt;
+    let runner = answers.iter().find(|(_, vms)| vms.iter().any(runs)).map(|(host, _)| *host);
+    if let Some(runner) = runner.filter(|runner| *runner != word.runs_on) {
+        let message = format!("host {runner} answers and runs VM {vm}: it can't be host {}'s", word.runs_on);
+        let mend = format!("mend the link between the two hosts, or say `--runs-on {runner}`");
+        return Err(Failure::new(Exit::Conflict, message, mend));
+    }
     let in_doubt = |vms: Vec<VmInfo>| vms.into_iter().any(|known| known.name == vm && known.in_doubt);
     let mut asked: Vec<&str> =
         answers.into_iter().filter_map(|(host, vms)| in_doubt(vms).then_some(host)).collect();
@@ -273,7 +279,12 @@ async fn resolve(
     for (host, client) in hosts.chosen(None)?.into_iter().filter(|(host, _)| asked.contains(host)) {
         let resolved = client.resolve(vm, word).await?;
         let text = match &resolved.vm {
-            Some(info) => format!("VM {vm} is host {host}'s, and {}", info.state),
+            Some(info) if info.state == VmState::Failed => {
+                format!(
+                    "VM {vm} is host {host}'s now. Its guest was ended: `godwit vm start {vm}` boots it from its disks"
+                )
+            }
+            Some(info) => format!("VM {vm} is host {host}'s now, and {}", info.state),
             None => format!("VM {vm} is host {}'s; nothing of it is left on host {host}", word.runs_on),
         };
         answers.push((json!({ "host": host, "vm": resolved.vm }), text));

@@ -73,7 +73,10 @@ async fn refuse_second(name: &str, hosts: &Hosts, output: Output) -> Result<(), 
 }
 
 fn told(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
-    output.result(vm, || format!("VM {} on host {} is {}", vm.name, vm.host, vm.state))?;
+    output.result(vm, || match vm.in_doubt {
+        true => format!("VM {} on host {} is still in doubt, and has no process there", vm.name, vm.host),
+        false => format!("VM {} on host {} is {}", vm.name, vm.host, vm.state),
+    })?;
     Ok(Exit::Ok)
 }
 
@@ -92,7 +95,7 @@ fn row(vm: &VmInfo) -> Vec<String> {
     vec![
         vm.name.clone(),
         vm.host.clone(),
-        vm.state.to_string(),
+        state(vm),
         byte_count(vm.memory_bytes),
         vm.vcpus.to_string(),
         vm.accel.clone(),
@@ -100,14 +103,26 @@ fn row(vm: &VmInfo) -> Vec<String> {
     ]
 }
 
+/// What it does; of one in doubt, that comes first.
+fn state(vm: &VmInfo) -> String {
+    if vm.in_doubt { format!("in doubt ({})", vm.state) } else { vm.state.to_string() }
+}
+
 fn addresses(vm: &VmInfo) -> String {
     vm.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
 fn describe(vm: &VmInfo) -> String {
-    let mut lines = vec![("vm", vm.name.clone()), ("host", vm.host.clone()), ("state", vm.state.to_string())];
+    let mut lines = vec![("vm", vm.name.clone()), ("host", vm.host.clone()), ("state", state(vm))];
     if let Some(reason) = &vm.reason {
         lines.push(("reason", reason.clone()));
+    }
+    if vm.in_doubt {
+        let mend = format!(
+            "start the other host's agent, or mend the link: it settles within seconds. Gone for good: power it off, then `godwit migration resolve {} --runs-on {}`",
+            vm.name, vm.host
+        );
+        lines.push(("what to do", mend));
     }
     if let Some(migration) = &vm.migration {
         lines.push(("migration", migration.clone()));
@@ -152,10 +167,14 @@ async fn delete(
 ) -> Result<Exit, Failure> {
     let found = hosts.find(name, only, output).await?;
     let has_process = !matches!(found.vm.state, VmState::Stopped | VmState::Failed);
-    if force && has_process {
+    if force && has_process && !found.vm.in_doubt {
         found.client.stop_vm(name, StopVm { force: true, grace_ms: None }).await?;
     }
-    found.client.delete_vm(name).await?;
+    if force {
+        found.client.give_up_vm(name).await?;
+    } else {
+        found.client.delete_vm(name).await?;
+    }
     output.result(&json!({ "deleted": name, "host": found.host }), || {
         format!("VM {name} on host {} is deleted", found.host)
     })?;

@@ -178,7 +178,7 @@ fn a_shadow_is_removed_without_a_trace() {
         for refused in [
             agent.stop("web", Default::default()).await.err(),
             agent.start("web").await.err(),
-            agent.delete("web").await.err(),
+            agent.delete("web", false).await.err(),
         ] {
             assert_eq!(refused.unwrap().code, ErrorCode::Busy);
         }
@@ -341,13 +341,13 @@ fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.in_doubt), (VmState::Paused, false));
         assert!(info.reason.is_some_and(|reason| reason.contains("fetches pages")));
-        assert_eq!(agent.delete("web").await.unwrap_err().code, ErrorCode::Busy);
+        assert_eq!(agent.delete("web", false).await.unwrap_err().code, ErrorCode::Busy);
         // Its end is the end of what was kept.
         for pid in host.qemus() {
             support::kill(pid);
         }
         until("its end is seen", async || agent.vm_info("web").unwrap().in_doubt).await;
-        agent.delete("web").await.unwrap();
+        agent.delete("web", true).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -370,11 +370,11 @@ fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
         let refused = agent.start("web").await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::WrongState);
         assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
-        assert!(agent.delete("web").await.is_err());
+        assert!(agent.delete("web", false).await.is_err());
         assert!(ram.join("web.missing").exists());
         agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         assert!(!ram.join("web.missing").exists());
-        agent.delete("web").await.unwrap();
+        agent.delete("web", false).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -387,7 +387,7 @@ fn a_stop_ends_no_doubt_and_a_delete_does() {
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         agent.hold_in_doubt("web", "b").await;
-        agent.stop("web", Default::default()).await.unwrap();
+        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         let refused = agent.start("web").await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InDoubt);
     });
@@ -396,7 +396,7 @@ fn a_stop_ends_no_doubt_and_a_delete_does() {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let refused = agent.start("web").await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InDoubt);
-        agent.delete("web").await.unwrap();
+        agent.delete("web", true).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -424,7 +424,7 @@ fn a_qemu_that_answers_late_is_adopted_late() {
         let back = agent.resolve_doubt("web", word).await.unwrap().vm.unwrap();
         assert_eq!((back.state, back.epoch), (VmState::Running, 3));
         agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
-        agent.delete("web").await.unwrap();
+        agent.delete("web", true).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -479,14 +479,14 @@ fn a_qemu_that_does_not_answer_is_not_started_twice() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Failed);
-        for refused in [agent.start("web").await.err(), agent.delete("web").await.err()] {
+        for refused in [agent.start("web").await.err(), agent.delete("web", false).await.err()] {
             let refused = refused.unwrap();
             assert!(refused.code == ErrorCode::WrongState && refused.mend.contains("--force"), "{refused}");
         }
         assert_eq!(host.qemus().len(), 1);
         agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         assert!(host.qemus().is_empty());
-        agent.delete("web").await.unwrap();
+        agent.delete("web", false).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }

@@ -357,7 +357,7 @@ impl Agent {
 
     /// At the destination: the source has taken back what may have run here and is gone.
     async fn forget_shadow(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        let begun = self.begin(name, &Operation::Delete)?;
+        let begun = self.begin(name, &Operation::Delete { force: true })?;
         if let Some(vm) = &begun.vm {
             vm.process.kill().await;
         }

@@ -33,7 +33,7 @@ impl Agent {
                 if request.start { agent.start_now(&name).await } else { Ok(()) }
             };
             if let Err(error) = made.await {
-                let _ = agent.delete_now(&name).await;
+                let _ = agent.delete_now(&name, false).await;
                 return Err(error);
             }
             tracing::info!(vm = name, "created");
@@ -62,10 +62,10 @@ impl Agent {
         .await
     }
 
-    /// Forgets a stopped VM and all that was kept for it.
-    pub async fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+    /// Forgets a stopped VM and all that was kept for it; with `force` one in doubt too, whose guest may be nowhere else.
+    pub async fn delete(self: &Arc<Self>, name: &str, force: bool) -> Result<(), ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
-        whole(async move { agent.delete_now(&name).await }).await
+        whole(async move { agent.delete_now(&name, force).await }).await
     }
 
     /// Settles what a specification leaves open, for this host.
@@ -243,11 +243,11 @@ impl Agent {
         Ok(())
     }
 
-    async fn delete_now(&self, name: &str) -> Result<(), ApiError> {
-        let begun = self.begin(name, &Operation::Delete)?;
+    async fn delete_now(&self, name: &str, force: bool) -> Result<(), ApiError> {
+        let begun = self.begin(name, &Operation::Delete { force })?;
         let gone = async {
             match (&begun.vm, &begun.before) {
-                // In doubt, and its operator says that the other host has it.
+                // In doubt, and its operator gives up what is here.
                 (Some(vm), _) => {
                     vm.process.kill().await;
                     References::withdraw(vm);

@@ -258,7 +258,7 @@ impl Agent {
         let keeps_pages_for = record.pages_kept_for().filter(|_| vm.is_some()).map(str::to_owned);
         let reason = match &keeps_pages_for {
             None => format!(
-                "host {to} may run it: the link broke at the hand-over. Host {to} is asked until it answers"
+                "host {to} may run it: the link or an agent was lost at the hand-over; host {to} is asked until it answers"
             ),
             Some(to) => format!("host {to} ran it, or may, and lacks pages that are kept here"),
         };

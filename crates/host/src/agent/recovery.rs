@@ -585,8 +585,14 @@ fn as_recovered(recovery: Recovery, record: &SavedVm, runs: bool) -> (Condition,
             (Condition::KeepsPages { to: to.to_owned() }, Some(keeps_pages(to)))
         }
         (Recovery::AskDestination, None) => {
-            let reason = "another host may run it: the link broke at the hand-over. It is asked";
-            (Condition::InDoubt { keeps_pages_for: None }, Some(reason.to_owned()))
+            let to = record
+                .other
+                .as_ref()
+                .map_or("another host".to_owned(), |other| format!("host {}", other.name));
+            let reason = format!(
+                "{to} may run it: the link or an agent was lost at the hand-over; {to} is asked until it answers"
+            );
+            (Condition::InDoubt { keeps_pages_for: None }, Some(reason))
         }
         _ if runs => (Condition::Running, None),
         _ => (Condition::Paused, Some("it was paused when the agent started".to_owned())),

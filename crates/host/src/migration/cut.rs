@@ -68,8 +68,10 @@ impl Outgoing {
                 Ok(Err(ClientError::Refused(error)))
                     if matches!(error.code, ErrorCode::NotFound | ErrorCode::WrongState) =>
                 {
-                    let detail =
-                        format!("{}; the destination has let go of it: {}", why.detail, error.message);
+                    let detail = format!(
+                        "{}; the destination has let go of it: its agent was started anew meanwhile, or has ended it ({})",
+                        why.detail, error.message
+                    );
                     return Err(Failure::new(FailureCode::LaneLost, detail));
                 }
                 Ok(Err(error)) => {

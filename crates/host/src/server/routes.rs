@@ -115,8 +115,18 @@ async fn show_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>) -> A
     Ok(Json(agent.vm_info(&name)?))
 }
 
-async fn delete_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>) -> Result<StatusCode, Refusal> {
-    agent.delete(&name).await?;
+#[derive(Debug, Deserialize)]
+struct DeleteQuery {
+    #[serde(default)]
+    force: bool,
+}
+
+async fn delete_vm(
+    State(agent): State<Arc<Agent>>,
+    Path(name): Path<String>,
+    Query(query): Query<DeleteQuery>,
+) -> Result<StatusCode, Refusal> {
+    agent.delete(&name, query.force).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

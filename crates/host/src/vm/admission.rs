@@ -62,8 +62,11 @@ pub(crate) enum Operation {
         /// Nobody is asked.
         force: bool,
     },
-    /// Forget it.
-    Delete,
+    /// Forget it; `force`: also in doubt, where what is here may be the only copy of its guest.
+    Delete {
+        /// What is here is given up.
+        force: bool,
+    },
     /// Move it to another host.
     MigrateOut {
         /// The migration.
@@ -88,12 +91,25 @@ impl Operation {
         match self {
             Operation::Start => "started",
             Operation::Stop { .. } => "stopped",
-            Operation::Delete => "deleted",
+            Operation::Delete { .. } => "deleted",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => "let go by a migration",
             Operation::TakeBack => "taken back",
             Operation::Promote => "taken over",
             Operation::Discard => "discarded",
+        }
+    }
+
+    /// What else an operator can do who means this operation all the same.
+    fn beyond_a_doubt(&self) -> &'static str {
+        match self {
+            Operation::Stop { .. } => {
+                "; `--force` ends what is here, which may be all that there is of its guest, and the doubt stays"
+            }
+            Operation::Delete { .. } => {
+                "; `--force` gives up what is here, which may be all that there is of it"
+            }
+            _ => "",
         }
     }
 }
@@ -106,18 +122,11 @@ impl Condition {
         Ok(match (self, operation) {
             (C::Stopped | C::Failed | C::Paused, O::Start)
             | (C::InDoubt { .. } | C::KeepsPages { .. }, O::TakeBack) => C::Starting,
-            (
-                C::Running
-                | C::Paused
-                | C::InDoubt { keeps_pages_for: None }
-                | C::Failed
-                | C::LacksPages { .. },
-                O::Stop { .. },
-            )
-            | (C::Adopting, O::Stop { force: true }) => C::Stopping,
-            (C::Stopped | C::Failed | C::InDoubt { .. }, O::Delete) | (C::MigratingIn { .. }, O::Discard) => {
-                C::Deleting
-            }
+            (C::Running | C::Paused | C::Failed | C::LacksPages { .. }, O::Stop { .. })
+            | (C::Adopting | C::InDoubt { keeps_pages_for: None }, O::Stop { force: true }) => C::Stopping,
+            (C::Stopped | C::Failed, O::Delete { .. })
+            | (C::InDoubt { .. }, O::Delete { force: true })
+            | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
             }
@@ -154,11 +163,11 @@ impl Condition {
             Condition::KeepsPages { .. }
             | Condition::LacksPages { .. }
             | Condition::Adopting
-            | Condition::InDoubt { .. } => self.obstacle_elsewhere(vm),
+            | Condition::InDoubt { .. } => self.obstacle_elsewhere(vm, operation),
             Condition::Starting => busy("a start is under way", "wait for it"),
             Condition::Stopping => busy("a stop is under way", "wait for it"),
             Condition::Deleting => busy("a deletion is under way", ""),
-            Condition::Running | Condition::Paused if matches!(operation, Operation::Delete) => {
+            Condition::Running | Condition::Paused if matches!(operation, Operation::Delete { .. }) => {
                 wrong("stop it first")
             }
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
@@ -172,13 +181,13 @@ impl Condition {
     }
 
     /// The obstacle where the guest, or some of its memory, is or may be at another host.
-    fn obstacle_elsewhere(&self, vm: &str) -> (ErrorCode, String, String) {
+    fn obstacle_elsewhere(&self, vm: &str, operation: &Operation) -> (ErrorCode, String, String) {
         match self {
             Condition::KeepsPages { to } => (
                 ErrorCode::Busy,
                 format!("host {to} runs it, or may, and fetches pages of it from here"),
                 format!(
-                    "wait until host {to} has them; if that host is gone for good and powered off, so is the guest as it ran there: `godwit migration resolve {vm} --runs-on` this host gives it up, and a start boots it from its disks"
+                    "wait until host {to} has them; if that host is gone for good and powered off, so is the guest as it ran there: `godwit migration resolve {vm} --runs-on HOST`, with this host's name, gives it up, and a start boots it from its disks"
                 ),
             ),
             Condition::LacksPages { from } => (
@@ -196,14 +205,16 @@ impl Condition {
                     "it was handed over to host {to}, and pages that the guest lacks there are here alone"
                 ),
                 format!(
-                    "host {to} is asked until it answers; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on` this host"
+                    "host {to} is asked until it answers: mend it or the link; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on HOST` with this host's name{}",
+                    operation.beyond_a_doubt()
                 ),
             ),
             Condition::InDoubt { keeps_pages_for: None } => (
                 ErrorCode::InDoubt,
-                "the link broke at the hand-over and another host may run it".to_owned(),
+                "the link or an agent was lost at its hand-over, and another host may run it".to_owned(),
                 format!(
-                    "the other host is asked until it answers; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on` this host"
+                    "the other host is asked until it answers: mend it or the link; if it is gone for good, power it off, then `godwit migration resolve {vm} --runs-on HOST` with this host's name{}",
+                    operation.beyond_a_doubt()
                 ),
             ),
             _ => (
@@ -233,7 +244,7 @@ impl Condition {
         match self {
             // A stop in passing is refused: pages would go with it.
             Condition::InDoubt { keeps_pages_for: Some(_) } => format!(
-                "end it with `kill -9 {pid}`, then start the VM as before; `godwit vm delete` ends it too, and forgets the VM"
+                "end it with `kill -9 {pid}`, then start the VM as before; `godwit vm delete --force` ends it too, and forgets the VM"
             ),
             _ => "end it with `godwit vm stop --force`, then start the VM".to_owned(),
         }
@@ -303,7 +314,7 @@ mod tests {
         prop_oneof![
             Just(Operation::Start),
             any::<bool>().prop_map(|force| Operation::Stop { force }),
-            Just(Operation::Delete),
+            any::<bool>().prop_map(|force| Operation::Delete { force }),
             Just(Operation::MigrateOut { migration: "m1".into() }),
             Just(Operation::EndMigration),
             Just(Operation::HoldInDoubt),
@@ -329,7 +340,7 @@ mod tests {
             Condition::LacksPages { .. } => matches!(operation, O::Stop { .. }),
             Condition::KeepsPages { .. } => matches!(operation, O::HoldInDoubt | O::Release),
             Condition::InDoubt { keeps_pages_for: Some(_) } => {
-                matches!(operation, O::Delete | O::Release)
+                matches!(operation, O::Delete { force: true } | O::Release)
             }
             _ => true,
         }
@@ -377,7 +388,7 @@ mod tests {
                     Ok(next) => {
                         prop_assert!(!under_way, "two operations at once");
                         prop_assert!(is_harmless(&before, &operation), "{before:?} {operation:?}");
-                        if let Operation::Delete = operation {
+                        if let Operation::Delete { .. } = operation {
                             prop_assert!(!vm.process || before.is_in_doubt(), "deleted a guest that runs");
                         }
                         if let Operation::MigrateOut { .. } = operation { prop_assert!(vm.process) }
@@ -422,7 +433,20 @@ mod tests {
             assert!(!error.mend.contains("if it runs there, `godwit vm delete`"), "{error}");
             assert!(error.message.contains("host b") && error.mend.contains("resolve"), "{error}");
         }
-        doubt.admit("web", &Operation::Delete).unwrap();
+        let error = doubt.admit("web", &Operation::Delete { force: false }).unwrap_err();
+        assert!(error.code == ErrorCode::InDoubt && error.mend.contains("--force"), "{error}");
+        doubt.admit("web", &Operation::Delete { force: true }).unwrap();
+    }
+
+    #[test]
+    fn what_may_be_the_only_copy_is_not_ended_in_passing() {
+        let doubt = Condition::InDoubt { keeps_pages_for: None };
+        for operation in [Operation::Stop { force: false }, Operation::Delete { force: false }] {
+            let error = doubt.admit("web", &operation).unwrap_err();
+            assert!(error.code == ErrorCode::InDoubt && error.mend.contains("--force"), "{error}");
+        }
+        assert_eq!(doubt.admit("web", &Operation::Stop { force: true }).unwrap(), Condition::Stopping);
+        assert_eq!(doubt.admit("web", &Operation::Delete { force: true }).unwrap(), Condition::Deleting);
     }
 
     #[test]
@@ -437,7 +461,7 @@ mod tests {
             assert_eq!(mend.contains("kill -9 42"), !stops, "{mend}");
         }
         for waits in [Condition::Adopting, Condition::LacksPages { from: "a".to_owned() }] {
-            waits.admit("web", &Operation::Delete).unwrap_err();
+            waits.admit("web", &Operation::Delete { force: true }).unwrap_err();
             assert!(!waits.mend_of_name().contains("delete that"), "{waits:?}");
             waits.admit("web", &Operation::Start).unwrap_err();
             assert!(!waits.without_console("web").mend.contains("start"), "{waits:?}");
@@ -448,9 +472,11 @@ mod tests {
     #[test]
     fn a_guest_that_lacks_pages_is_ended_and_nothing_else() {
         let lacks = Condition::LacksPages { from: "a".to_owned() };
-        for operation in
-            [Operation::Start, Operation::Delete, Operation::MigrateOut { migration: "m1".to_owned() }]
-        {
+        for operation in [
+            Operation::Start,
+            Operation::Delete { force: true },
+            Operation::MigrateOut { migration: "m1".to_owned() },
+        ] {
             let error = lacks.admit("web", &operation).unwrap_err();
             assert!(error.message.contains("host a") && error.mend.contains("restart"), "{error}");
             Condition::Adopting.admit("web", &operation).unwrap_err();
