@@ -421,7 +421,7 @@ mod tests {
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         let error = doubt.admit("web", &Operation::Start).unwrap_err();
         assert_eq!(error.code, ErrorCode::InDoubt);
-        assert!(error.mend.contains("`godwit migration resolve web --runs-on`"), "{error}");
+        assert!(error.mend.contains("`godwit migration resolve web --runs-on HOST`"), "{error}");
     }
 
     #[test]
