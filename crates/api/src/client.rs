@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use godwit_migration::DryRun;
-use godwit_pki::Identity;
+use godwit_pki::{Identity, Trust};
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
-use http::{Method, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -24,11 +24,12 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
 
 use crate::{
-    ApiError, CreateVm, ErrorCode, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvents,
-    MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, Resolve, Resolved, SetLimit,
-    StopVm, VmInfo,
+    ApiError, CreateVm, ErrorCode, HostEvents, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted,
+    MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, Resolve,
+    Resolved, SetLimit, SetPeers, StopVm, VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.
@@ -150,8 +151,8 @@ fn hint(endpoint: &Endpoint) -> &'static str {
 #[derive(Clone, Debug)]
 pub struct Client {
     endpoint: Endpoint,
-    /// What it shows by TLS, and the host whose certificate it expects.
-    secure: Option<(Identity, String)>,
+    /// What it shows and trusts by TLS, and the name whose certificate it expects.
+    secure: Option<(Arc<ClientConfig>, String)>,
     most_answer_bytes: usize,
 }
 
@@ -167,8 +168,13 @@ impl Client {
 
     /// The same, which shows `identity` by TLS and speaks to the agent of `host` alone.
     #[must_use]
-    pub fn secure(endpoint: Endpoint, identity: Identity, host: impl Into<String>) -> Self {
-        Client { secure: Some((identity, host.into())), ..Client::new(endpoint) }
+    pub fn secure(endpoint: Endpoint, identity: &Identity, host: impl Into<String>) -> Self {
+        Client { secure: Some((Arc::clone(identity.client()), host.into())), ..Client::new(endpoint) }
+    }
+
+    /// The same, which shows no certificate, for who lets people in by something else.
+    pub(crate) fn trusting(endpoint: Endpoint, trust: &Trust, name: impl Into<String>) -> Self {
+        Client { secure: Some((Arc::clone(trust.client()), name.into())), ..Client::new(endpoint) }
     }
 
     /// The same, which reads no longer answers: for an agent that asks another.
@@ -308,6 +314,17 @@ impl Client {
         Ok(MigrationEvents::new(self.endpoint.clone(), response.into_body()))
     }
 
+    /// Follows everything the host has; begins with all of it.
+    pub async fn watch(&self) -> Result<HostEvents, ClientError> {
+        let response = self.send(Method::GET, "/v1/watch", Bytes::new()).await?;
+        Ok(HostEvents::new(self.endpoint.clone(), response.into_body()))
+    }
+
+    /// Names the hosts that VMs can be moved to, beside those of the host's configuration; in the place of those named before.
+    pub async fn set_peers(&self, peers: &SetPeers) -> Result<SetPeers, ClientError> {
+        self.put("/v1/peers", peers).await
+    }
+
     /// Probes the lanes from this client's host to another; ends with the last event, or with its reader.
     pub async fn probe(&self, request: &ProbeRequest) -> Result<ProbeEvents, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| self.protocol(error))?;
@@ -367,7 +384,24 @@ impl Client {
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError> {
+    /// Passes on what another client has asked, with its headers and whatever the answer is; for a manager that asks another.
+    pub async fn pass_on(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let mut request = Request::builder().method(method).uri(path);
+        request.headers_mut().ok_or_else(|| self.protocol("no path"))?.extend(headers);
+        let request = request.header(HOST, self.authority()).body(Full::new(body));
+        self.exchange(request.map_err(|error| self.protocol(error))?).await
+    }
+
+    pub(crate) async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, ClientError> {
         let stream = tokio::time::timeout(CONNECT_LIMIT, self.connect())
             .await
             .map_err(|_| self.unreachable(format!("no connection within {} s", CONNECT_LIMIT.as_secs())))?
@@ -387,11 +421,11 @@ impl Client {
             Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await?),
             Endpoint::Tcp(authority) => Box::new(connect_tcp(authority).await?),
             Endpoint::Tls(authority) => {
-                let Some((identity, host)) = &self.secure else {
+                let Some((config, host)) = &self.secure else {
                     return Err(std::io::Error::other("there is no certificate to show: set [tls]"));
                 };
                 let name = Identity::server_name(host).map_err(std::io::Error::other)?;
-                let connector = TlsConnector::from(Arc::clone(identity.client()));
+                let connector = TlsConnector::from(Arc::clone(config));
                 Box::new(connector.connect(name, connect_tcp(authority).await?).await?)
             }
         })
@@ -402,7 +436,7 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| self.protocol(error))
     }
 
-    async fn whole(&self, body: Incoming) -> Result<Bytes, ClientError> {
+    pub(crate) async fn whole(&self, body: Incoming) -> Result<Bytes, ClientError> {
         let body = Limited::new(body, self.most_answer_bytes).collect();
         let body = tokio::time::timeout(ANSWER_LIMIT, body)
             .await
@@ -422,7 +456,7 @@ impl Client {
         }
     }
 
-    fn authority(&self) -> &str {
+    pub(crate) fn authority(&self) -> &str {
         match &self.endpoint {
             Endpoint::Unix(_) => "localhost",
             Endpoint::Tcp(authority) | Endpoint::Tls(authority) => authority,
@@ -439,7 +473,7 @@ impl Client {
 }
 
 /// A name as one path segment: everything that could end the segment or the path is percent-encoded.
-fn segment(name: &str) -> String {
+pub(crate) fn segment(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {

@@ -6,7 +6,7 @@ use hyper::body::Incoming;
 
 use crate::client::next_bytes;
 use crate::sse::EventParser;
-use crate::{ClientError, Endpoint, MigrationEvent, ProbeEvent};
+use crate::{ClientError, Endpoint, HostEvent, MigrationEvent, ProbeEvent};
 
 /// An event as its name and its data tell it.
 pub trait Told: Sized {
@@ -38,6 +38,21 @@ impl Told for ProbeEvent {
     }
 }
 
+impl Told for HostEvent {
+    fn read(name: &str, data: &str) -> Result<Option<Self>, serde_json::Error> {
+        Ok(Some(match name {
+            "host" => HostEvent::Host(serde_json::from_str(data)?),
+            "vm" => HostEvent::Vm(serde_json::from_str(data)?),
+            "vm-gone" => HostEvent::VmGone(serde_json::from_str(data)?),
+            "migration" => HostEvent::Migration(serde_json::from_str(data)?),
+            "known" => HostEvent::Known,
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// What a host has and how it changes, until the agent goes away.
+pub type HostEvents = Events<HostEvent>;
 /// A migration's events as they come. The agent closes the stream after the report; before it, the agent went away and the
 /// migration's fate is to be asked for again.
 pub type MigrationEvents = Events<MigrationEvent>;

@@ -4,6 +4,8 @@
 //! What crosses the API is defined here and nowhere else; how an agent carries it out is not known here.
 
 mod client;
+pub mod control;
+mod cpu;
 mod error;
 mod events;
 mod incoming;
@@ -14,8 +16,9 @@ mod types;
 pub use godwit_migration::{BitRate, RateLimit};
 
 pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream};
+pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use error::{ApiError, ErrorCode};
-pub use events::{Events, MigrationEvents, ProbeEvents, Told};
+pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, Told};
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingRun, IncomingState,
     IncomingStatus, PageInAnswer, PageInRequest, PageInState,
@@ -26,9 +29,9 @@ pub use probe::{
 };
 pub use sse::{Event, EventParser};
 pub use types::{
-    CreateVm, DEFAULT_CUT_LIMIT_MS, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE,
+    CreateVm, DEFAULT_CUT_LIMIT_MS, HostEvent, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE,
     MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, NetworkInfo, QemuEngineOptions,
-    ReferencesInfo, Resolve, Resolved, SetLimit, StopVm, VmInfo, VmState,
+    ReferencesInfo, Resolve, Resolved, SetLimit, SetPeers, StopVm, VmInfo, VmState,
 };
 
 /// Where an agent listens for the local command line when nothing else is configured.

@@ -11,7 +11,7 @@ use godwit_migration::{
 use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::{DEFAULT_SWITCHOVER_BUDGET_MS, PageInState};
+use crate::{DEFAULT_SWITCHOVER_BUDGET_MS, HostCpuInfo, PageInState};
 
 /// What a VM does on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -73,12 +73,30 @@ pub struct HostInfo {
     pub qemu_version: Option<String>,
     /// Why it can't be used.
     pub qemu_problem: Option<String>,
+    /// The machine types that it has, by their versioned names; empty: it can't be used, or the agent is of an older version.
+    #[serde(default)]
+    pub machines: Vec<String>,
     /// Whether a 64-bit guest really runs under KVM here; none while nobody has asked QEMU yet.
     pub kvm: Option<bool>,
     /// Why not, or how that is known.
     pub kvm_reason: Option<String>,
     /// Why the external engine can't track memory here; none where it can.
     pub tracking_problem: Option<String>,
+    /// The CPU that guests can have; none while nobody has asked QEMU yet, or where it did not say.
+    #[serde(default)]
+    pub cpu: Option<HostCpuInfo>,
+    /// Why QEMU did not say what CPU guests can have.
+    #[serde(default)]
+    pub cpu_problem: Option<String>,
+    /// Processors that run, each thread of a core counted; 0: the agent is of an older version.
+    #[serde(default)]
+    pub logical_cores: u32,
+    /// Tasks that ran or wanted to, on average over the last minute.
+    #[serde(default)]
+    pub load_average_1min: f64,
+    /// Guest memory that there would be without any VM; 0: the agent is of an older version.
+    #[serde(default)]
+    pub memory_total_bytes: u64,
     /// Guest memory that a new VM can get.
     pub memory_available_bytes: u64,
     /// Guest memory promised to the VMs that are active here.
@@ -92,6 +110,9 @@ pub struct HostInfo {
     pub migration_addresses: Vec<IpAddr>,
     /// The networks that a NIC can join.
     pub networks: BTreeMap<String, NetworkInfo>,
+    /// Directories below which disks of arriving guests have to be; empty: the agent is of an older version.
+    #[serde(default)]
+    pub vm_dirs: Vec<PathBuf>,
     /// The hosts that VMs can be moved to.
     pub peers: BTreeMap<String, String>,
     /// VMs defined here, shadows included.
@@ -259,6 +280,9 @@ impl QemuEngineOptions {
 pub struct MigrationRequest {
     /// The destination, one of the source's peers.
     pub to: String,
+    /// Its name, chosen by who asks: asked for again by the same name, it is not begun again. None: the agent's choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
     /// Who moves the memory.
     #[serde(default)]
     pub engine: EngineKind,
@@ -314,6 +338,7 @@ impl MigrationRequest {
     pub fn to(host: impl Into<String>) -> Self {
         MigrationRequest {
             to: host.into(),
+            id: None,
             engine: EngineKind::default(),
             switchover_budget_ms: DEFAULT_SWITCHOVER_BUDGET_MS,
             policy: Intent::default(),
@@ -388,6 +413,29 @@ pub enum LimitOf {
     Migration,
     /// The lanes that leave from this address of the host.
     Lane(IpAddr),
+}
+
+/// `PUT /v1/peers`: hosts that VMs can be moved to beside those of the configuration, which come first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetPeers {
+    /// Their agents' addresses, by name.
+    pub peers: BTreeMap<String, String>,
+}
+
+/// What `GET /v1/watch` sends: everything that the host has, `known`, and then each change.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostEvent {
+    /// What the host is and has.
+    Host(Box<HostInfo>),
+    /// A VM that is new or has changed.
+    Vm(Box<VmInfo>),
+    /// A VM that the host has no more, by its name.
+    VmGone(String),
+    /// A migration from this host that runs, or has ended since; of those that had ended before, nothing is told.
+    Migration(Box<MigrationStatus>),
+    /// Everything that was there at the beginning has been told.
+    Known,
 }
 
 /// What `GET /v1/migrations/{id}/events` sends: progress, then one report.

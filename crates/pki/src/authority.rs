@@ -7,8 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 use time::{Duration, OffsetDateTime};
 
@@ -24,6 +24,7 @@ const KEY: &str = "ca.key";
 #[derive(Debug)]
 pub struct Authority {
     dir: PathBuf,
+    certificate: PathBuf,
     issuer: Issuer<'static, KeyPair>,
 }
 
@@ -47,6 +48,15 @@ pub struct Issued {
     pub certificate: PathBuf,
     /// Its key, readable by its owner alone.
     pub key: PathBuf,
+}
+
+/// A certificate that was signed for somebody else's key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signed {
+    /// The certificate, PEM.
+    pub certificate: String,
+    /// The authority's own, PEM.
+    pub authority: String,
 }
 
 impl Authority {
@@ -81,22 +91,47 @@ impl Authority {
         if !certificate.exists() {
             return Err(PkiError::NoAuthority { dir: dir.to_owned() });
         }
+        Authority::load(&certificate, &key)
+    }
+
+    /// The authority of a certificate's file and its key's.
+    ///
+    /// # Errors
+    /// [`PkiError::File`], [`PkiError::OpenKey`], [`PkiError::Unreadable`].
+    pub fn load(certificate: &Path, key: &Path) -> Result<Authority, PkiError> {
         let read = |path: &Path| fs::read_to_string(path).map_err(file_error(path, "read"));
         let unreadable = |path: &Path, error: &rcgen::Error| PkiError::Unreadable {
             path: path.to_owned(),
             why: error.to_string(),
         };
-        check_key(&key)?;
-        let pair = KeyPair::from_pem(&read(&key)?).map_err(|error| unreadable(&key, &error))?;
-        let issuer = Issuer::from_ca_cert_pem(&read(&certificate)?, pair)
-            .map_err(|error| unreadable(&certificate, &error))?;
-        Ok(Authority { dir: dir.to_owned(), issuer })
+        check_key(key)?;
+        let pair = KeyPair::from_pem(&read(key)?).map_err(|error| unreadable(key, &error))?;
+        let issuer = Issuer::from_ca_cert_pem(&read(certificate)?, pair)
+            .map_err(|error| unreadable(certificate, &error))?;
+        let dir = certificate.parent().unwrap_or(Path::new("")).to_owned();
+        Ok(Authority { dir, certificate: certificate.to_owned(), issuer })
     }
 
     /// The authority's own certificate: what every host must know.
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
-        self.dir.join(CERTIFICATE)
+        self.certificate.clone()
+    }
+
+    /// Signs a request (PKCS #10, PEM) whose sender proves by it that the key is theirs. Of the request the public key is taken, and nothing
+    /// else: the certificate says what [`Authority::issue`] would have it say.
+    ///
+    /// # Errors
+    /// [`PkiError::BadRequest`], [`PkiError::BadName`], [`PkiError::File`].
+    pub fn sign(&self, request: &str, grant: &Grant) -> Result<Signed, PkiError> {
+        check_name(&grant.name)?;
+        let bad = |error: rcgen::Error| PkiError::BadRequest { why: error.to_string() };
+        let mut request = CertificateSigningRequestParams::from_pem(request).map_err(bad)?;
+        request.params = contents(grant)?;
+        let certificate = request.signed_by(&self.issuer)?.pem();
+        let path = &self.certificate;
+        let authority = fs::read_to_string(path).map_err(file_error(path, "read"))?;
+        Ok(Signed { certificate, authority })
     }
 
     /// Issues a certificate with a key of its own, as `NAME.pem` and `NAME.key` in the authority's directory.
@@ -137,15 +172,7 @@ impl Authority {
 
     /// Each file is written under another name and then takes its place.
     fn write(&self, grant: &Grant, issued: &Issued) -> Result<(), PkiError> {
-        let mut params = CertificateParams::new(vec![grant.name.clone()])?;
-        params.subject_alt_names.extend(grant.addresses.iter().map(|address| SanType::IpAddress(*address)));
-        params.distinguished_name.push(DnType::CommonName, grant.name.clone());
-        params.distinguished_name.push(DnType::OrganizationalUnitName, grant.role.unit());
-        params.use_authority_key_identifier_extension = true;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        (params.not_before, params.not_after) = validity(grant.days);
+        let params = contents(grant)?;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
         let fresh = |path: &Path| path.with_extension("new");
@@ -160,13 +187,30 @@ impl Authority {
     }
 }
 
+/// What a certificate says.
+fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
+    let mut params = CertificateParams::new(vec![grant.name.clone()])?;
+    params.subject_alt_names.extend(grant.addresses.iter().map(|address| SanType::IpAddress(*address)));
+    params.distinguished_name.push(DnType::CommonName, grant.name.clone());
+    params.distinguished_name.push(DnType::OrganizationalUnitName, grant.role.unit());
+    params.use_authority_key_identifier_extension = true;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    (params.not_before, params.not_after) = validity(grant.days);
+    Ok(params)
+}
+
 fn validity(days: u32) -> (OffsetDateTime, OffsetDateTime) {
     let now = OffsetDateTime::now_utc();
     (now - CLOCKS_DIFFER, now.saturating_add(Duration::days(days.into())))
 }
 
-/// A DNS label or several (RFC 1123), as TLS compares names so.
-fn check_name(name: &str) -> Result<(), PkiError> {
+/// Refuses what is no DNS label or several (RFC 1123), as TLS compares names so.
+///
+/// # Errors
+/// [`PkiError::BadName`].
+pub fn check_name(name: &str) -> Result<(), PkiError> {
     let bad = |why: &str| Err(PkiError::BadName { name: name.to_owned(), why: why.to_owned() });
     if name.is_empty() || name.len() > 63 {
         return bad("it has no letter, or more than 63");

@@ -6,13 +6,15 @@
 mod authority;
 mod certificate;
 mod identity;
+mod join;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-pub use authority::{Authority, Grant, Issued};
+pub use authority::{Authority, Grant, Issued, Signed, check_name};
 pub use certificate::{Description, Role, describe, describe_der};
-pub use identity::{Identity, Peer};
+pub use identity::{Identity, Peer, Trust};
+pub use join::{Fingerprint, request, requested_key};
 
 /// Why a certificate can't be made, read or used.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +87,14 @@ pub enum PkiError {
         /// The certificate.
         path: PathBuf,
         /// What TLS says.
+        why: String,
+    },
+    /// A request that is none, or that does not prove that its sender has the key.
+    #[error(
+        "the certificate signing request is refused: {why} (send PKCS #10 as PEM, signed by the key that it is for)"
+    )]
+    BadRequest {
+        /// What is wrong with it.
         why: String,
     },
     /// A certificate can't be made.

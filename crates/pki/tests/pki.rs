@@ -139,3 +139,41 @@ fn what_has_ended_or_does_not_belong_together_is_told() {
     let none = Identity::load(&authority.certificate(), &other, &other).unwrap_err();
     assert!(matches!(none, PkiError::Unreadable { .. }), "{none}");
 }
+
+#[test]
+fn a_request_gets_what_its_grant_says_and_nothing_that_it_says_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "test", 30).unwrap();
+    let key = dir.path().join("new.key");
+    let request = godwit_pki::request(&key).unwrap();
+    // The same key again, which nobody else may read.
+    let again = godwit_pki::request(&key).unwrap();
+    assert_eq!(godwit_pki::requested_key(&request), godwit_pki::requested_key(&again));
+    assert!(godwit_pki::requested_key(&request).is_some());
+    let address = "10.0.0.7".parse().unwrap();
+    let grant = Grant { name: "c".into(), role: Role::Host, addresses: vec![address], days: 30 };
+    let signed = authority.sign(&request, &grant).unwrap();
+    let certificate = dir.path().join("new.pem");
+    std::fs::write(&certificate, &signed.certificate).unwrap();
+    let said = describe(&certificate).unwrap();
+    assert_eq!((said.name.as_str(), said.role, said.addresses), ("c", Role::Host, vec![address]));
+    // It is one for TLS, with that key and this authority.
+    Identity::load(&authority.certificate(), &certificate, &key).unwrap();
+    assert_eq!(signed.authority, std::fs::read_to_string(authority.certificate()).unwrap());
+}
+
+#[test]
+fn a_request_that_proves_nothing_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::create(dir.path(), "test", 30).unwrap();
+    let request = godwit_pki::request(&dir.path().join("new.key")).unwrap();
+    let grant = Grant { name: "c".into(), role: Role::Host, addresses: vec![], days: 30 };
+    // The signature is the last thing of it: another one there is somebody else's proof.
+    let mut lines: Vec<String> = request.lines().map(str::to_owned).collect();
+    let last = lines.len() - 3;
+    lines[last] = lines[last].chars().map(|c| if c == 'A' { 'B' } else { 'A' }).collect();
+    for broken in ["", "no request", &request.replace("REQUEST", "NOTHING")[..60], &lines.join("\n")] {
+        let refused = authority.sign(broken, &grant).unwrap_err();
+        assert!(matches!(refused, PkiError::BadRequest { .. }), "{refused}");
+    }
+}

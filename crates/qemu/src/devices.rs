@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::inspect::{OLDEST_QEMU, QemuInfo};
 use crate::obstacle::Obstacle;
-use crate::spec::{Backing, ResolvedSpec};
+use crate::spec::{Backing, MemoryBlock, ResolvedSpec};
 
 /// What keeps the external engine from moving this VM; empty: nothing.
 #[must_use]
@@ -17,7 +17,15 @@ pub fn external_engine_obstacles(spec: &ResolvedSpec, qemu: &QemuInfo) -> Vec<Ob
             "install QEMU 7.2 or later and start the VM under it",
         ));
     }
-    let private = spec.memory.iter().enumerate().filter(|(_, block)| block.backing == Backing::Private);
+    obstacles.extend(untrackable_parts(&spec.memory, &spec.extra_devices));
+    obstacles
+}
+
+/// What of a VM keeps the external engine from moving it, whatever runs it.
+#[must_use]
+pub fn untrackable_parts(memory: &[MemoryBlock], extra_devices: &[String]) -> Vec<Obstacle> {
+    let mut obstacles = Vec::new();
+    let private = memory.iter().enumerate().filter(|(_, block)| block.backing == Backing::Private);
     obstacles.extend(private.map(|(index, _)| {
         Obstacle::new(
             "memory-private",
@@ -25,7 +33,7 @@ pub fn external_engine_obstacles(spec: &ResolvedSpec, qemu: &QemuInfo) -> Vec<Ob
             "start the VM with backing \"shared\", or use --engine qemu",
         )
     }));
-    obstacles.extend(spec.extra_devices.iter().filter_map(|device| device_obstacle(device)));
+    obstacles.extend(extra_devices.iter().filter_map(|device| device_obstacle(device)));
     obstacles
 }
 
@@ -83,7 +91,7 @@ mod tests {
     use crate::accel::AccelProbe;
     use crate::inspect::MachineType;
     use crate::size::ByteSize;
-    use crate::spec::{MemoryBlock, VmSpec};
+    use crate::spec::VmSpec;
 
     fn qemu(version: (u32, u32, u32)) -> QemuInfo {
         let machine = MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: false };

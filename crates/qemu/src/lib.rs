@@ -3,6 +3,7 @@
 
 mod accel;
 mod commands;
+mod cpu;
 mod devices;
 mod inspect;
 mod launch;
@@ -31,7 +32,12 @@ pub use commands::{
     AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,
     PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
 };
-pub use devices::external_engine_obstacles;
+pub use cpu::{
+    AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel, HostCpu, INTEL,
+    INTEL_GENERATIONS, LEVEL_MODELS, NoCommon, PsabiLevel, RunningVm, Unfit, UnknownLevel, Unmet,
+    change_of_baseline, common_baseline, host_cpu,
+};
+pub use devices::{external_engine_obstacles, untrackable_parts};
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
     CONSOLE_LOG, FileError, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer,

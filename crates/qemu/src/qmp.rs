@@ -182,7 +182,7 @@ impl Qmp {
     }
 
     /// Negotiates on a connected stream.
-    async fn negotiate(stream: UnixStream) -> Result<Qmp, QmpError> {
+    pub(crate) async fn negotiate(stream: UnixStream) -> Result<Qmp, QmpError> {
         let (read_half, write_half) = stream.into_split();
         let events = broadcast::Sender::new(EVENTS_KEPT);
         let shared = Arc::new(Shared {

@@ -135,7 +135,7 @@ pub enum Accel {
 }
 
 /// What runs the guest's code, decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
     /// The kernel's hypervisor.

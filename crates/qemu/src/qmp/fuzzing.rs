@@ -34,6 +34,7 @@ pub fn read_qmp(mut bytes: &[u8]) -> usize {
 
 fn read_answer(value: &Value) {
     let _ = MigrateInfo::deserialize(value);
+    let _ = crate::cpu::is_answer(value);
     if let Some(state) = value.get("status").and_then(|status| RunState::deserialize(status).ok()) {
         let _ = state.is_running();
     }

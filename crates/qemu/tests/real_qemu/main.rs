@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod bench;
+mod cpu;
 mod migration;
 mod start;

@@ -1,0 +1,111 @@
+//! Who may do what, and who did what.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What the holder of a token may do; each may do what those before it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Look.
+    Viewer,
+    /// Work with VMs, moves and drains.
+    Operator,
+    /// Work with hosts, rules, limits and tokens.
+    Admin,
+}
+
+impl Role {
+    /// The name that the API uses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Viewer => "viewer",
+            Role::Operator => "operator",
+            Role::Admin => "admin",
+        }
+    }
+}
+
+/// `POST /api/v1/tokens`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "monitoring", "role": "viewer", "days": 90 }))]
+pub struct CreateToken {
+    /// Whose it is; stands in the audit log.
+    #[schema(min_length = 1, max_length = 63)]
+    pub name: String,
+    /// What it allows.
+    pub role: Role,
+    /// How long it is good for.
+    #[serde(default = "default_days")]
+    #[schema(minimum = 1, maximum = 3650)]
+    pub days: u32,
+}
+
+fn default_days() -> u32 {
+    90
+}
+
+/// A token without its secret.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TokenInfo {
+    /// Names it.
+    pub id: String,
+    /// Whose it is.
+    pub name: String,
+    /// What it allows.
+    pub role: Role,
+    /// When it was made.
+    pub made_unix_ms: u64,
+    /// Until when it is good.
+    pub expires_unix_ms: u64,
+    /// Who made it.
+    pub made_by: String,
+}
+
+/// The answer to [`CreateToken`]: the one time that its secret is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CreatedToken {
+    /// What is kept of it.
+    #[serde(flatten)]
+    pub info: TokenInfo,
+    /// What goes behind `Authorization: Bearer`.
+    pub token: String,
+}
+
+/// How a request ended that stands in the audit log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AuditOutcome {
+    /// It was done, or begun.
+    Done,
+    /// It was refused, or failed.
+    Refused,
+}
+
+/// A line of the audit log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AuditEntry {
+    /// When, milliseconds since 1970.
+    pub unix_ms: u64,
+    /// Who: a token's name, an OIDC subject, a certificate's name; `nobody` where that was not known.
+    pub who: String,
+    /// Its role.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+    /// From where.
+    #[schema(value_type = Option<String>)]
+    pub from: Option<IpAddr>,
+    /// What: a method and a path.
+    pub what: String,
+    /// How it ended.
+    pub outcome: AuditOutcome,
+    /// The HTTP status.
+    pub status: u16,
+    /// Why it was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}

@@ -1,0 +1,301 @@
+//! The client of a manager, by its root-only socket or with a token.
+
+use bytes::Bytes;
+use godwit_pki::Trust;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{
+    AddHost, AuditEntry, Cluster, CreateDrain, CreateMove, CreateToken, CreatedToken, Drain, HostSummary,
+    JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedHost, ManagedVm, Move, Page, Preflight,
+    Problem, TokenInfo, UpdateHost, VmSummary,
+};
+use crate::client::segment;
+use crate::{Client, ClientError, Endpoint};
+
+/// The environment variable that a token is taken from: on a command line everybody on the machine could read it.
+pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
+
+/// Why a request has no answer that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ManagerError {
+    /// Nobody answers there.
+    #[error(
+        "the manager at {endpoint} can't be reached: {why} (is it running? `godwit control run --config FILE`)"
+    )]
+    Unreachable {
+        /// Where it should be.
+        endpoint: Endpoint,
+        /// What the connection said.
+        why: String,
+    },
+    /// The manager says no.
+    #[error(transparent)]
+    Refused(#[from] Problem),
+    /// What came back is no answer of a manager.
+    #[error(
+        "{endpoint} does not answer like a godwit manager: {why} (is another program listening there, or another version?)"
+    )]
+    Protocol {
+        /// Who answered.
+        endpoint: Endpoint,
+        /// What was wrong with it.
+        why: String,
+    },
+}
+
+/// A client of one manager. Cheap to clone; keeps no connection.
+#[derive(Clone, Debug)]
+pub struct ManagerClient {
+    client: Client,
+    token: Option<String>,
+}
+
+impl ManagerClient {
+    /// A client of the manager at `endpoint`, with a token where it is not asked by its socket.
+    #[must_use]
+    pub fn new(endpoint: Endpoint, token: Option<String>) -> ManagerClient {
+        ManagerClient { client: Client::new(endpoint), token }
+    }
+
+    /// The same by TLS: the manager of this name, by a certificate of an authority that is trusted.
+    #[must_use]
+    pub fn trusting(
+        endpoint: Endpoint,
+        trust: &Trust,
+        manager: &str,
+        token: Option<String>,
+    ) -> ManagerClient {
+        ManagerClient { client: Client::trusting(endpoint, trust, manager), token }
+    }
+
+    /// The cluster as a whole.
+    pub async fn cluster(&self) -> Result<Cluster, ManagerError> {
+        self.get("/api/v1/cluster").await
+    }
+
+    /// Every host that is known, by name.
+    pub async fn hosts(&self) -> Result<Vec<HostSummary>, ManagerError> {
+        self.all("/api/v1/hosts").await
+    }
+
+    /// One host.
+    pub async fn host(&self, name: &str) -> Result<ManagedHost, ManagerError> {
+        self.get(&format!("/api/v1/hosts/{}", segment(name))).await
+    }
+
+    /// Takes a host in whose agent has a certificate already.
+    pub async fn add_host(&self, host: &AddHost) -> Result<ManagedHost, ManagerError> {
+        self.ask(Method::POST, "/api/v1/hosts", host).await
+    }
+
+    /// Changes what is planned of a host.
+    pub async fn update_host(&self, name: &str, change: &UpdateHost) -> Result<ManagedHost, ManagerError> {
+        self.ask(Method::PATCH, &format!("/api/v1/hosts/{}", segment(name)), change).await
+    }
+
+    /// Forgets a host; what runs there runs on.
+    pub async fn forget_host(&self, name: &str) -> Result<(), ManagerError> {
+        self.delete(&format!("/api/v1/hosts/{}", segment(name))).await
+    }
+
+    /// Every VM that a host tells of, by name.
+    pub async fn vms(&self) -> Result<Vec<VmSummary>, ManagerError> {
+        self.all("/api/v1/vms").await
+    }
+
+    /// One VM.
+    pub async fn vm(&self, name: &str) -> Result<ManagedVm, ManagerError> {
+        self.get(&format!("/api/v1/vms/{}", segment(name))).await
+    }
+
+    /// Asks for a VM's move.
+    pub async fn create_move(&self, vm: &str, request: &CreateMove) -> Result<Move, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/moves", segment(vm)), request).await
+    }
+
+    /// What stands in the way of a VM's move to a host; without one, a ranking of all.
+    pub async fn preflight(
+        &self,
+        vm: &str,
+        to: Option<&str>,
+        predict: bool,
+    ) -> Result<Preflight, ManagerError> {
+        let to = to.map(|to| format!("&to={}", segment(to))).unwrap_or_default();
+        self.get(&format!("/api/v1/vms/{}/preflight?predict={predict}{to}", segment(vm))).await
+    }
+
+    /// Every move that is remembered, the oldest first, without reports.
+    pub async fn moves(&self) -> Result<Vec<Move>, ManagerError> {
+        self.all("/api/v1/moves").await
+    }
+
+    /// One move.
+    pub async fn find_move(&self, id: &str) -> Result<Move, ManagerError> {
+        self.get(&format!("/api/v1/moves/{}", segment(id))).await
+    }
+
+    /// Calls a move off.
+    pub async fn cancel_move(&self, id: &str) -> Result<Move, ManagerError> {
+        let path = format!("/api/v1/moves/{}", segment(id));
+        let response = self.send(Method::DELETE, &path, Bytes::new()).await?;
+        self.json(response).await
+    }
+
+    /// Empties a host.
+    pub async fn create_drain(&self, host: &str, request: &CreateDrain) -> Result<Drain, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/hosts/{}/drain", segment(host)), request).await
+    }
+
+    /// Every drain that is remembered, the oldest first.
+    pub async fn drains(&self) -> Result<Vec<Drain>, ManagerError> {
+        self.all("/api/v1/drains").await
+    }
+
+    /// One drain.
+    pub async fn drain(&self, id: &str) -> Result<Drain, ManagerError> {
+        self.get(&format!("/api/v1/drains/{}", segment(id))).await
+    }
+
+    /// Calls a drain off.
+    pub async fn cancel_drain(&self, id: &str) -> Result<Drain, ManagerError> {
+        let path = format!("/api/v1/drains/{}", segment(id));
+        let response = self.send(Method::DELETE, &path, Bytes::new()).await?;
+        self.json(response).await
+    }
+
+    /// Brings back what a drain has moved.
+    pub async fn undo_drain(&self, id: &str) -> Result<Drain, ManagerError> {
+        let path = format!("/api/v1/drains/{}/undo", segment(id));
+        let response = self.send(Method::POST, &path, Bytes::new()).await?;
+        self.json(response).await
+    }
+
+    /// What people did, the newest first, so many entries at most.
+    pub async fn audit(&self, most: usize) -> Result<Vec<AuditEntry>, ManagerError> {
+        let page: Page<AuditEntry> = self.get(&format!("/api/v1/audit?limit={most}")).await?;
+        Ok(page.items)
+    }
+
+    /// Every token, without its secret.
+    pub async fn tokens(&self) -> Result<Vec<TokenInfo>, ManagerError> {
+        self.get("/api/v1/tokens").await
+    }
+
+    /// Makes a token; its secret is in the answer, this once.
+    pub async fn create_token(&self, token: &CreateToken) -> Result<CreatedToken, ManagerError> {
+        self.ask(Method::POST, "/api/v1/tokens", token).await
+    }
+
+    /// Revokes a token.
+    pub async fn revoke_token(&self, id: &str) -> Result<(), ManagerError> {
+        self.delete(&format!("/api/v1/tokens/{}", segment(id))).await
+    }
+
+    /// Lets one host join, once.
+    pub async fn create_join_token(&self, grant: &JoinGrant) -> Result<JoinToken, ManagerError> {
+        self.ask(Method::POST, "/api/v1/join-tokens", grant).await
+    }
+
+    /// Every join token, without its secret.
+    pub async fn join_tokens(&self) -> Result<Vec<JoinTokenInfo>, ManagerError> {
+        self.get("/api/v1/join-tokens").await
+    }
+
+    /// Revokes a join token; a host that has joined by it stays.
+    pub async fn revoke_join_token(&self, id: &str) -> Result<(), ManagerError> {
+        self.delete(&format!("/api/v1/join-tokens/{}", segment(id))).await
+    }
+
+    /// Joins: a certificate for the key that only the host has.
+    pub async fn join(&self, request: &JoinRequest) -> Result<Joined, ManagerError> {
+        self.ask(Method::POST, "/api/v1/join", request).await
+    }
+
+    /// All pages of a list.
+    async fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, ManagerError> {
+        let mut all = Vec::new();
+        let mut next: Option<String> = None;
+        loop {
+            let cursor = next.map(|next| format!("&cursor={}", segment(&next))).unwrap_or_default();
+            let page: Page<T> = self.get(&format!("{path}?limit={}{cursor}", super::MAX_PAGE_ITEMS)).await?;
+            all.extend(page.items);
+            next = page.next;
+            if next.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ManagerError> {
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
+        self.json(response).await
+    }
+
+    async fn ask<A: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        request: &(impl Serialize + Sync),
+    ) -> Result<A, ManagerError> {
+        let body = serde_json::to_vec(request).map_err(|error| self.protocol(&error))?;
+        let response = self.send(method, path, body.into()).await?;
+        self.json(response).await
+    }
+
+    async fn delete(&self, path: &str) -> Result<(), ManagerError> {
+        self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, ManagerError> {
+        let mut request = Request::builder().method(method).uri(path).header(HOST, self.client.authority());
+        if !body.is_empty() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = request.body(Full::new(body)).map_err(|error| self.protocol(&error))?;
+        let response = self.client.exchange(request).await.map_err(|error| self.failed(error))?;
+        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
+    }
+
+    async fn json<A: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<A, ManagerError> {
+        let body = self.client.whole(response.into_body()).await.map_err(|error| self.failed(error))?;
+        serde_json::from_slice(&body).map_err(|error| self.protocol(&error))
+    }
+
+    async fn refusal(&self, response: Response<Incoming>) -> ManagerError {
+        let status: StatusCode = response.status();
+        let body = match self.client.whole(response.into_body()).await {
+            Ok(body) => body,
+            Err(error) => return self.failed(error),
+        };
+        match serde_json::from_slice::<Problem>(&body) {
+            Ok(problem) => ManagerError::Refused(problem),
+            Err(_) => self.protocol(&format!("HTTP status {status} without a problem document")),
+        }
+    }
+
+    /// What the transport says, of a manager.
+    fn failed(&self, error: ClientError) -> ManagerError {
+        match error {
+            ClientError::Unreachable { endpoint, why } => ManagerError::Unreachable { endpoint, why },
+            ClientError::Protocol { endpoint, why } => ManagerError::Protocol { endpoint, why },
+            ClientError::Refused(error) => self.protocol(&error),
+        }
+    }
+
+    fn protocol(&self, why: &impl ToString) -> ManagerError {
+        ManagerError::Protocol { endpoint: self.client.endpoint().clone(), why: why.to_string() }
+    }
+}

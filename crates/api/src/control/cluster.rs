@@ -1,0 +1,52 @@
+//! The cluster as a whole.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// `GET /api/v1/cluster`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Cluster {
+    /// The manager's version.
+    pub version: String,
+    /// Who leads; none: nobody does.
+    pub leader: Option<Leader>,
+    /// Hosts, away ones included.
+    pub hosts: u64,
+    /// Hosts whose agent has been heard lately.
+    pub hosts_up: u64,
+    /// VMs of all hosts.
+    pub vms: u64,
+    /// VMs that run.
+    pub vms_running: u64,
+    /// Moves that run.
+    pub moves_running: u64,
+    /// Moves that wait.
+    pub moves_waiting: u64,
+    /// What moves are held to.
+    pub limits: MoveLimits,
+}
+
+/// The manager that leads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Leader {
+    /// Its name.
+    pub name: String,
+    /// Where its API is.
+    pub address: String,
+    /// Whether it is the one that answers.
+    pub is_self: bool,
+}
+
+/// `GET` and `PUT /api/v1/limits`: how many moves run at a time. None: by the hosts' link speed, 4 at 1 Gb/s and 8 at 10 Gb/s or more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MoveLimits {
+    /// Out of a host.
+    pub out_of_host: Option<u32>,
+    /// Into a host.
+    pub into_host: Option<u32>,
+    /// Whose disks lie on one datastore.
+    pub per_datastore: Option<u32>,
+    /// In all.
+    pub in_all: Option<u32>,
+}

@@ -1,0 +1,36 @@
+//! What `GET /api/v1/events` sends.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Drain, HostSummary, Move, VmSummary};
+
+/// A change of the cluster, with its number: who was cut off goes on behind the last one that came (`Last-Event-ID`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterEvent {
+    /// Grows by one with each; begins anew with each manager that leads.
+    pub number: u64,
+    /// When, milliseconds since 1970.
+    pub unix_ms: u64,
+    /// What.
+    #[serde(flatten)]
+    pub change: Change,
+}
+
+/// What changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", content = "data", rename_all = "kebab-case")]
+pub enum Change {
+    /// A host is new or has changed.
+    Host(Box<HostSummary>),
+    /// A host is known no more, by its name.
+    HostGone(String),
+    /// A VM is new or has changed.
+    Vm(Box<VmSummary>),
+    /// A VM is known no more, by its name.
+    VmGone(String),
+    /// A move is new or has changed.
+    Move(Box<Move>),
+    /// A drain is new or has changed.
+    Drain(Box<Drain>),
+}

@@ -1,0 +1,122 @@
+//! Hosts as the manager knows them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::HostInfo;
+
+/// What the manager knows of a host's agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostState {
+    /// It has not been heard yet since this manager leads.
+    Unknown,
+    /// It is heard.
+    Up,
+    /// It was heard, and is not any more.
+    Away,
+}
+
+impl HostState {
+    /// The name that the API uses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            HostState::Unknown => "unknown",
+            HostState::Up => "up",
+            HostState::Away => "away",
+        }
+    }
+}
+
+/// A host in a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostSummary {
+    /// Its name.
+    pub name: String,
+    /// Its agent's address.
+    pub address: String,
+    /// Whether its agent is heard.
+    pub state: HostState,
+    /// Why it is away, as far as is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether it is being emptied, or empty and to stay so.
+    pub maintenance: bool,
+    /// What an operator named it by.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// VMs that it has.
+    pub vms: u64,
+    /// Guest memory that it can still give, bytes.
+    pub memory_available_bytes: u64,
+    /// Guest memory that it has promised, bytes.
+    pub memory_committed_bytes: u64,
+    /// Moves that leave it now.
+    pub moves_out: u64,
+    /// Moves that arrive there now.
+    pub moves_in: u64,
+}
+
+/// `GET /api/v1/hosts/{host}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ManagedHost {
+    /// As in the list.
+    #[serde(flatten)]
+    pub summary: HostSummary,
+    /// What its link carries, bits per second, as somebody said; none: 10 Gb/s is taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_bits_per_s: Option<u64>,
+    /// Moves out of it and into it at a time, as somebody said; none: by the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_moves: Option<u32>,
+    /// What its agent told last; none: it has not been heard.
+    #[schema(value_type = Option<Object>)]
+    pub info: Option<HostInfo>,
+    /// When it was heard last, milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_unix_ms: Option<u64>,
+}
+
+/// `POST /api/v1/hosts`: takes a host in whose agent has a certificate of the cluster's authority already.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "host-a", "address": "https://10.0.0.11:7700" }))]
+pub struct AddHost {
+    /// Its name, as in its certificate.
+    #[schema(min_length = 1, max_length = 63)]
+    pub name: String,
+    /// Its agent's address.
+    pub address: String,
+    /// What rules may name it by.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// What its link carries, bits per second.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub link_bits_per_s: Option<u64>,
+    /// Moves out of it and into it at a time.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub most_moves: Option<u32>,
+}
+
+/// `PATCH /api/v1/hosts/{host}`: what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct UpdateHost {
+    /// Its agent's address.
+    pub address: Option<String>,
+    /// All of its labels.
+    pub labels: Option<BTreeMap<String, String>>,
+    /// What its link carries, bits per second.
+    #[schema(minimum = 1)]
+    pub link_bits_per_s: Option<u64>,
+    /// Moves out of it and into it at a time.
+    #[schema(minimum = 1)]
+    pub most_moves: Option<u32>,
+    /// Whether it takes no VMs.
+    pub maintenance: Option<bool>,
+}

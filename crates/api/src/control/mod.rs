@@ -1,0 +1,52 @@
+//! What the manager's API speaks: `/api/v1`, described by `/api/openapi.json`. Times are milliseconds since 1970 where they name a moment,
+//! sizes bytes, rates bits per second, as the field names say.
+
+mod access;
+mod client;
+mod cluster;
+mod events;
+mod hosts;
+mod join;
+mod moves;
+mod preflight;
+mod problem;
+mod vms;
+
+pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Role, TokenInfo};
+pub use client::{ManagerClient, ManagerError, TOKEN_VARIABLE};
+pub use cluster::{Cluster, Leader, MoveLimits};
+pub use events::{Change, ClusterEvent};
+pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
+pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
+pub use moves::{
+    CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MoveFailure, MovePriority,
+    MoveState, Waits,
+};
+pub use preflight::{
+    Check, CheckName, PlacementScore, Preflight, PreflightRanking, PreflightReport, RankedHost, RuledOutHost,
+    Verdict,
+};
+pub use problem::{Problem, ProblemCode};
+pub use vms::{CreateManagedVm, ManagedVm, PlannedPower, VmSummary};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Where a manager listens when nothing else is configured.
+pub const DEFAULT_MANAGER_PORT: u16 = 7800;
+/// Items of a page, unless a request says otherwise.
+pub const DEFAULT_PAGE_ITEMS: u32 = 100;
+/// The most that a request may ask for.
+pub const MAX_PAGE_ITEMS: u32 = 1000;
+
+/// A page of a list, in the order of the items' names or times.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Page<T> {
+    /// What is on it.
+    pub items: Vec<T>,
+    /// All that the request's filter lets through, on whatever page.
+    pub total: u64,
+    /// What the next page is asked for by (`cursor=`); none: this is the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}

@@ -1,0 +1,88 @@
+//! VMs as the manager knows them.
+
+use std::collections::BTreeMap;
+
+use godwit_qemu::VmSpec;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{VmInfo, VmState};
+
+/// Whether a VM shall run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlannedPower {
+    /// It shall run.
+    On,
+    /// It shall not.
+    Off,
+}
+
+/// A VM in a list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmSummary {
+    /// Its name.
+    pub name: String,
+    /// The host that runs it, or has it.
+    pub host: String,
+    /// What it does.
+    #[schema(value_type = String)]
+    pub state: VmState,
+    /// What is known about how it came into that state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether it is not known which host may run it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_doubt: bool,
+    /// Its memory, bytes.
+    pub memory_bytes: u64,
+    /// Its virtual CPUs.
+    pub vcpus: u32,
+    /// Whether its host's agent was heard lately: else this is what was heard last.
+    pub is_current: bool,
+    /// The move that has it, or waits for its turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub r#move: Option<String>,
+    /// What an operator named it by.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// `GET /api/v1/vms/{vm}`: what is planned, and what is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ManagedVm {
+    /// As in the list.
+    #[serde(flatten)]
+    pub summary: VmSummary,
+    /// What somebody asked for; none: it was found on its host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned: Option<PlannedPower>,
+    /// As its host tells it.
+    #[schema(value_type = Object)]
+    pub info: VmInfo,
+    /// Other hosts that have something of that name: a shadow, or, where `in_doubt`, a second half of it.
+    #[serde(default)]
+    pub also_at: Vec<String>,
+}
+
+/// `POST /api/v1/vms`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateManagedVm {
+    /// What to make.
+    #[schema(value_type = Object)]
+    pub spec: VmSpec,
+    /// Where; none: the manager's choice.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// What rules may name it by.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Whether it is started at once.
+    #[serde(default = "yes")]
+    pub start: bool,
+}
+
+fn yes() -> bool {
+    true
+}

@@ -1,0 +1,127 @@
+//! QEMU's answers about CPUs, read and bounded. Pure.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::CpuFeatures;
+use super::model::{canonical, is_paravirtual};
+
+/// QEMU 10.0 has 154.
+const MOST_MODELS: usize = 2048;
+/// QEMU 10.0 has 390.
+const MOST_FEATURES: usize = 4096;
+/// The longest of QEMU 10.0's have 24 letters.
+const LONGEST_NAME_BYTES: usize = 64;
+
+/// A model in the answer to `query-cpu-definitions`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ModelFit {
+    pub(super) name: String,
+    /// The versioned model that it stands for.
+    pub(super) alias_of: Option<String>,
+    /// What the host lacks of it.
+    pub(super) missing: CpuFeatures,
+    /// A later QEMU will not have it.
+    pub(super) is_deprecated: bool,
+}
+
+/// `CpuDefinitionInfo` of qapi/machine-target.json. Not read of it: `static`, which on x86 only `base` is (7.2 to 10.0).
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Definition {
+    name: String,
+    alias_of: Option<String>,
+    /// Absent where QEMU can't tell.
+    unavailable_features: Option<Vec<String>>,
+    #[serde(default)]
+    deprecated: bool,
+}
+
+/// The models of which QEMU can tell what the host lacks.
+///
+/// # Errors
+/// In words: the answer has another shape, or is longer than any QEMU's.
+pub(super) fn read_models(answer: &Value) -> Result<Vec<ModelFit>, String> {
+    let definitions = answer.as_array().ok_or("its list of CPU models is no list")?;
+    if definitions.len() > MOST_MODELS {
+        return Err(format!("it has {} CPU models, more than {MOST_MODELS}", definitions.len()));
+    }
+    definitions.iter().filter_map(|definition| read_model(definition).transpose()).collect()
+}
+
+fn read_model(definition: &Value) -> Result<Option<ModelFit>, String> {
+    let Definition { name, alias_of, unavailable_features, deprecated } =
+        Definition::deserialize(definition).map_err(|why| format!("a CPU model can't be read: {why}"))?;
+    let Some(missing) = unavailable_features else { return Ok(None) };
+    let is_name = |name: &str| !name.is_empty() && name.len() <= LONGEST_NAME_BYTES;
+    if !is_name(&name) || missing.len() > MOST_FEATURES || !missing.iter().all(|name| is_name(name)) {
+        return Err("it has a CPU model that no QEMU has".to_owned());
+    }
+    let missing = missing.iter().map(|name| canonical(name)).collect();
+    Ok(Some(ModelFit { name, alias_of, missing, is_deprecated: deprecated }))
+}
+
+/// The features of an expanded model that are on, without those that are no processor's.
+///
+/// # Errors
+/// In words: the answer has another shape, or is longer than any QEMU's.
+pub(super) fn read_expansion(answer: &Value) -> Result<CpuFeatures, String> {
+    let props = answer.pointer("/model/props").and_then(Value::as_object);
+    let props = props.ok_or("an expanded CPU model has no properties")?;
+    if props.len() > MOST_FEATURES || props.keys().any(|name| name.len() > LONGEST_NAME_BYTES) {
+        return Err("it has a CPU model with features that no QEMU has".to_owned());
+    }
+    let on = props.iter().filter(|(_, value)| **value == Value::Bool(true));
+    let features: CpuFeatures =
+        on.map(|(name, _)| canonical(name)).filter(|name| !is_paravirtual(name)).collect();
+    let has_vmx = features.contains("vmx");
+    // QEMU drops what belongs to a feature that is off (`feature_dependencies` of target/i386/cpu.c).
+    Ok(features.into_iter().filter(|name| has_vmx || !name.starts_with("vmx-")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    fn set(names: &[&str]) -> CpuFeatures {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn models_are_read_with_what_is_new_in_them() {
+        let answer = json!([
+            {"name": "Westmere-v1", "typename": "x", "unavailable-features": [], "static": false, "new": {"a": 1}},
+            {"name": "Westmere", "alias-of": "Westmere-v1", "deprecated": true, "unavailable-features": ["aes", "aes", "sse4_1"]},
+            {"name": "later"},
+        ]);
+        let models = read_models(&answer).unwrap();
+        assert_eq!(models.len(), 2);
+        assert_eq!(models[0].missing, set(&[]));
+        assert_eq!(models[1].alias_of.as_deref(), Some("Westmere-v1"));
+        assert_eq!(models[1].missing, set(&["aes", "sse4.1"]));
+        assert_eq!(models.iter().map(|model| model.is_deprecated).collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn what_is_on_is_read_by_canonical_names() {
+        let answer = json!({"model": {"name": "base", "props": {
+            "avx2": true, "sse3": true, "aes": false, "kvm-pv-eoi": true, "hypervisor": true, "vmx-ept": true,
+            "min-level": 13, "vendor": "GenuineIntel", "unheard-of": {"deep": []}}}, "deprecated-props": []});
+        assert_eq!(read_expansion(&answer).unwrap(), set(&["avx2", "pni"]));
+    }
+
+    #[test]
+    fn what_no_qemu_says_is_refused() {
+        let many: Vec<Value> = (0..=MOST_MODELS).map(|i| json!({"name": format!("m{i}")})).collect();
+        for answer in [json!(many), json!({}), json!([{"name": "x".repeat(65), "unavailable-features": []}])]
+        {
+            assert!(read_models(&answer).is_err());
+        }
+        let features: Map<String, Value> =
+            (0..=MOST_FEATURES).map(|i| (format!("f{i}"), json!(true))).collect();
+        assert!(read_expansion(&json!({"model": {"name": "base", "props": features}})).is_err());
+        assert!(read_expansion(&json!({"models": {}})).is_err());
+    }
+}
