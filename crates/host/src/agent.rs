@@ -3,6 +3,7 @@
 //! Every operation on a VM asks [`Condition::admit`] under the table's lock, works without the lock in a task of its
 //! own (so that a client that hangs up stops nothing half-way), and writes the outcome back under the lock.
 
+mod cpu;
 mod doubt;
 mod host;
 mod lifecycle;
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use godwit_api::{ApiError, Client, ErrorCode, VmInfo};
+use godwit_api::{ApiError, Client, ErrorCode, SetPeers, VmInfo};
 use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
 
@@ -23,6 +24,7 @@ use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migration::{IncomingMigrations, PageIns};
 use crate::migrations::Migrations;
+use crate::peers::Peers;
 use crate::probe::Probes;
 use crate::protection::Protection;
 use crate::references::References;
@@ -32,11 +34,15 @@ use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
 /// The longest answer of another agent that is read; the longest there is tells a minute of a probe's readings, 0.1 MB.
 const PEER_ANSWER_BYTES: usize = 1 << 20;
 
+/// As many hosts are told to who names one that is not known.
+const MOST_NAMED: usize = 20;
+
 /// The host agent. One a host; shared by everything that serves it.
 #[derive(Debug)]
 pub struct Agent {
     config: Config,
     store: Store,
+    peers: Peers,
     ram: RamDir,
     places: Places,
     slots: Mutex<BTreeMap<String, Slot>>,
@@ -52,6 +58,8 @@ pub struct Agent {
     /// QEMU binaries asked already, with the time of their last change: an upgraded one is asked again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
     accels: tokio::sync::Mutex<HashMap<PathBuf, AccelProbe>>,
+    /// What CPU each of them can give; an upgraded one is asked again.
+    cpus: tokio::sync::Mutex<cpu::KnownCpus>,
 }
 
 /// One VM in the agent's table.
@@ -141,21 +149,30 @@ impl Agent {
             let message = format!("host {name} is the host the VM is on");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, "name another host"));
         }
-        let Some(url) = self.config.peers.get(name) else {
-            let known: Vec<&str> = self.config.peers.keys().map(String::as_str).collect();
+        let Some(url) = self.peers.find(name) else {
+            let known: Vec<String> = self.peers.all().into_keys().take(MOST_NAMED).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             return Err(ApiError::new(
                 ErrorCode::NotFound,
                 format!("host {} knows no host \"{name}\"", self.config.name),
-                format!("its configuration's [peers] names: {known}"),
+                format!("its configuration's [peers], or its manager, names: {known}"),
             ));
         };
         let endpoint = url.parse()?;
         Ok(match &self.protection {
-            Some(protection) => Client::secure(endpoint, protection.identity(), name),
+            Some(protection) => Client::secure(endpoint, &protection.identity(), name),
             None => Client::new(endpoint),
         }
         .with_answers_of_at_most(PEER_ANSWER_BYTES))
+    }
+
+    /// Names hosts that VMs can be moved to, in the place of those named before; gives those that there are now.
+    ///
+    /// # Errors
+    /// One of them can't be an agent's address here, or the disk is full: those named before stay.
+    pub fn set_peers(&self, peers: SetPeers) -> Result<SetPeers, ApiError> {
+        tokio::task::block_in_place(|| self.peers.set(&self.config, &self.store, peers))?;
+        Ok(SetPeers { peers: self.peers.all() })
     }
 
     /// Every VM, by name.

@@ -11,13 +11,16 @@ mod agent;
 mod config;
 mod failure;
 mod hold;
+mod join;
 mod kvm;
 mod lanes_seen;
 mod limits;
+mod load;
 mod memory;
 pub mod migration;
 mod migrations;
 mod network;
+mod peers;
 mod probe;
 mod protection;
 mod references;
@@ -44,6 +47,7 @@ pub mod fuzzing {
 
 pub use agent::Agent;
 pub use config::{Config, ConfigError, LimitsConfig, MAX_VM_NAME_BYTES, NetworkConfig, TlsConfig};
+pub use join::{JoinError, JoinOptions, JoinedHost, join};
 pub use limits::HostLimits;
 pub use migrations::{MigrationControl, MigrationWatch, Migrations};
 pub use server::{RunError, router, run};

@@ -1,6 +1,7 @@
 //! How much memory a new VM can get: what the kernel has, less what is promised to VMs that have not touched it yet.
 
 use std::io;
+use std::path::Path;
 
 /// Memory that is left to the host itself.
 const HOST_RESERVE_BYTES: u64 = 256 << 20;
@@ -24,6 +25,14 @@ pub(crate) fn grantable_bytes(available_bytes: u64, ram_dir_bytes: u64, promises
         .fold(0, u64::saturating_add);
     let free = available_bytes.saturating_sub(HOST_RESERVE_BYTES).min(ram_dir_bytes);
     free.saturating_sub(outstanding)
+}
+
+/// Guest memory that the host would have without any VM: what the kernel has less what is left to the host, as far as the file system for
+/// guest memory, mounted at `ram_dir`, takes it.
+pub(crate) fn guest_bytes(ram_dir: &Path) -> io::Result<u64> {
+    let size =
+        rustix::fs::statvfs(ram_dir).map_or(u64::MAX, |stat| stat.f_blocks.saturating_mul(stat.f_frsize));
+    Ok(total_bytes()?.saturating_sub(HOST_RESERVE_BYTES).min(size))
 }
 
 /// MemAvailable of /proc/meminfo (proc(5)), in bytes.

@@ -128,6 +128,21 @@ impl Migrations {
         format!("m{:x}-{}", since_1970.as_secs(), self.count.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Whether a migration of that name is this one, of that VM to that host; none: there is none of that name.
+    ///
+    /// # Errors
+    /// [`ErrorCode::AlreadyExists`]: it is another one.
+    pub fn begun(&self, id: &str, vm: &str, to: &str) -> Result<bool, ApiError> {
+        match self.find(id) {
+            Err(_) => Ok(false),
+            Ok(entry) if entry.vm == vm && entry.to == to => Ok(true),
+            Ok(entry) => {
+                let message = format!("migration {id} is that of VM \"{}\" to host {}", entry.vm, entry.to);
+                Err(ApiError::new(ErrorCode::AlreadyExists, message, "take another id"))
+            }
+        }
+    }
+
     /// Takes a migration in that begins now.
     pub fn register(
         &self,
@@ -281,13 +296,13 @@ impl Entry {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use godwit_lanes::pacing::Pacing;
     use godwit_migration::Outcome;
 
     use super::*;
 
-    fn report(vm: &str) -> Report {
+    pub(crate) fn report(vm: &str) -> Report {
         Report {
             outcome: Outcome::Completed,
             engine: EngineKind::Godwit,
@@ -347,6 +362,16 @@ mod tests {
         assert_eq!(migrations.cancel("m0").unwrap_err().code, ErrorCode::NotFound);
         assert_eq!(migrations.limit(&control.id, limit).unwrap_err().code, ErrorCode::WrongState);
         assert_eq!(migrations.limit("m0", limit).unwrap_err().code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn a_name_stands_for_one_migration() {
+        let migrations = Migrations::default();
+        let MigrationControl { id, .. } = begin(&migrations);
+        assert_eq!(migrations.begun("another", "web", "b"), Ok(false));
+        assert_eq!(migrations.begun(&id, "web", "b"), Ok(true));
+        assert_eq!(migrations.begun(&id, "web", "c").unwrap_err().code, ErrorCode::AlreadyExists);
+        assert_eq!(migrations.begun(&id, "db", "b").unwrap_err().code, ErrorCode::AlreadyExists);
     }
 
     #[test]

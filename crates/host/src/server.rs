@@ -3,6 +3,7 @@
 
 mod connections;
 mod console;
+mod follow;
 mod limits;
 mod local;
 mod log;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::ConnectInfo;
 use godwit_api::ApiError;
+use godwit_qemu::Accelerator;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -192,12 +194,16 @@ async fn serve_secure(mut listener: secure::TlsListener, app: Router, mut stoppe
     }
 }
 
-/// The first VM should not wait for the probe of KVM.
+/// The first VM should not wait for the probe of KVM, nor the first guest that arrives for what CPU it could have.
 fn probe_in_background(agent: Arc<Agent>) {
     tokio::spawn(async move {
-        match agent.qemu(None).await {
-            Ok(qemu) => drop(agent.accel(&qemu.path).await),
-            Err(error) => tracing::warn!(%error, "no QEMU yet"),
+        let qemu = match agent.qemu(None).await {
+            Ok(qemu) => qemu,
+            Err(error) => return tracing::warn!(%error, "no QEMU yet"),
+        };
+        let accel = if agent.accel(&qemu.path).await.kvm { Accelerator::Kvm } else { Accelerator::Tcg };
+        if let Err(error) = agent.cpu(&qemu, accel).await {
+            tracing::warn!(%error, mend = error.mend(), "it is not known what CPU guests can have");
         }
     });
 }

@@ -3,6 +3,7 @@
 //!
 //! The saved type is apart from what the agent works with: its fields are a promise to later versions.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -96,6 +97,14 @@ pub(crate) struct GoneVm {
     epoch: u64,
 }
 
+/// The hosts that a manager named: `STATE_DIR/peers.json`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedPeers {
+    format: u32,
+    peers: BTreeMap<String, String>,
+}
+
 /// Why a record can't be read or written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
@@ -135,6 +144,7 @@ pub(crate) struct Store {
     vms: PathBuf,
     /// One file for each VM that this host had: `STATE_DIR/gone/UUID.json`.
     gone: PathBuf,
+    peers: PathBuf,
     /// Held while a record is written: a half-written one is nobody else's to rename.
     writing: Mutex<()>,
     /// The lock ends with this file.
@@ -158,7 +168,7 @@ impl Store {
             fs::TryLockError::WouldBlock => StoreError::InUse { path: state_dir.to_owned() },
             fs::TryLockError::Error(source) => failed(&path, "locked", source),
         })?;
-        Ok(Store { vms, gone, writing: Mutex::default(), _lock: lock })
+        Ok(Store { vms, gone, peers: state_dir.join("peers.json"), writing: Mutex::default(), _lock: lock })
     }
 
     /// The names of all VMs that have a record, readable or not.
@@ -289,6 +299,28 @@ impl Store {
             fs::remove_file(path).map_err(|source| failed(path, "removed", source))?;
         }
         Ok(())
+    }
+
+    /// The hosts that a manager named; none, where it never did.
+    pub(crate) fn load_peers(&self) -> Result<BTreeMap<String, String>, StoreError> {
+        let text = match fs::read(&self.peers) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => return Err(failed(&self.peers, "read", error)),
+        };
+        let wrong = |why: String| StoreError::Format { path: self.peers.clone(), why };
+        let saved: SavedPeers = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        if saved.format == FORMAT {
+            Ok(saved.peers)
+        } else {
+            Err(wrong(format!("format {} instead of {FORMAT}", saved.format)))
+        }
+    }
+
+    /// Writes the hosts that a manager names.
+    pub(crate) fn save_peers(&self, peers: &BTreeMap<String, String>) -> Result<(), StoreError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() })
     }
 
     /// Forgets a VM; no error when there is none.

@@ -14,6 +14,7 @@ use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
 use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::Accelerator;
 use serde::Deserialize;
 
 use crate::config::Config;
@@ -174,6 +175,28 @@ impl QemuUsers {
         let running = running_users(range).unwrap_or_default();
         let uid = (range.first..=range.last).rev().find(|uid| !running.contains(uid)).unwrap_or(range.last);
         User { uid, gid: uid }
+    }
+}
+
+impl QemuUsers {
+    /// Whom a QEMU is asked as what it can by an accelerator. [`QemuUsers::end_question`] takes back what that takes.
+    pub(crate) fn of_question_by(&self, accel: Accelerator) -> User {
+        let user = self.of_question();
+        match self {
+            QemuUsers::Each(..) if accel == Accelerator::Kvm => crate::kvm::let_in(user),
+            QemuUsers::Each(..) | QemuUsers::Shared(_) => user,
+        }
+    }
+
+    /// The question is over: its user has no access to /dev/kvm any more, unless a VM of those below `vms` has got that user meanwhile.
+    pub(crate) fn end_question(&self, vms: &Path, user: User) {
+        let QemuUsers::Each(_, lock) = self else { return };
+        let _alone = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_noted =
+            |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|entry| noted(&entry.path()) == Some(user.uid));
+        if !fs::read_dir(vms).is_ok_and(|mut entries| entries.any(is_noted)) {
+            crate::kvm::keep_out(|uid| uid == user.uid);
+        }
     }
 }
 

@@ -93,7 +93,7 @@ fn issue(authority: &Authority, name: &str, role: Role) -> Issued {
 
 fn client_of(authority: &Authority, shown: &Issued, to: SocketAddr, host: &str) -> Client {
     let identity = Identity::load(&authority.certificate(), &shown.certificate, &shown.key).unwrap();
-    Client::secure(Endpoint::Tls(to.to_string()), identity, host)
+    Client::secure(Endpoint::Tls(to.to_string()), &identity, host)
 }
 
 #[test]
@@ -592,5 +592,43 @@ fn limits_are_set_shown_and_kept_by_migrations() {
             assert_eq!(over.code(), Some(ErrorCode::WrongState), "{over}");
             until("it runs on", async || client.vm("web").await.unwrap().state == VmState::Running).await;
         }
+    });
+}
+
+#[test]
+fn a_guest_whose_cpu_is_more_than_there_is_is_refused_by_its_features() {
+    let Some(mut host) = TestHost::new() else { return };
+    host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
+    let spec = host.spec("web");
+    let ask = async |client: &Client, path: &str, cpu_model: &str| {
+        let own = godwit_qemu::inspect("qemu-system-x86_64", None).await.unwrap();
+        let spec = VmSpec { cpu_model: Some(cpu_model.to_owned()), ..spec.clone() };
+        let resolved = spec.resolve(&own, &AccelProbe { kvm: false, reason: String::new() }).unwrap();
+        let incoming = serde_json::json!({
+            "spec": resolved, "epoch": 2, "from": "b", "qemu_version": "7.2.0", "engine": "godwit",
+        });
+        client.post::<_, serde_json::Value>(path, &incoming).await
+    };
+    host.with_agent(async |client| {
+        // TCG has no AVX-512 (7.2 to 10.0).
+        for path in ["/v1/incoming/checks", "/v1/incoming"] {
+            let refused = ask(&client, path, "Westmere-v1,+avx512f,+avx2,+avx512bw").await.unwrap_err();
+            assert_eq!(refused.code(), Some(ErrorCode::Preflight), "{refused}");
+            assert!(refused.to_string().contains("can't have: avx512bw, avx512f"), "{refused}");
+        }
+        assert_eq!(host.remains(), Vec::<String>::new());
+        ask(&client, "/v1/incoming/checks", "Westmere-v1,+avx2").await.unwrap();
+    });
+}
+
+#[test]
+fn a_host_tells_what_cpu_its_guests_can_have() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        until("QEMU has said it", async || client.host().await.unwrap().cpu.is_some()).await;
+        let info = client.host().await.unwrap();
+        let cpu = info.cpu.unwrap();
+        assert!(cpu.features.contains("lm") && cpu.models.iter().any(|model| model == "max"), "{cpu:?}");
+        assert!(info.logical_cores > 0 && info.memory_total_bytes >= info.memory_available_bytes);
     });
 }

@@ -11,6 +11,7 @@ use godwit_ram::check_kernel;
 use crate::agent::Agent;
 use crate::config::NetworkConfig;
 use crate::failure::{file_unusable, host_failed, qemu_unusable};
+use crate::load;
 use crate::memory::{self, Promise};
 use crate::network::{link_exists, open_vhost};
 use crate::vm::Begin;
@@ -24,6 +25,10 @@ impl Agent {
             Ok(qemu) => self.accels.try_lock().ok().and_then(|known| known.get(&qemu.path).cloned()),
             Err(_) => None,
         };
+        let (cpu, cpu_problem) = match (&qemu, &accel) {
+            (Ok(qemu), Some(accel)) => self.known_cpu(&qemu.path, accel.kvm),
+            _ => (None, None),
+        };
         let networks = self.config.networks.iter();
         let networks = networks.map(|(name, network)| {
             let bridge = network.bridge.clone();
@@ -35,17 +40,25 @@ impl Agent {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             qemu: qemu.as_ref().ok().map(|qemu| qemu.path.clone()),
             qemu_version: qemu.as_ref().ok().map(QemuInfo::version_text),
+            machines: qemu.as_ref().map(machines_of).unwrap_or_default(),
             qemu_problem: qemu.err().map(|error| error.to_string()),
             kvm: accel.as_ref().map(|accel| accel.kvm),
             kvm_reason: accel.map(|accel| accel.reason),
             tracking_problem: self.tracking_problem(),
+            cpu,
+            cpu_problem,
+            logical_cores: load::logical_cores(),
+            load_average_1min: load::average_1min(),
+            memory_total_bytes: memory::guest_bytes(self.ram.path())
+                .map_err(|error| meminfo_failed(&error))?,
             memory_available_bytes: self.grantable_bytes(None, self.references.base_bytes())?,
             memory_committed_bytes: self.promises(None).iter().map(|promise| promise.promised_bytes).sum(),
             references: self.references.info(),
             huge_pages: self.ram.huge_pages(),
             migration_addresses: self.config.migration_addresses.clone(),
             networks: networks.collect(),
-            peers: self.config.peers.clone(),
+            vm_dirs: self.config.vm_dirs.clone(),
+            peers: self.peers.all(),
             vms: self.table().len(),
         })
     }
@@ -239,8 +252,7 @@ impl Agent {
 
     /// Memory for a new VM; `except`: a VM whose own promise does not count; `base_bytes`: taken by what can be dropped.
     fn grantable_bytes(&self, except: Option<&str>, base_bytes: u64) -> Result<u64, ApiError> {
-        let available = memory::available_bytes()
-            .map_err(|error| host_failed("the host's memory can't be read from /proc/meminfo", &error))?;
+        let available = memory::available_bytes().map_err(|error| meminfo_failed(&error))?;
         let (available, ram_dir) = (available + base_bytes, self.ram.available_bytes() + base_bytes);
         Ok(memory::grantable_bytes(available, ram_dir, &self.promises(except)))
     }
@@ -261,6 +273,10 @@ impl Agent {
             })
             .collect()
     }
+}
+
+fn meminfo_failed(error: &std::io::Error) -> ApiError {
+    host_failed("the host's memory can't be read from /proc/meminfo", error)
 }
 
 /// Where a program really is that is then started: it has to be one that the host's root has put there, so that nobody else can put
@@ -296,10 +312,15 @@ fn is_for_all(path: &Path) -> bool {
     has(path, 0o004) && path.ancestors().skip(1).all(|dir| has(dir, 0o001))
 }
 
+fn machines_of(qemu: &QemuInfo) -> Vec<String> {
+    qemu.machines.iter().map(|machine| machine.name.clone()).collect()
+}
+
 fn listed(dirs: &[PathBuf]) -> String {
     dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn modified(path: &PathBuf) -> Option<std::time::SystemTime> {
+/// When a program was changed last.
+pub(super) fn modified(path: &Path) -> Option<std::time::SystemTime> {
     std::fs::metadata(path).ok()?.modified().ok()
 }

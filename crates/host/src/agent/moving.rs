@@ -27,6 +27,8 @@ use crate::vm::{Begin, Condition, Operation, Vm};
 const MOST_QEMU_BUDGET: Duration = Duration::from_secs(2000);
 /// How long a source is kept waiting for an arrived VM's record to be saved: less than it waits for the answer.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
+/// The longest name of a migration that somebody may choose.
+const MAX_ID_BYTES: usize = 64;
 /// Between two attempts to save a record that a disk did not take.
 const SAVE_AGAIN: Duration = Duration::from_secs(1);
 
@@ -38,8 +40,14 @@ impl Agent {
         request: MigrationRequest,
     ) -> Result<MigrationAccepted, ApiError> {
         self.check_request(&request)?;
+        let id = match &request.id {
+            Some(id) if self.migrations.begun(id, name, &request.to)? => {
+                return Ok(MigrationAccepted { id: id.clone() });
+            }
+            Some(id) => id.clone(),
+            None => self.migrations.fresh_id(),
+        };
         self.check_whole(name)?;
-        let id = self.migrations.fresh_id();
         let vm = self.begin_migration(name, &id)?;
         let bytes = vm.spec.memory_bytes();
         self.probes.give_way(name);
@@ -92,6 +100,7 @@ impl Agent {
     /// What is wrong with a request, whatever the VM.
     fn check_request(&self, request: &MigrationRequest) -> Result<(), ApiError> {
         check_budget(request)?;
+        check_id(request.id.as_deref())?;
         if let Some(streams) = request.streams
             && !(1..=MAX_STREAMS_A_LANE).contains(&streams)
         {
@@ -476,6 +485,19 @@ fn no_process(name: &str) -> ApiError {
 }
 
 /// A budget that the engine can't keep is no budget: Godwit's lets a guest go that has stood still for ten seconds.
+/// A name that somebody chose stands in paths and logs.
+fn check_id(id: Option<&str>) -> Result<(), ApiError> {
+    let is_plain = |id: &str| {
+        (1..=MAX_ID_BYTES).contains(&id.len())
+            && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    if id.is_none_or(is_plain) {
+        return Ok(());
+    }
+    let mend = format!("use letters, digits and -, at most {MAX_ID_BYTES}");
+    Err(ApiError::new(ErrorCode::InvalidRequest, "that can't be a migration's id", mend))
+}
+
 fn check_budget(request: &MigrationRequest) -> Result<(), ApiError> {
     let most = match request.engine {
         EngineKind::Godwit => MOST_SWITCHOVER_BUDGET,

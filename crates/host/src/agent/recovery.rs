@@ -16,6 +16,7 @@ use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migration::{IncomingMigrations, PageIns, serve_again, take_up};
 use crate::migrations::Migrations;
+use crate::peers::Peers;
 use crate::probe::Probes;
 use crate::protection::Protection;
 use crate::references::References;
@@ -72,6 +73,7 @@ impl Agent {
             ApiError::new(godwit_api::ErrorCode::InvalidRequest, error.to_string(), mend)
         })?;
         let store = Store::open(&config.state_dir)?;
+        let peers = Peers::open(&config, &store)?;
         let ram = RamDir::open(&config.ram_dir()).map_err(|error| ram_failed(&error))?;
         let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), users };
         places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
@@ -82,6 +84,7 @@ impl Agent {
         let agent = Arc::new(Agent {
             config,
             store,
+            peers,
             ram,
             places,
             slots: Mutex::default(),
@@ -95,6 +98,7 @@ impl Agent {
             references,
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),
+            cpus: tokio::sync::Mutex::default(),
         });
         agent.adopt_all().await?;
         Ok(agent)

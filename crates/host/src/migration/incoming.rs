@@ -352,6 +352,7 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
             "upgrade QEMU on the destination, or create the VM with a machine type that both know",
         ));
     }
+    agent.check_cpu(&request.spec, &qemu, &request.from).await?;
     if agent.config().migration_addresses.is_empty() {
         return Err(ApiError::new(
             ErrorCode::Preflight,

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 
 use crate::agent::Agent;
 use crate::migrations::MigrationWatch;
-use crate::server::{console, limits, log};
+use crate::server::{console, follow, limits, log};
 
 /// The longest body of a request that is read; a VM with all the devices that QEMU takes has a tenth of it. As values it may take
 /// twenty times as much.
@@ -47,6 +47,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .merge(crate::migration::routes())
         .merge(crate::probe::routes())
         .merge(limits::routes())
+        .merge(follow::routes())
         .fallback(async || {
             let mend = "see docs/api.md; another version of the agent may know it";
             Refusal(ApiError::new(ErrorCode::NotFound, "the agent knows no such request", mend))

@@ -122,14 +122,15 @@ mod tests {
     use super::*;
 
     /// Where requests are bound to what answers them.
-    const ROUTERS: [&str; 4] = [
+    const ROUTERS: [&str; 5] = [
         include_str!("routes.rs"),
         include_str!("limits.rs"),
+        include_str!("follow.rs"),
         include_str!("../migration/mod.rs"),
         include_str!("../probe.rs"),
     ];
     /// Every request that there is: its path, what it can be asked by, and which of that hosts may.
-    const REQUESTS: [(&str, &str, &str); 29] = [
+    const REQUESTS: [(&str, &str, &str); 31] = [
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
         ("/v1/incoming", "POST", "POST"),
@@ -148,6 +149,7 @@ mod tests {
         ("/v1/migrations/{id}/events", "GET", ""),
         ("/v1/migrations/{id}/limit", "PUT", ""),
         ("/v1/page-ins/{name}", "POST", "POST"),
+        ("/v1/peers", "PUT", ""),
         ("/v1/probes", "POST", ""),
         ("/v1/vms", "GET POST", ""),
         ("/v1/vms/{name}", "DELETE GET", "GET"),
@@ -158,6 +160,7 @@ mod tests {
         ("/v1/vms/{name}/resolve", "POST", ""),
         ("/v1/vms/{name}/start", "POST", ""),
         ("/v1/vms/{name}/stop", "POST", ""),
+        ("/v1/watch", "GET", ""),
         // What is not there yet is no host's to ask.
         ("/v1/vms/{name}/anything", "", ""),
     ];

@@ -1,0 +1,308 @@
+//! How this host joins a cluster: it makes its key, which never leaves it, has the manager sign for it, and keeps what came back. Nothing is
+//! half made: what an agent reads is put in its place at the end, when it has been found good.
+
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use godwit_api::Endpoint;
+use godwit_api::control::{JoinRequest, JoinTokenText, Joined, ManagerClient, ManagerError};
+use godwit_pki::{Fingerprint, Identity, PkiError, Trust};
+
+use crate::config::Config;
+
+/// What joining needs to know.
+#[derive(Clone, Debug)]
+pub struct JoinOptions {
+    /// The manager.
+    pub manager: Endpoint,
+    /// What an admin has made for this host.
+    pub token: JoinTokenText,
+    /// This host's agent's address; none: the one that the token was made with.
+    pub address: Option<String>,
+    /// This host's addresses at which migrations arrive.
+    pub migration_addresses: Vec<IpAddr>,
+    /// Where authority, certificate and key go.
+    pub dir: PathBuf,
+    /// The agent's configuration, which is written if there is none.
+    pub config: PathBuf,
+}
+
+/// What joining has made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinedHost {
+    /// The host's name.
+    pub name: String,
+    /// Whether it had joined before, and nothing was asked for.
+    pub had_joined: bool,
+    /// The authority's certificate.
+    pub authority: PathBuf,
+    /// This host's.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// What the agent's configuration has to say, where there was one already that does not; none: it says so.
+    pub to_configure: Option<String>,
+}
+
+/// Why a host has not joined.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The manager is not to be asked so.
+    #[error(
+        "{endpoint} is unprotected: who listens there could join in this host's place (name an https:// address)"
+    )]
+    Unprotected {
+        /// Where it should be.
+        endpoint: Endpoint,
+    },
+    /// The host knows another authority.
+    #[error(
+        "{path} is another authority than the token's ({found}): this host belongs to another cluster (name another --dir, or remove it)"
+    )]
+    OtherAuthority {
+        /// The authority's certificate that is there.
+        path: PathBuf,
+        /// Its fingerprint.
+        found: Fingerprint,
+    },
+    /// What came back is not what was asked for.
+    #[error("the manager's answer is refused: {0} (nothing was changed; look after the manager)")]
+    Answer(String),
+    /// The manager can't be asked, or says no.
+    #[error(transparent)]
+    Manager(#[from] ManagerError),
+    /// A certificate or key can't be made, read or written.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// A file can't be written.
+    #[error("{path} can't be written: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// The files of a host.
+struct Files {
+    authority: PathBuf,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+impl Files {
+    fn of(dir: &Path, host: &str) -> Files {
+        let named = |ending: &str| dir.join(format!("{host}.{ending}"));
+        Files { authority: dir.join("ca.pem"), certificate: named("pem"), key: named("key") }
+    }
+
+    /// The same while they are not known to be good.
+    fn fresh(dir: &Path, host: &str) -> Files {
+        let named = |ending: &str| dir.join(format!("{host}.{ending}.joining"));
+        Files { authority: named("ca"), certificate: named("pem"), key: named("key") }
+    }
+
+    /// Whether they are this host's, of that authority.
+    fn are_good(&self, host: &str, authority: Fingerprint) -> Result<(), String> {
+        let found = Fingerprint::of_certificate(&self.authority).map_err(|error| error.to_string())?;
+        if found != authority {
+            return Err(format!("its authority is {found}, and not the token's, {authority}"));
+        }
+        let identity = Identity::load(&self.authority, &self.certificate, &self.key)
+            .map_err(|error| error.to_string())?;
+        if identity.name() == host { Ok(()) } else { Err(format!("it is {}'s certificate", identity.name())) }
+    }
+}
+
+/// Joins, or finds that the host has joined.
+///
+/// # Errors
+/// [`JoinError`]. It can be repeated: the same key is asked for again, where the manager may have signed for it.
+pub async fn join(options: &JoinOptions) -> Result<JoinedHost, JoinError> {
+    let JoinOptions { token, dir, .. } = options;
+    godwit_pki::check_name(&token.host)?;
+    let files = Files::of(dir, &token.host);
+    if files.authority.exists() {
+        let found = Fingerprint::of_certificate(&files.authority)?;
+        if found != token.authority {
+            return Err(JoinError::OtherAuthority { path: files.authority, found });
+        }
+    }
+    let had_joined = files.are_good(&token.host, token.authority).is_ok();
+    let address = if had_joined { options.address.clone() } else { Some(ask(options, &files).await?) };
+    let to_configure = configure(options, &files, address.as_deref())?;
+    let Files { authority, certificate, key } = files;
+    Ok(JoinedHost { name: token.host.clone(), had_joined, authority, certificate, key, to_configure })
+}
+
+/// Has the manager sign, and puts what came back in its place. The agent's address is in the answer.
+async fn ask(options: &JoinOptions, files: &Files) -> Result<String, JoinError> {
+    let JoinOptions { token, dir, .. } = options;
+    let client = client(&options.manager, token)?;
+    fs::create_dir_all(dir).map_err(|source| JoinError::File { path: dir.clone(), source })?;
+    let fresh = Files::fresh(dir, &token.host);
+    let request = JoinRequest {
+        token: token.to_string(),
+        host: token.host.clone(),
+        address: options.address.clone(),
+        addresses: options.migration_addresses.clone(),
+        request: godwit_pki::request(&fresh.key)?,
+    };
+    let joined = client.join(&request).await.inspect_err(|error| {
+        // Whoever said no has signed nothing; whoever said nothing may have, for this key.
+        if matches!(error, ManagerError::Refused(problem) if problem.status < 500) {
+            let _ = fs::remove_file(&fresh.key);
+        }
+    })?;
+    keep(&joined, &fresh, files, token)?;
+    Ok(joined.address)
+}
+
+/// A client that speaks to the manager of the token's authority alone.
+fn client(manager: &Endpoint, token: &JoinTokenText) -> Result<ManagerClient, JoinError> {
+    match manager {
+        // Only root of this machine listens there.
+        Endpoint::Unix(_) => Ok(ManagerClient::new(manager.clone(), None)),
+        Endpoint::Tcp(_) => Err(JoinError::Unprotected { endpoint: manager.clone() }),
+        Endpoint::Tls(authority) => {
+            let trust = Trust::by_fingerprint(token.authority)?;
+            let name = authority.rsplit_once(':').map_or(authority.as_str(), |(name, _)| name);
+            let name = name.trim_start_matches('[').trim_end_matches(']');
+            Ok(ManagerClient::trusting(manager.clone(), &trust, name, None))
+        }
+    }
+}
+
+fn keep(joined: &Joined, fresh: &Files, files: &Files, token: &JoinTokenText) -> Result<(), JoinError> {
+    write(&fresh.authority, &joined.authority, 0o644)?;
+    write(&fresh.certificate, &joined.certificate, 0o644)?;
+    if let Err(why) = fresh.are_good(&token.host, token.authority) {
+        let _ = fs::remove_file(&fresh.authority);
+        let _ = fs::remove_file(&fresh.certificate);
+        return Err(JoinError::Answer(why));
+    }
+    // The key is the last: while it is missing the host has not joined, and asks again with the one that it has made.
+    for (from, to) in [
+        (&fresh.authority, &files.authority),
+        (&fresh.certificate, &files.certificate),
+        (&fresh.key, &files.key),
+    ] {
+        fs::rename(from, to).map_err(|source| JoinError::File { path: to.clone(), source })?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str, mode: u32) -> Result<(), JoinError> {
+    let written = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path).and_then(
+        |mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        },
+    );
+    written.map_err(|source| JoinError::File { path: path.to_owned(), source })
+}
+
+/// Writes the agent's configuration where there is none. Where there is one that does not name these files, what it has to say comes back.
+fn configure(
+    options: &JoinOptions,
+    files: &Files,
+    address: Option<&str>,
+) -> Result<Option<String>, JoinError> {
+    let text = configuration(options, files, address);
+    if !options.config.exists() {
+        if let Some(parent) = options.config.parent() {
+            let failed = |source| JoinError::File { path: parent.to_owned(), source };
+            fs::create_dir_all(parent).map_err(failed)?;
+        }
+        write(&options.config, &text, 0o644)?;
+        return Ok(None);
+    }
+    let says_so = Config::load(&options.config).is_ok_and(|config| {
+        config.name == options.token.host
+            && config.tls.is_some_and(|tls| {
+                (tls.authority, tls.certificate, tls.key)
+                    == (files.authority.clone(), files.certificate.clone(), files.key.clone())
+            })
+    });
+    Ok((!says_so).then_some(text))
+}
+
+/// What an agent needs to be reached: nothing else is known here.
+fn configuration(options: &JoinOptions, files: &Files, address: Option<&str>) -> String {
+    let quoted = |text: &str| toml::Value::from(text).to_string();
+    let mut text = format!("name = {}\n", quoted(&options.token.host));
+    if let Some(listen) = address.and_then(listen) {
+        let _ = writeln!(text, "listen = [{}]", quoted(&listen.to_string()));
+    }
+    if !options.migration_addresses.is_empty() {
+        let all: Vec<_> =
+            options.migration_addresses.iter().map(|address| quoted(&address.to_string())).collect();
+        let _ = writeln!(text, "migration_addresses = [{}]", all.join(", "));
+    }
+    text.push_str("[tls]\n");
+    for (key, path) in
+        [("authority", &files.authority), ("certificate", &files.certificate), ("key", &files.key)]
+    {
+        let _ = writeln!(text, "{key} = {}", quoted(&path.display().to_string()));
+    }
+    text
+}
+
+/// Where an agent listens that is reached at this address: by a name it is reached at any of the host's own.
+fn listen(address: &str) -> Option<SocketAddr> {
+    let (_, authority) = address.split_once("://")?;
+    authority.parse().ok().or_else(|| {
+        let (_, port) = authority.rsplit_once(':')?;
+        Some(SocketAddr::from(([0; 16], port.parse().ok()?)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(dir: &Path) -> JoinOptions {
+        JoinOptions {
+            manager: "https://m1:7800".parse().unwrap(),
+            token: JoinTokenText {
+                secret: "godwit_0_0".into(),
+                authority: Fingerprint::of(b"authority"),
+                host: "c".into(),
+            },
+            address: None,
+            migration_addresses: vec!["10.0.0.7".parse().unwrap()],
+            dir: dir.join("pki"),
+            config: dir.join("agent.toml"),
+        }
+    }
+
+    #[test]
+    fn the_configuration_is_one_and_is_not_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        let files = Files::of(&options.dir, "c");
+        assert_eq!(configure(&options, &files, Some("https://10.0.0.7:7700")).unwrap(), None);
+        let config = Config::load(&options.config).unwrap();
+        assert_eq!((config.name.as_str(), config.listen[0].to_string()), ("c", "10.0.0.7:7700".into()));
+        assert_eq!(config.tls.unwrap().key, files.key);
+        assert_eq!(configure(&options, &files, None).unwrap(), None, "it says so already");
+        let mine = "name = \"other\"\n";
+        fs::write(&options.config, mine).unwrap();
+        let told = configure(&options, &files, Some("https://c.example:7700")).unwrap().unwrap();
+        assert!(told.contains("listen = [\"[::]:7700\"]"), "{told}");
+        assert_eq!(fs::read_to_string(&options.config).unwrap(), mine);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_sent_in_the_clear_and_nothing_is_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = JoinOptions { manager: "http://127.0.0.1:1".parse().unwrap(), ..options(dir.path()) };
+        assert!(matches!(join(&open).await, Err(JoinError::Unprotected { .. })));
+        assert!(!open.dir.exists() && !open.config.exists());
+    }
+}
