@@ -1,0 +1,51 @@
+//! Which role a request needs, by its method and path. What is not thought of here needs the highest.
+
+use godwit_api::control::Role;
+use http::Method;
+
+/// The role that a request needs; none: nobody is asked who they are.
+#[must_use]
+pub fn needed_role(method: &Method, path: &str) -> Option<Role> {
+    let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    match parts[..] {
+        // What monitors and browsers ask before anybody is known. A joining host shows a token of its own kind.
+        ["api", "openapi.json"] | ["healthz"] | ["api", "v1", "join"] => None,
+        // Tokens and what people did are not for everybody who may look.
+        ["api", "v1", "tokens" | "join-tokens" | "audit", ..] => Some(Role::Admin),
+        _ if *method == Method::GET || *method == Method::HEAD => Some(Role::Viewer),
+        ["api", "v1", "vms" | "moves" | "drains", ..] | ["api", "v1", "hosts", _, "drain"] => {
+            Some(Role::Operator)
+        }
+        _ => Some(Role::Admin),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_request_needs_what_it_says() {
+        for (method, path, role) in [
+            (Method::GET, "/api/openapi.json", None),
+            (Method::GET, "/healthz", None),
+            (Method::POST, "/api/v1/join", None),
+            (Method::GET, "/api/v1/vms", Some(Role::Viewer)),
+            (Method::GET, "/api/v1/events", Some(Role::Viewer)),
+            (Method::GET, "/metrics", Some(Role::Viewer)),
+            (Method::POST, "/api/v1/vms", Some(Role::Operator)),
+            (Method::DELETE, "/api/v1/vms/web", Some(Role::Operator)),
+            (Method::POST, "/api/v1/vms/web/moves", Some(Role::Operator)),
+            (Method::POST, "/api/v1/hosts/a/drain", Some(Role::Operator)),
+            (Method::DELETE, "/api/v1/drains/d1", Some(Role::Operator)),
+            (Method::POST, "/api/v1/hosts", Some(Role::Admin)),
+            (Method::DELETE, "/api/v1/hosts/a", Some(Role::Admin)),
+            (Method::PUT, "/api/v1/limits", Some(Role::Admin)),
+            (Method::GET, "/api/v1/tokens", Some(Role::Admin)),
+            (Method::GET, "/api/v1/audit", Some(Role::Admin)),
+            (Method::POST, "/api/v1/something-new", Some(Role::Admin)),
+        ] {
+            assert_eq!(needed_role(&method, path), role, "{method} {path}");
+        }
+    }
+}

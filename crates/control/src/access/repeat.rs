@@ -1,0 +1,144 @@
+//! Idempotency keys: a request that is sent twice with the same key is carried out once, and answered twice alike. Pure.
+
+use godwit_api::control::{Problem, ProblemCode};
+
+/// How long a key is kept.
+pub const KEPT_MS: u64 = 24 * 3600 * 1000;
+/// The longest key.
+const MOST_KEY_BYTES: usize = 255;
+
+/// A request that has a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keyed {
+    /// What it is kept by: of caller and key.
+    pub id: String,
+    /// Of method, path and body.
+    pub digest: blake3::Hash,
+}
+
+/// What is kept of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// When it was begun.
+    pub unix_ms: u64,
+    /// Of method, path and body.
+    pub digest: blake3::Hash,
+    /// How it was answered; none: it was begun, and whoever carried it out did not come to say.
+    pub answer: Option<Answered>,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// The HTTP status.
+    pub status: u16,
+    /// The body's media type.
+    pub media_type: String,
+    /// The body; none: it is told once only, or is too long to be kept.
+    pub body: Option<String>,
+}
+
+impl Keyed {
+    /// A caller's request.
+    ///
+    /// # Errors
+    /// [`ProblemCode::InvalidRequest`]: that can't be a key.
+    pub fn new(caller: &str, key: &[u8], target: &str, body: &[u8]) -> Result<Keyed, Problem> {
+        let is_plain = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
+        if !(1..=MOST_KEY_BYTES).contains(&key.len()) || !key.iter().all(is_plain) {
+            let mend = "give 1 to 255 visible ASCII characters, a new UUID for each request";
+            let detail = "the Idempotency-Key can't be a key";
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));
+        }
+        // Lengths in front: no two different pairs run together alike.
+        let mut of_key = blake3::Hasher::new();
+        of_key.update(&(caller.len() as u64).to_le_bytes()).update(caller.as_bytes()).update(key);
+        let mut of_request = blake3::Hasher::new();
+        of_request.update(&(target.len() as u64).to_le_bytes()).update(target.as_bytes()).update(body);
+        Ok(Keyed { id: of_key.finalize().to_hex().to_string(), digest: of_request.finalize() })
+    }
+
+    /// Whether the request is to be carried out, by what is kept of its key; else how it was answered.
+    ///
+    /// # Errors
+    /// [`ProblemCode::KeyReused`]: the key was used for another request. [`ProblemCode::Conflict`]: it was begun, or done, and its answer
+    /// can't be told again.
+    pub fn judge(&self, kept: Option<&Asked>, now_unix_ms: u64) -> Result<Option<Answered>, Problem> {
+        let Some(kept) = kept.filter(|kept| now_unix_ms < kept.unix_ms.saturating_add(KEPT_MS)) else {
+            return Ok(None);
+        };
+        if kept.digest != self.digest {
+            let detail = "this Idempotency-Key was used for another request";
+            return Err(Problem::new(ProblemCode::KeyReused, detail, "take a new key for each request"));
+        }
+        let conflict = |detail: &str, mend: &str| Err(Problem::new(ProblemCode::Conflict, detail, mend));
+        match &kept.answer {
+            None => conflict(
+                "this request was begun, and the manager that carried it out ended before it was answered",
+                "look whether it was done, and ask again with a new key if not",
+            ),
+            Some(Answered { body: None, .. }) => conflict(
+                "this request was done, and its answer is told once only",
+                "if the answer is lost, revoke what was made and ask again with a new key",
+            ),
+            Some(answer) => Ok(Some(answer.clone())),
+        }
+    }
+}
+
+/// What a caller is told whose request with this key is being carried out.
+#[must_use]
+pub fn under_way() -> Problem {
+    let detail = "a request with this Idempotency-Key is being carried out";
+    Problem::new(ProblemCode::Conflict, detail, "ask again in a moment: its answer is told then")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 10 * KEPT_MS;
+
+    fn keyed() -> Keyed {
+        Keyed::new("admin", b"k1", "POST /api/v1/hosts", b"{}").unwrap()
+    }
+
+    fn done(body: Option<&str>) -> Asked {
+        let answer =
+            Answered { status: 201, media_type: "application/json".into(), body: body.map(str::to_owned) };
+        Asked { unix_ms: NOW, digest: keyed().digest, answer: Some(answer) }
+    }
+
+    #[test]
+    fn callers_keys_and_requests_are_told_apart() {
+        let one = keyed();
+        assert_eq!(Keyed::new("admin", b"k1", "POST /api/v1/hosts", b"{}").unwrap(), one);
+        for (caller, key) in [("admi", "nk1"), ("admin", "k2"), ("root", "k1")] {
+            assert_ne!(Keyed::new(caller, key.as_bytes(), "POST /", b"").unwrap().id, one.id);
+        }
+        for (target, body) in [("POST /api/v1/host", "s{}"), ("POST /api/v1/hosts", "{ }")] {
+            let other = Keyed::new("admin", b"k1", target, body.as_bytes()).unwrap();
+            assert!(other.id == one.id && other.digest != one.digest);
+        }
+        for key in ["", "\n", "ä", &"k".repeat(256)] {
+            assert!(Keyed::new("admin", key.as_bytes(), "POST /", b"").is_err(), "{key}");
+        }
+    }
+
+    #[test]
+    fn what_was_answered_is_answered_again_for_a_day() {
+        let kept = done(Some("{}"));
+        assert_eq!(keyed().judge(None, NOW), Ok(None));
+        assert_eq!(keyed().judge(Some(&kept), NOW + KEPT_MS - 1), Ok(kept.answer.clone()));
+        assert_eq!(keyed().judge(Some(&kept), NOW + KEPT_MS), Ok(None));
+        let other = Keyed::new("admin", b"k1", "POST /api/v1/hosts", b"[]").unwrap();
+        assert_eq!(other.judge(Some(&kept), NOW).unwrap_err().code, ProblemCode::KeyReused);
+    }
+
+    #[test]
+    fn what_can_not_be_told_again_is_not_done_again() {
+        for kept in [done(None), Asked { answer: None, ..done(None) }] {
+            assert_eq!(keyed().judge(Some(&kept), NOW).unwrap_err().code, ProblemCode::Conflict);
+        }
+    }
+}

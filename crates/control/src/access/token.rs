@@ -1,0 +1,207 @@
+//! Tokens: 32 random bytes each, of which only a digest is kept. A digest is enough, without salt or stretching: what has 256 random bits
+//! is in no list and can't be tried out.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+
+use godwit_api::control::{Problem, ProblemCode, Role, TokenInfo};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::Caller;
+
+const SECRET_BYTES: usize = 32;
+const ID_BYTES: usize = 6;
+/// What every token begins with: who finds one in a log or a repository knows what it is.
+const PREFIX: &str = "godwit";
+
+/// A token as its holder has it: `godwit_ID_SECRET`, in hexadecimal digits. Shown once, and never by `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    id: String,
+    secret: String,
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}_{}_…", self.id)
+    }
+}
+
+impl Secret {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn draw() -> io::Result<Secret> {
+        Ok(Secret { id: random_hex(ID_BYTES)?, secret: random_hex(SECRET_BYTES)? })
+    }
+
+    /// Reads what somebody shows; none: it is no token of ours.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Secret> {
+        let is_hex = |text: &str, bytes: usize| {
+            text.len() == 2 * bytes && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+        };
+        let (id, secret) = text.strip_prefix(PREFIX)?.strip_prefix('_')?.split_once('_')?;
+        (is_hex(id, ID_BYTES) && is_hex(secret, SECRET_BYTES))
+            .then(|| Secret { id: id.to_owned(), secret: secret.to_owned() })
+    }
+
+    /// What names it.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The text that its holder gets.
+    #[must_use]
+    pub fn reveal(&self) -> String {
+        format!("{PREFIX}_{}_{}", self.id, self.secret)
+    }
+
+    /// What is kept of it.
+    #[must_use]
+    pub fn digest(&self) -> blake3::Hash {
+        blake3::hash(self.secret.as_bytes())
+    }
+}
+
+fn random_hex(bytes: usize) -> io::Result<String> {
+    let mut random = vec![0; bytes];
+    // At most 256 bytes come whole or not at all (getrandom(2)).
+    let got = getrandom(&mut random, GetRandomFlags::empty())?;
+    if got < bytes {
+        return Err(io::Error::other("the kernel gives too few random bytes"));
+    }
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// A token as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenRecord {
+    /// What is told of it.
+    pub info: TokenInfo,
+    /// Of its secret.
+    pub digest: blake3::Hash,
+}
+
+/// Every token that is good for something, by its id.
+#[derive(Clone, Debug, Default)]
+pub struct Tokens {
+    all: BTreeMap<String, TokenRecord>,
+}
+
+impl Tokens {
+    /// Takes one in.
+    pub fn insert(&mut self, record: TokenRecord) {
+        self.all.insert(record.info.id.clone(), record);
+    }
+
+    /// Revokes one; whether there was one.
+    pub fn remove(&mut self, id: &str) -> bool {
+        self.all.remove(id).is_some()
+    }
+
+    /// All, by id.
+    pub fn iter(&self) -> impl Iterator<Item = &TokenRecord> {
+        self.all.values()
+    }
+
+    /// Who holds it.
+    ///
+    /// # Errors
+    /// [`ProblemCode::Unauthenticated`]: it is no token, not known, or has expired. A wrong secret and an unknown id are told alike.
+    pub fn caller(&self, shown: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
+        let refused = |detail: &str, mend: &str| Problem::new(ProblemCode::Unauthenticated, detail, mend);
+        let unknown = || {
+            let mend = "show a token of `godwit control token create`, as `Authorization: Bearer TOKEN`";
+            refused("the token is not known here", mend)
+        };
+        let secret = Secret::parse(shown).ok_or_else(unknown)?;
+        let record = self.all.get(secret.id()).ok_or_else(unknown)?;
+        // Compares in constant time (blake3::Hash).
+        if record.digest != secret.digest() {
+            return Err(unknown());
+        }
+        if record.info.expires_unix_ms <= now_unix_ms {
+            let detail = format!("the token {} has expired", record.info.name);
+            return Err(refused(&detail, "make a new one with `godwit control token create`"));
+        }
+        Ok(Caller { name: record.info.name.clone(), role: record.info.role })
+    }
+}
+
+/// For [`TokenInfo`]: what is kept of a secret that somebody made.
+impl TokenRecord {
+    /// A token of this name and role, good from one moment until another.
+    #[must_use]
+    pub fn new(
+        secret: &Secret,
+        name: &str,
+        role: Role,
+        made_by: &str,
+        unix_ms: std::ops::Range<u64>,
+    ) -> Self {
+        let info = TokenInfo {
+            id: secret.id.clone(),
+            name: name.to_owned(),
+            role,
+            made_unix_ms: unix_ms.start,
+            expires_unix_ms: unix_ms.end,
+            made_by: made_by.to_owned(),
+        };
+        TokenRecord { info, digest: secret.digest() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(secret: &Secret) -> Tokens {
+        let mut tokens = Tokens::default();
+        tokens.insert(TokenRecord::new(secret, "monitoring", Role::Viewer, "root", 1000..2000));
+        tokens
+    }
+
+    #[test]
+    fn a_token_is_good_for_its_time() {
+        let secret = Secret::draw().unwrap();
+        let tokens = kept(&secret);
+        let caller = tokens.caller(&secret.reveal(), 1999).unwrap();
+        assert_eq!(caller, Caller { name: "monitoring".into(), role: Role::Viewer });
+        let late = tokens.caller(&secret.reveal(), 2000).unwrap_err();
+        assert_eq!(late.code, ProblemCode::Unauthenticated);
+        assert!(late.detail.contains("expired"));
+    }
+
+    #[test]
+    fn a_wrong_secret_is_as_unknown_as_an_unknown_id() {
+        let (secret, other) = (Secret::draw().unwrap(), Secret::draw().unwrap());
+        let tokens = kept(&secret);
+        let wrong = Secret { id: secret.id.clone(), secret: other.secret.clone() };
+        for shown in [wrong.reveal(), other.reveal(), String::new(), "godwit_".into(), secret.secret.clone()]
+        {
+            let refused = tokens.caller(&shown, 1500).unwrap_err();
+            assert_eq!(refused.detail, "the token is not known here");
+        }
+    }
+
+    #[test]
+    fn a_revoked_token_is_unknown() {
+        let secret = Secret::draw().unwrap();
+        let mut tokens = kept(&secret);
+        assert!(tokens.remove(secret.id()));
+        assert!(!tokens.remove(secret.id()));
+        assert!(tokens.caller(&secret.reveal(), 1500).is_err());
+    }
+
+    #[test]
+    fn nothing_tells_a_secret_by_accident() {
+        let secret = Secret::draw().unwrap();
+        let told = format!("{secret:?}{:?}", kept(&secret));
+        assert!(!told.contains(&secret.secret));
+        assert_eq!(Secret::parse(&secret.reveal()), Some(secret));
+    }
+}

@@ -1,0 +1,500 @@
+//! Drains as they are carried out: hosts that are emptied, and filled again where that is undone. One task owns them. What is to be done next is
+//! decided in `next.rs`, who goes where in [`crate::drain`], and who starts when by the queue; here it is only done and written down.
+
+mod next;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use godwit_api::control::{
+    Change, CreateDrain, CreateMove, Drain, DrainState, Move, MoveState, Problem, ProblemCode,
+};
+use godwit_migration::Intent;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::drain::{DrainPlan, DrainRequest, DrainVm, Moved, UnderWay, UndoRequest, plan, undo};
+use crate::facts::{Arriving, datastores, estimate_ms, placement_hosts, reference_group};
+use crate::hosts::no_host;
+use crate::inventory::{HostPlan, Inventory};
+use crate::keeper::Keeper;
+use crate::moves::{Moves, Wanted, fresh_id};
+use crate::placement::{self, Rule};
+use crate::queue::{Limits, RunningMove};
+use crate::records::{HOSTS, SavedHost};
+use crate::state::{State, now_unix_ms};
+use crate::words::millis;
+
+use next::{Leaving, Next, next};
+use record::Legs;
+pub(crate) use record::{DRAINS, SavedDrain};
+
+/// How often it is looked what is to be done next.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Drains that are over and remembered; the oldest are forgotten first.
+const MOST_OVER: usize = 1_000;
+/// Steps that one look takes at most for one drain: each is another than the one before, or nothing is left to do.
+const MOST_STEPS: usize = 4;
+
+/// What the one task that owns the drains is told.
+enum Order {
+    Create(String, CreateDrain, String, Answer),
+    Cancel(String, Answer),
+    Undo(String, Answer),
+}
+
+type Answer = oneshot::Sender<Result<Drain, Problem>>;
+
+/// The drains of the cluster, for everybody but the task that owns them.
+#[derive(Debug)]
+pub(crate) struct Drains {
+    shown: Arc<RwLock<BTreeMap<String, Drain>>>,
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+/// What drains work with.
+#[derive(Clone)]
+pub(crate) struct Means {
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) state: Arc<State>,
+    pub(crate) moves: Arc<Moves>,
+}
+
+impl Drains {
+    /// Takes up what the store has of drains, and carries them out from here on.
+    pub(crate) async fn begin(means: Means) -> Result<Drains, Problem> {
+        let drains = means.keeper.read_all(DRAINS).await?.into_iter().collect();
+        let (orders, incoming) = mpsc::unbounded_channel();
+        let shown = Arc::<RwLock<BTreeMap<String, Drain>>>::default();
+        let mut driver = Driver { means, shown: Arc::clone(&shown), drains };
+        let ids: Vec<String> = driver.drains.keys().cloned().collect();
+        for id in ids {
+            driver.show(&id);
+        }
+        tokio::spawn(driver.run(incoming));
+        Ok(Drains { shown, orders })
+    }
+
+    /// Every drain that is remembered, by id.
+    pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Drain>> {
+        self.shown.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Empties a host: it takes no VMs from here on, and a plan is made. Asked again while it runs, that drain is told.
+    pub(crate) async fn create(
+        &self,
+        host: &str,
+        request: CreateDrain,
+        asked_by: &str,
+    ) -> Result<Drain, Problem> {
+        self.order(|answer| Order::Create(host.to_owned(), request, asked_by.to_owned(), answer)).await
+    }
+
+    /// Calls a drain off: VMs that wait stay, those on their way arrive, and the host takes VMs as before.
+    pub(crate) async fn cancel(&self, id: &str) -> Result<Drain, Problem> {
+        self.order(|answer| Order::Cancel(id.to_owned(), answer)).await
+    }
+
+    /// Brings back what a drain has moved.
+    pub(crate) async fn undo(&self, id: &str) -> Result<Drain, Problem> {
+        self.order(|answer| Order::Undo(id.to_owned(), answer)).await
+    }
+
+    async fn order(&self, order: impl FnOnce(Answer) -> Order) -> Result<Drain, Problem> {
+        let (answer, answered) = oneshot::channel();
+        let gone = || Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now");
+        self.orders.send(order(answer)).map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
+    }
+}
+
+/// The one task.
+struct Driver {
+    means: Means,
+    shown: Arc<RwLock<BTreeMap<String, Drain>>>,
+    drains: BTreeMap<String, SavedDrain>,
+}
+
+impl Driver {
+    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+        let mut look = interval(LOOK_INTERVAL);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(Order::Create(host, request, asked_by, answer)) => {
+                        let _ = answer.send(self.create(&host, request, asked_by).await);
+                    }
+                    Some(Order::Cancel(id, answer)) => {
+                        let _ = answer.send(self.cancel(&id).await);
+                    }
+                    Some(Order::Undo(id, answer)) => {
+                        let _ = answer.send(self.undo(&id).await);
+                    }
+                    None => return,
+                },
+                _ = look.tick() => {
+                    let open = self.drains.iter().filter(|(_, drain)| !drain.is_over());
+                    let ids: Vec<String> = open.map(|(id, _)| id.clone()).collect();
+                    for id in ids {
+                        if let Err(problem) = self.go_on(&id).await {
+                            tracing::warn!(drain = id, %problem, "a drain does not go on");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    async fn create(&mut self, host: &str, request: CreateDrain, asked_by: String) -> Result<Drain, Problem> {
+        let open = self.drains.iter().find(|(_, drain)| drain.host == host && !drain.is_over());
+        if let Some((id, drain)) = open.filter(|_| !request.plan_only) {
+            if drain.state == DrainState::Undoing {
+                let detail = format!("drain {id} of host {host} is being undone");
+                return Err(Problem::new(ProblemCode::WrongState, detail, "ask again when it is"));
+            }
+            return self.shown_drain(id);
+        }
+        let was_in_maintenance = {
+            let inventory = self.means.state.inventory();
+            inventory.host_plan(host).ok_or_else(|| no_host(host))?.maintenance
+        };
+        let now_ms = now_unix_ms();
+        let empty = DrainPlan {
+            host: host.to_owned(),
+            planned_at_ms: now_ms,
+            moves: Vec::new(),
+            stays: Vec::new(),
+            takes_ms: None,
+            text: String::new(),
+        };
+        let mut drain = SavedDrain {
+            host: host.to_owned(),
+            asked_by,
+            asked_unix_ms: now_ms,
+            priority: request.priority,
+            engine: request.engine,
+            qemu: request.qemu,
+            state: if request.plan_only { DrainState::Planned } else { DrainState::Running },
+            was_in_maintenance,
+            plan: empty,
+            placed_unix_ms: now_ms,
+            back: None,
+            passed_over: BTreeMap::new(),
+            ended_unix_ms: None,
+            outcome: Vec::new(),
+        };
+        let homeless = next::homeless(&drain, &Legs::default(), &self.means.state.inventory());
+        drain.plan = self.planned(host, &homeless, now_ms);
+        if request.plan_only {
+            return Ok(drain.told("", &Legs::default(), now_ms));
+        }
+        let id = fresh_id('d', now_ms)?;
+        self.means.keeper.insert(DRAINS, &id, &drain).await?;
+        let planned = drain.plan.clone();
+        self.drains.insert(id.clone(), drain);
+        self.set_maintenance(host, true).await?;
+        self.submit(&id, &planned).await;
+        self.show(&id);
+        self.forget_oldest().await;
+        self.shown_drain(&id)
+    }
+
+    async fn cancel(&mut self, id: &str) -> Result<Drain, Problem> {
+        let mut drain = self.open(id, &[DrainState::Running, DrainState::Undoing])?.clone();
+        let waiting: Vec<String> = {
+            let moves = self.means.moves.all();
+            let legs = Legs::of(id, &drain.host, moves.values());
+            let waiting = legs.live().filter(|one| one.state == MoveState::Waiting);
+            waiting.map(|one| one.id.clone()).collect()
+        };
+        // The drain first: a manager that takes over plans nothing anew for what is called off.
+        drain.state = DrainState::Cancelled;
+        self.end(id, &mut drain);
+        self.save(id, drain.clone()).await?;
+        for one in waiting {
+            self.call_off(&one).await;
+        }
+        let outcome = self.outcome(id, &drain);
+        self.save(id, SavedDrain { outcome, ..drain.clone() }).await?;
+        self.set_maintenance(&drain.host, drain.was_in_maintenance).await?;
+        self.show(id);
+        self.shown_drain(id)
+    }
+
+    async fn undo(&mut self, id: &str) -> Result<Drain, Problem> {
+        let may = [DrainState::Running, DrainState::Done, DrainState::Cancelled];
+        let drain = self.open(id, &may)?.clone();
+        let other = self
+            .drains
+            .iter()
+            .find(|(other, of)| other.as_str() != id && of.host == drain.host && !of.is_over());
+        if let Some((other, _)) = other {
+            let detail = format!("drain {other} empties host {} now", drain.host);
+            return Err(Problem::new(ProblemCode::WrongState, detail, "cancel that one first"));
+        }
+        let drain = SavedDrain { state: DrainState::Undoing, ended_unix_ms: None, back: None, ..drain };
+        self.save(id, drain.clone()).await?;
+        self.set_maintenance(&drain.host, false).await?;
+        self.go_on(id).await?;
+        self.shown_drain(id)
+    }
+
+    /// A drain that is in one of these states.
+    fn open(&self, id: &str, states: &[DrainState]) -> Result<&SavedDrain, Problem> {
+        let drain = self.drains.get(id).ok_or_else(|| no_drain(id))?;
+        if states.contains(&drain.state) {
+            return Ok(drain);
+        }
+        let state = serde_json::to_value(drain.state).unwrap_or_default();
+        let detail = format!("drain {id} is {}", state.as_str().unwrap_or("over"));
+        Err(Problem::new(ProblemCode::WrongState, detail, "see `godwit host drains`"))
+    }
+
+    /// Does for a drain what is to be done next.
+    async fn go_on(&mut self, id: &str) -> Result<(), Problem> {
+        for _ in 0..MOST_STEPS {
+            let now_ms = now_unix_ms();
+            let Some(mut drain) = self.drains.get(id).cloned() else { return Ok(()) };
+            let what = {
+                let moves = self.means.moves.all();
+                let legs = Legs::of(id, &drain.host, moves.values());
+                next(&drain, &legs, &self.means.state.inventory(), now_ms)
+            };
+            match what {
+                Next::Wait => break,
+                Next::Place(homeless) => {
+                    let planned = self.planned(&drain.host, &homeless, now_ms);
+                    take_in(&mut drain.plan, &planned, now_ms);
+                    drain.placed_unix_ms = now_ms;
+                    self.save(id, drain).await?;
+                    self.submit(id, &planned).await;
+                }
+                Next::CallOff(all) => self.call_all_off(id, drain, all).await?,
+                Next::BringBack(moved) => {
+                    let back = self.way_back(&drain.host, &moved, now_ms);
+                    drain.back = Some(back.clone());
+                    self.save(id, drain).await?;
+                    self.submit(id, &back).await;
+                }
+                Next::End(state) => {
+                    drain.state = state;
+                    self.end(id, &mut drain);
+                    self.save(id, drain).await?;
+                }
+            }
+        }
+        self.show(id);
+        Ok(())
+    }
+
+    async fn call_all_off(
+        &mut self,
+        id: &str,
+        mut drain: SavedDrain,
+        all: Vec<Leaving>,
+    ) -> Result<(), Problem> {
+        for Leaving { vm, passed_over, .. } in &all {
+            drain.passed_over.entry(vm.clone()).or_default().extend(passed_over.clone());
+        }
+        self.save(id, drain).await?;
+        for leaving in &all {
+            self.call_off(&leaving.id).await;
+        }
+        Ok(())
+    }
+
+    async fn call_off(&self, id: &str) {
+        // It may be over by now.
+        if let Err(problem) = self.means.moves.cancel(id).await {
+            tracing::debug!(job = id, %problem, "a drain's move is not called off");
+        }
+    }
+
+    /// Who goes where, and who stays.
+    fn planned(&self, host: &str, vms: &[DrainVm], now_ms: u64) -> DrainPlan {
+        let (arriving, running) = self.under_way();
+        let (hosts, limits) = self.hosts(&arriving);
+        let (limits, rules) = (&limits, self.rules());
+        plan(&DrainRequest { now_ms, host, vms, hosts: &hosts, rules: &rules, limits, running: &running })
+    }
+
+    fn way_back(&self, host: &str, moved: &[Moved], now_ms: u64) -> DrainPlan {
+        let (arriving, running) = self.under_way();
+        let (hosts, limits) = self.hosts(&arriving);
+        let (limits, rules) = (&limits, self.rules());
+        let request =
+            UndoRequest { now_ms, host, moved, hosts: &hosts, rules: &rules, limits, running: &running };
+        let back = undo(&request);
+        DrainPlan {
+            host: host.to_owned(),
+            planned_at_ms: now_ms,
+            moves: back.moves,
+            stays: back.stays,
+            takes_ms: back.takes_ms,
+            text: back.text,
+        }
+    }
+
+    fn hosts(&self, arriving: &Arriving) -> (Vec<placement::Host>, Limits) {
+        let inventory = self.means.state.inventory();
+        let limits = self.means.state.limits(&inventory);
+        (placement_hosts(arriving, &limits, &inventory), limits)
+    }
+
+    /// What operators have asked for.
+    fn rules(&self) -> Vec<Rule> {
+        self.means.state.inventory().rules()
+    }
+
+    /// What goes where already, and what of it runs.
+    fn under_way(&self) -> (Arriving, Vec<UnderWay>) {
+        let (moves, inventory) = (self.means.moves.all(), self.means.state.inventory());
+        let mut arriving = Arriving::new();
+        let mut running = Vec::new();
+        for one in moves.values().filter(|one| !one.state.is_over()) {
+            let Some(to) = &one.to else { continue };
+            arriving.entry(to.clone()).or_default().insert(one.vm.clone());
+            if one.state != MoveState::Waiting {
+                running.push(under_way(one, to, &inventory));
+            }
+        }
+        (arriving, running)
+    }
+
+    /// Asks for the moves of a plan. What is not taken in is met again at the next look.
+    async fn submit(&self, id: &str, plan: &DrainPlan) {
+        let Some(drain) = self.drains.get(id) else { return };
+        for planned in &plan.moves {
+            let request = CreateMove {
+                to: Some(planned.target.clone()),
+                priority: drain.priority,
+                engine: drain.engine,
+                qemu: drain.qemu.clone(),
+                policy: Intent::FastEvacuation,
+                ..CreateMove::default()
+            };
+            let wanted = Wanted {
+                vm: planned.vm.clone(),
+                from: planned.source.clone(),
+                asked_by: drain.asked_by.clone(),
+                request,
+                to_reason: Some(planned.why.clone()),
+                drain: Some(id.to_owned()),
+            };
+            if let Err(problem) = self.means.moves.submit(wanted).await {
+                tracing::warn!(drain = id, vm = planned.vm, %problem, "a drain's move is not taken in");
+            }
+        }
+    }
+
+    /// Whether a host takes VMs.
+    async fn set_maintenance(&self, host: &str, maintenance: bool) -> Result<(), Problem> {
+        let before = self.means.state.inventory().host_plan(host).cloned();
+        let Some(before) = before.filter(|before| before.maintenance != maintenance) else { return Ok(()) };
+        let plan = HostPlan { maintenance, ..before };
+        self.means.keeper.replace(HOSTS, host, &SavedHost::from(&plan)).await?;
+        self.means.state.change(|inventory| Some(inventory.plan_host(host, plan)));
+        Ok(())
+    }
+
+    fn end(&self, id: &str, drain: &mut SavedDrain) {
+        drain.outcome = self.outcome(id, drain);
+        drain.ended_unix_ms = Some(now_unix_ms());
+    }
+
+    fn outcome(&self, id: &str, drain: &SavedDrain) -> Vec<godwit_api::control::DrainVm> {
+        let moves = self.means.moves.all();
+        drain.vms(&Legs::of(id, &drain.host, moves.values()), now_unix_ms())
+    }
+
+    async fn save(&mut self, id: &str, drain: SavedDrain) -> Result<(), Problem> {
+        self.means.keeper.replace(DRAINS, id, &drain).await?;
+        self.drains.insert(id.to_owned(), drain);
+        Ok(())
+    }
+
+    async fn forget_oldest(&mut self) {
+        let over = self.drains.iter().filter(|(_, drain)| drain.is_over());
+        let mut over: Vec<(u64, String)> =
+            over.map(|(id, drain)| (drain.asked_unix_ms, id.clone())).collect();
+        over.sort();
+        for (_, id) in over.iter().take(over.len().saturating_sub(MOST_OVER)) {
+            if let Err(problem) = self.means.keeper.remove(DRAINS, id).await {
+                tracing::warn!(drain = id, %problem, "an old drain can't be forgotten");
+                return;
+            }
+            self.drains.remove(id);
+            self.shown.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        }
+    }
+
+    /// Shows a drain to everybody, where it has changed.
+    fn show(&mut self, id: &str) {
+        let Some(drain) = self.drains.get(id) else { return };
+        let now = {
+            let moves = self.means.moves.all();
+            drain.told(id, &Legs::of(id, &drain.host, moves.values()), now_unix_ms())
+        };
+        {
+            let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
+            if shown.get(id) == Some(&now) {
+                return;
+            }
+            shown.insert(id.to_owned(), now.clone());
+        }
+        self.means.state.change(|_| Some(Change::Drain(Box::new(now))));
+    }
+
+    fn shown_drain(&self, id: &str) -> Result<Drain, Problem> {
+        self.shown.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned().ok_or_else(|| no_drain(id))
+    }
+}
+
+fn under_way(one: &Move, to: &str, inventory: &Inventory) -> UnderWay {
+    let memory_bytes = inventory.vm_info(&one.vm).map_or(0, |info| info.memory_bytes);
+    let eta_ms = one.progress.as_ref().and_then(|progress| progress.eta_ms);
+    let remaining_ms = eta_ms.map_or_else(|| estimate_ms(memory_bytes, &one.from, inventory), millis);
+    UnderWay {
+        running: RunningMove {
+            migration: one.migration.clone().unwrap_or_default(),
+            vm: one.vm.clone(),
+            source: one.from.clone(),
+            target: to.to_owned(),
+            group: one.drain.clone().or_else(|| Some(one.asked_by.clone())),
+            datastores: datastores(&one.vm, inventory),
+            reference_group: inventory.vm_info(&one.vm).and_then(|info| reference_group(info)),
+        },
+        memory_bytes,
+        remaining_ms,
+    }
+}
+
+/// A later plan for some VMs holds in the place of what was planned of them before.
+fn take_in(plan: &mut DrainPlan, later: &DrainPlan, now_ms: u64) {
+    // Its times count from when it was made: the plan's do from its own beginning.
+    let shift_ms = now_ms.saturating_sub(plan.planned_at_ms);
+    let named: BTreeSet<String> = {
+        let moves = later.moves.iter().map(|one| one.vm.clone());
+        moves.chain(later.stays.iter().map(|one| one.vm.clone())).collect()
+    };
+    plan.moves.retain(|one| !named.contains(&one.vm));
+    plan.stays.retain(|one| !named.contains(&one.vm));
+    plan.moves.extend(later.moves.iter().cloned().map(|mut planned| {
+        if let Some(expected) = &mut planned.expected {
+            expected.starts_in_ms += shift_ms;
+            expected.ends_in_ms += shift_ms;
+        }
+        planned
+    }));
+    plan.stays.extend(later.stays.iter().cloned());
+    plan.stays.sort_by(|one, other| one.vm.cmp(&other.vm));
+}
+
+fn no_drain(id: &str) -> Problem {
+    Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see `godwit host drains`")
+}

@@ -1,0 +1,182 @@
+//! What is to be done next for a drain, of what is known: no I/O and no clock.
+//!
+//! A VM that has no move and could go is **homeless**: it is planned and gets a move. So VMs that are met again later (their target was lost,
+//! their move failed, they came to the host meanwhile, or another manager took over between the plan and the moves) need no case of
+//! their own.
+
+use std::collections::BTreeSet;
+
+use godwit_api::control::{DrainState, Move, MoveState};
+use godwit_api::{VmInfo, VmState};
+
+use super::record::{Legs, SavedDrain};
+use crate::drain::{DrainVm, Moved};
+use crate::facts::{datastores, estimate_ms, placement_vm};
+use crate::inventory::Inventory;
+use crate::placement::Obstacle;
+use crate::preflight;
+
+/// Moves that a VM gets in a drain, each to another host.
+const MOST_MOVES_OF_A_VM: usize = 3;
+/// A move that has waited so long for its target's memory gets another target.
+const MEMORY_WAIT_MS: u64 = 60_000;
+/// What a waiting move's target will not come out of by itself soon.
+const LOST_TARGETS: [&str; 3] = ["target-away", "target-maintenance", "target-not-in-inventory"];
+
+/// What is to be done next.
+#[derive(Debug, PartialEq)]
+pub(super) enum Next {
+    /// A plan for these VMs, and moves by it.
+    Place(Vec<DrainVm>),
+    /// Call these moves off.
+    CallOff(Vec<Leaving>),
+    /// A plan to bring these back.
+    BringBack(Vec<Moved>),
+    /// It is over.
+    End(DrainState),
+    /// Nothing until something happens.
+    Wait,
+}
+
+/// A move that is called off.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Leaving {
+    pub(super) id: String,
+    pub(super) vm: String,
+    /// The target that is not to be had, where another is to be found.
+    pub(super) passed_over: Option<String>,
+}
+
+/// What is to be done next for a drain that runs or is undone.
+pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64) -> Next {
+    match drain.state {
+        DrainState::Running => {
+            let mut lost = lost_targets(legs, now_ms);
+            lost.extend(strays(drain, legs, inventory));
+            if !lost.is_empty() {
+                return Next::CallOff(lost);
+            }
+            let homeless = homeless(drain, legs, inventory);
+            let is_news = homeless.iter().any(|vm| !stays(drain, &vm.vm.name));
+            let has_live = legs.live().next().is_some();
+            // What stayed because there was no room is tried once more when all others have gone.
+            if is_news || (!has_live && !homeless.is_empty() && drain.placed_unix_ms < last_end_ms(legs)) {
+                return Next::Place(homeless);
+            }
+            if has_live { Next::Wait } else { Next::End(DrainState::Done) }
+        }
+        DrainState::Undoing => {
+            let live_out = legs.live().filter(|one| one.from == drain.host);
+            let live_out: Vec<&Move> = live_out.collect();
+            if !live_out.is_empty() {
+                let waiting = live_out.iter().filter(|one| one.state == MoveState::Waiting);
+                let all: Vec<Leaving> = waiting.map(|one| called_off(one, None)).collect();
+                return if all.is_empty() { Next::Wait } else { Next::CallOff(all) };
+            }
+            if drain.back.is_none() {
+                return Next::BringBack(moved(legs, inventory));
+            }
+            if legs.live().next().is_some() { Next::Wait } else { Next::End(DrainState::Undone) }
+        }
+        DrainState::Planned | DrainState::Done | DrainState::Cancelled | DrainState::Undone => Next::Wait,
+    }
+}
+
+fn stays(drain: &SavedDrain, vm: &str) -> bool {
+    drain.plan.stays.iter().any(|staying| staying.vm == vm)
+}
+
+/// When the last move ended, milliseconds since 1970.
+fn last_end_ms(legs: &Legs<'_>) -> u64 {
+    legs.out.values().flatten().filter_map(|one| one.ended_unix_ms).max().unwrap_or(0)
+}
+
+/// Waiting moves whose target is not to be had.
+fn lost_targets(legs: &Legs<'_>, now_ms: u64) -> Vec<Leaving> {
+    let is_lost = |one: &&&Move| {
+        let Some(waits) = one.waits.as_ref().filter(|_| one.state == MoveState::Waiting) else {
+            return false;
+        };
+        let has_waited = now_ms.saturating_sub(one.asked_unix_ms) > MEMORY_WAIT_MS;
+        LOST_TARGETS.contains(&waits.code.as_str()) || (waits.code == "target-memory" && has_waited)
+    };
+    let newest = legs.out.values().filter_map(|all| all.last());
+    newest.filter(is_lost).map(|one| called_off(one, one.to.clone())).collect()
+}
+
+/// Waiting moves of VMs that are on the host no more, or don't run any more.
+fn strays(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory) -> Vec<Leaving> {
+    let is_stray = |one: &&Move| {
+        let info = inventory.vm_info(&one.vm);
+        let can_leave =
+            |info: &VmInfo| info.host == drain.host && preflight::immovable(inventory, &info.name).is_none();
+        one.state == MoveState::Waiting
+            && inventory.is_heard(&drain.host)
+            && !info.is_some_and(|info| can_leave(info))
+    };
+    let newest = legs.out.values().filter_map(|all| all.last().copied());
+    newest.filter(is_stray).map(|one| called_off(one, None)).collect()
+}
+
+fn called_off(one: &Move, passed_over: Option<String>) -> Leaving {
+    Leaving { id: one.id.clone(), vm: one.vm.clone(), passed_over }
+}
+
+/// VMs that are on the host, could go, and have no move.
+pub(super) fn homeless(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory) -> Vec<DrainVm> {
+    let all = inventory.vms_of(&drain.host).filter(|info| info.state != VmState::MigratingOut);
+    let vms = all.filter_map(|info| {
+        if inventory.planned_move(&info.name).is_some() {
+            return None;
+        }
+        let had = legs.out.get(info.name.as_str()).map_or(&[][..], Vec::as_slice);
+        let passed_over = drain.passed_over.get(&info.name);
+        let tried: BTreeSet<&String> = had
+            .iter()
+            .filter(|one| one.state == MoveState::Failed)
+            .filter_map(|one| one.to.as_ref())
+            .chain(passed_over.into_iter().flatten())
+            .collect();
+        // Somebody called its move off: it is not the drain's any more.
+        let was_called_off = had.last().is_some_and(|one| {
+            one.state == MoveState::Cancelled && one.to.as_ref().is_none_or(|to| !tried.contains(to))
+        });
+        if was_called_off || tried.len() >= MOST_MOVES_OF_A_VM {
+            return None;
+        }
+        Some(leaving(info, &tried, inventory))
+    });
+    vms.collect()
+}
+
+fn leaving(info: &VmInfo, tried: &BTreeSet<&String>, inventory: &Inventory) -> DrainVm {
+    let of_tried = |host: &&String| {
+        let message = format!("a move of it to {host} has failed already in this drain");
+        ((*host).clone(), vec![Obstacle { code: "tried".to_owned(), message }])
+    };
+    let mut obstacles = preflight::obstacles(inventory, &info.name);
+    for (host, tried) in tried.iter().map(of_tried) {
+        obstacles.entry(host).or_default().extend(tried);
+    }
+    DrainVm {
+        vm: placement_vm(info),
+        estimate_ms: estimate_ms(info.memory_bytes, &info.host, inventory),
+        datastores: datastores(&info.name, inventory),
+        immovable: preflight::immovable(inventory, &info.name),
+        obstacles,
+    }
+}
+
+/// What the drain has moved, for the way back.
+fn moved(legs: &Legs<'_>, inventory: &Inventory) -> Vec<Moved> {
+    let done = legs.out.values().filter_map(|all| all.iter().rev().find(|one| one.state == MoveState::Done));
+    let vms = done.filter_map(|one| {
+        let info = inventory.vm_info(&one.vm)?;
+        Some(Moved {
+            vm: leaving(info, &BTreeSet::new(), inventory),
+            to: Some((one.to.clone()?, one.ended_unix_ms.unwrap_or(one.asked_unix_ms))),
+            found_on: matches!(info.state, VmState::Running | VmState::Paused).then(|| info.host.clone()),
+        })
+    });
+    vms.collect()
+}

@@ -1,0 +1,198 @@
+//! A drain: what was asked for and planned, as it is saved and as it is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use godwit_api::QemuEngineOptions;
+use godwit_api::control::{Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority, MoveState};
+use godwit_migration::EngineKind;
+use serde::{Deserialize, Serialize};
+
+use crate::drain::eta::{MoveEta, Progress, eta};
+use crate::drain::{DrainPlan, PlannedMove};
+use crate::store::records::{Record, Table};
+
+pub(crate) const DRAINS: Table<SavedDrain> = Table::new();
+
+/// A drain as the store has it. What its moves have come to stands with them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedDrain {
+    pub(super) host: String,
+    pub(super) asked_by: String,
+    pub(super) asked_unix_ms: u64,
+    pub(super) priority: MovePriority,
+    pub(super) engine: EngineKind,
+    pub(super) qemu: QemuEngineOptions,
+    pub(super) state: DrainState,
+    /// Whether the host took no VMs before.
+    pub(super) was_in_maintenance: bool,
+    /// The way out: what was planned last of each VM.
+    pub(super) plan: DrainPlan,
+    /// When it was last looked for targets.
+    pub(super) placed_unix_ms: u64,
+    /// The way back, where it is undone.
+    pub(super) back: Option<DrainPlan>,
+    /// Targets that a VM's move was called off for, because they were not to be had.
+    pub(super) passed_over: BTreeMap<String, BTreeSet<String>>,
+    pub(super) ended_unix_ms: Option<u64>,
+    /// What became of its VMs, once it was over: moves are forgotten earlier than drains.
+    pub(super) outcome: Vec<DrainVm>,
+}
+
+impl Record for SavedDrain {
+    const KIND: &'static str = "drain";
+    const PREFIX: &'static str = "drains/";
+    const VERSION: u32 = 1;
+}
+
+/// A drain's moves, by VM, the newest last.
+#[derive(Debug, Default)]
+pub(super) struct Legs<'a> {
+    pub(super) out: BTreeMap<&'a str, Vec<&'a Move>>,
+    pub(super) back: BTreeMap<&'a str, Vec<&'a Move>>,
+}
+
+impl<'a> Legs<'a> {
+    /// Of these, those that are a drain's. Ids are in the order of time, and so are the moves.
+    pub(super) fn of(id: &str, host: &str, moves: impl Iterator<Item = &'a Move>) -> Legs<'a> {
+        let mut legs = Legs::default();
+        for one in moves.filter(|one| one.drain.as_deref() == Some(id)) {
+            let leg = if one.from == host { &mut legs.out } else { &mut legs.back };
+            leg.entry(one.vm.as_str()).or_default().push(one);
+        }
+        for of_vm in legs.out.values_mut().chain(legs.back.values_mut()) {
+            of_vm.sort_by_key(|one| one.asked_unix_ms);
+        }
+        legs
+    }
+
+    /// Moves of either way that are not over.
+    pub(super) fn live(&self) -> impl Iterator<Item = &'a Move> {
+        self.out.values().chain(self.back.values()).flatten().copied().filter(|one| !one.state.is_over())
+    }
+}
+
+impl SavedDrain {
+    /// Whether nothing comes after it.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.state, DrainState::Done | DrainState::Cancelled | DrainState::Undone)
+    }
+
+    /// What everybody is told of it.
+    pub(super) fn told(&self, id: &str, legs: &Legs<'_>, now_ms: u64) -> Drain {
+        let vms = if self.is_over() && !self.outcome.is_empty() {
+            self.outcome.clone()
+        } else {
+            self.vms(legs, now_ms)
+        };
+        let way = self.back.as_ref().unwrap_or(&self.plan);
+        let leg = if self.back.is_some() { &legs.back } else { &legs.out };
+        let eta_unix_ms = if self.is_over() { None } else { eta(way, &progress(leg), now_ms).ends_ms };
+        Drain {
+            id: id.to_owned(),
+            host: self.host.clone(),
+            state: self.state,
+            asked_by: self.asked_by.clone(),
+            asked_unix_ms: self.asked_unix_ms,
+            eta_unix_ms,
+            ended_unix_ms: self.ended_unix_ms,
+            vms,
+        }
+    }
+
+    /// What has become of each VM so far.
+    pub(super) fn vms(&self, legs: &Legs<'_>, now_ms: u64) -> Vec<DrainVm> {
+        let expected = eta(&self.plan, &progress(&legs.out), now_ms).moves;
+        let expected: BTreeMap<&str, &MoveEta> = expected.iter().map(|one| (one.vm.as_str(), one)).collect();
+        let mut vms: BTreeMap<&str, DrainVm> = BTreeMap::new();
+        for planned in &self.plan.moves {
+            let newest = legs.out.get(planned.vm.as_str()).and_then(|all| all.last());
+            let gone_unix_ms = expected.get(planned.vm.as_str()).and_then(|one| one.ends_ms);
+            vms.insert(&planned.vm, DrainVm { gone_unix_ms, ..going(planned, newest.copied()) });
+        }
+        for staying in &self.plan.stays {
+            let stays = DrainVm {
+                vm: staying.vm.clone(),
+                state: DrainVmState::Stays,
+                to: None,
+                reason: staying.text.clone(),
+                r#move: legs.out.get(staying.vm.as_str()).and_then(|all| Some(all.last()?.id.clone())),
+                gone_unix_ms: None,
+            };
+            vms.insert(&staying.vm, stays);
+        }
+        for (vm, all) in &legs.back {
+            let (Some(newest), Some(of)) = (all.last(), vms.get_mut(vm)) else { continue };
+            of.r#move = Some(newest.id.clone());
+            if newest.state == MoveState::Done {
+                (of.state, of.reason) = (DrainVmState::Back, "it came back".to_owned());
+            } else if let Some(failure) = newest.failure.as_ref().filter(|_| newest.state.is_over()) {
+                of.reason = format!("its way back failed: {} ({})", failure.message, failure.mend);
+            }
+        }
+        for staying in self.back.iter().flat_map(|back| &back.stays) {
+            if let Some(of) = vms.get_mut(staying.vm.as_str()) {
+                of.reason = format!("it does not come back: {}", staying.text);
+            }
+        }
+        vms.into_values().collect()
+    }
+}
+
+/// A VM that was planned to go, by its newest move.
+fn going(planned: &PlannedMove, newest: Option<&Move>) -> DrainVm {
+    let (state, reason) = match newest.map(|one| (one.state, one)) {
+        Some((MoveState::Done, _)) => (DrainVmState::Gone, planned.why.clone()),
+        Some((MoveState::Failed, one)) => (DrainVmState::Stays, failure(one)),
+        Some((MoveState::Cancelled, _)) => (DrainVmState::Stays, "its move was called off".to_owned()),
+        Some((MoveState::Waiting, one)) => {
+            let waits = one.waits.as_ref().map_or(String::new(), |waits| format!("; waits: {}", waits.text));
+            (DrainVmState::Going, format!("{}{waits}", planned.why))
+        }
+        Some((MoveState::Starting | MoveState::Running, _)) | None => {
+            (DrainVmState::Going, planned.why.clone())
+        }
+    };
+    DrainVm {
+        vm: planned.vm.clone(),
+        state,
+        to: Some(planned.target.clone()),
+        reason,
+        r#move: newest.map(|one| one.id.clone()),
+        gone_unix_ms: None,
+    }
+}
+
+fn failure(one: &Move) -> String {
+    let told = one.failure.as_ref().map(|failure| format!("{} ({})", failure.message, failure.mend));
+    told.unwrap_or_else(|| "its move failed".to_owned())
+}
+
+/// What has come of the moves, for the ETA.
+fn progress(leg: &BTreeMap<&str, Vec<&Move>>) -> BTreeMap<String, Progress> {
+    let of = |one: &Move| match one.state {
+        MoveState::Waiting => Progress::Waiting { not_before_ms: None },
+        MoveState::Starting | MoveState::Running => Progress::Running {
+            started_ms: one.started_unix_ms.unwrap_or(one.asked_unix_ms),
+            done: done(one),
+        },
+        MoveState::Done => Progress::Done {
+            started_ms: one.started_unix_ms.unwrap_or(one.asked_unix_ms),
+            ended_ms: one.ended_unix_ms.unwrap_or(one.asked_unix_ms),
+        },
+        MoveState::Failed | MoveState::Cancelled => Progress::Dropped,
+    };
+    leg.iter().filter_map(|(vm, all)| Some(((*vm).to_owned(), of(all.last()?)))).collect()
+}
+
+/// The share of a migration that is done, 0 to 1: by its time where that is foreseen, else by its bytes.
+fn done(one: &Move) -> f64 {
+    let Some(progress) = &one.progress else { return 0.0 };
+    match progress.eta_ms {
+        Some(eta_ms) if eta_ms + progress.elapsed_ms > 0.0 => {
+            progress.elapsed_ms / (eta_ms + progress.elapsed_ms)
+        }
+        _ if progress.total_bytes > 0 => (progress.sent_bytes as f64 / progress.total_bytes as f64).min(1.0),
+        _ => 0.0,
+    }
+}

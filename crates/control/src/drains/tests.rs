@@ -1,0 +1,259 @@
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use godwit_api::control::DrainVmState;
+use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
+use godwit_qemu::VmSpec;
+
+use super::*;
+use crate::moves::{Agents, Job};
+use crate::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, JobFailure, Whereabouts};
+use crate::store::{Candidate, MemoryStore, Store};
+
+const GIB: u64 = 1 << 30;
+
+/// Agents that move a VM at once, or refuse to move any to some hosts.
+struct QuickAgents {
+    state: Arc<State>,
+    refused: Vec<&'static str>,
+    begun: Begun,
+}
+
+/// VMs and their targets, by migration: an agent begins each once, whichever manager asks.
+type Begun = Arc<Mutex<BTreeMap<String, (String, String)>>>;
+
+#[async_trait]
+impl Agents for QuickAgents {
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<JobEvent> {
+        let mut begun = self.begun.lock().unwrap();
+        let (vm, from, epoch) = {
+            let inventory = self.state.inventory();
+            let info = inventory.vm_info(&job.vm)?;
+            (job.vm.clone(), info.host.clone(), info.epoch)
+        };
+        let (migration, target) = match action {
+            Action::Begin { migration, target } => (migration, target),
+            Action::Ask { migration } => {
+                let answer = if from == "a" {
+                    Known::NotKnown(Whereabouts::AtSource { epoch })
+                } else {
+                    Known::Ended(Ended::Completed)
+                };
+                return Some(JobEvent::Asked { migration, answer });
+            }
+            Action::Save | Action::CancelMigration { .. } => return None,
+        };
+        if begun.insert(migration.clone(), (vm.clone(), target.clone())).is_some() {
+            return Some(JobEvent::Ended { migration, how: Ended::Completed });
+        }
+        if self.refused.contains(&target.as_str()) {
+            let failure = JobFailure {
+                code: "preflight".into(),
+                message: format!("{target} refuses"),
+                mend: "none".into(),
+            };
+            return Some(JobEvent::Refused { migration, failure });
+        }
+        let info = (**self.state.inventory().vm_info(&vm)?).clone();
+        let info = VmInfo { host: target.clone(), epoch: info.epoch + 1, ..info };
+        self.state.heard(&target, HostEvent::Vm(Box::new(info)));
+        self.state.heard(&from, HostEvent::VmGone(vm));
+        Some(JobEvent::Ended { migration, how: Ended::Completed })
+    }
+}
+
+const VMS: [&str; 4] = ["db", "off", "web-1", "web-2"];
+
+/// Three hosts; the first has all VMs, one of them stopped.
+fn cluster() -> Arc<State> {
+    let state = Arc::<State>::default();
+    for name in ["a", "b", "c"] {
+        let plan = HostPlan { address: format!("http://{name}:1"), ..HostPlan::default() };
+        state.change(|inventory| Some(inventory.plan_host(name, plan)));
+        state.reached(name);
+        state.heard(name, HostEvent::Host(Box::new(host(name))));
+        if name == "a" {
+            for vm in VMS {
+                state.heard(name, vm_told(vm));
+            }
+        }
+        state.heard(name, HostEvent::Known);
+    }
+    state
+}
+
+fn host(name: &str) -> HostInfo {
+    serde_json::from_value(serde_json::json!({
+        "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 64 * GIB, "logical_cores": 8,
+        "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,
+    }))
+    .unwrap()
+}
+
+fn vm_told(name: &str) -> HostEvent {
+    let spec: VmSpec = serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
+    HostEvent::Vm(Box::new(VmInfo {
+        name: name.into(),
+        host: "a".into(),
+        state: if name == "off" { VmState::Stopped } else { VmState::Running },
+        reason: None,
+        in_doubt: false,
+        epoch: 1,
+        pid: None,
+        memory_bytes: GIB,
+        vcpus: 1,
+        accel: "tcg".into(),
+        machine: "q35".into(),
+        migration: None,
+        page_in: None,
+        addresses: vec![],
+        spec,
+    }))
+}
+
+/// What one manager has while it leads.
+struct Rig {
+    state: Arc<State>,
+    agents: Arc<QuickAgents>,
+    drains: Drains,
+    moves: Arc<Moves>,
+    store: Arc<MemoryStore>,
+}
+
+impl Rig {
+    async fn begin(refused: Vec<&'static str>) -> Rig {
+        Rig::with(Arc::new(MemoryStore::new()), cluster(), refused, None).await
+    }
+
+    async fn with(
+        store: Arc<MemoryStore>,
+        state: Arc<State>,
+        refused: Vec<&'static str>,
+        before: Option<Begun>,
+    ) -> Rig {
+        store.end_leadership_silently();
+        let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
+        let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+        let keeper = Arc::new(Keeper::new(Arc::clone(&store) as _, leadership, candidate));
+        if before.is_none() {
+            for (name, plan) in state.inventory().plans() {
+                let kept = Arc::clone(&keeper);
+                let (name, saved) = (name.to_owned(), SavedHost::from(plan));
+                tokio::spawn(async move { kept.insert(HOSTS, &name, &saved).await.unwrap() });
+            }
+            while keeper.read_all(HOSTS).await.unwrap().len() < 3 {
+                tokio::task::yield_now().await;
+            }
+        } else {
+            keeper.read_all(HOSTS).await.unwrap();
+        }
+        let agents =
+            Arc::new(QuickAgents { state: Arc::clone(&state), refused, begun: before.unwrap_or_default() });
+        let told = mpsc::unbounded_channel().1;
+        let begun = Moves::begin(Arc::clone(&keeper), Arc::clone(&state), Arc::clone(&agents) as _, told);
+        let moves = Arc::new(begun.await.unwrap());
+        let means = Means { keeper, state: Arc::clone(&state), moves: Arc::clone(&moves) };
+        let drains = Drains::begin(means).await.unwrap();
+        Rig { state, agents, drains, moves, store }
+    }
+
+    /// The drain, once it is in that state.
+    async fn when(&self, id: &str, state: DrainState) -> Drain {
+        loop {
+            let found = self.drains.all().get(id).cloned();
+            if let Some(found) = found.filter(|found| found.state == state) {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn host_of(&self, vm: &str) -> String {
+        self.state.inventory().vm_info(vm).unwrap().host.clone()
+    }
+}
+
+fn of<'a>(drain: &'a Drain, vm: &str) -> &'a godwit_api::control::DrainVm {
+    drain.vms.iter().find(|one| one.vm == vm).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_is_emptied_and_what_stays_is_named_and_all_comes_back() {
+    let rig = Rig::begin(Vec::new()).await;
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    assert_eq!(asked.vms.len(), 4);
+    assert!(rig.state.inventory().host_plan("a").unwrap().maintenance);
+    let done = rig.when(&asked.id, DrainState::Done).await;
+    assert_eq!(of(&done, "off").state, DrainVmState::Stays);
+    assert!(of(&done, "off").reason.contains("does not run"), "{done:?}");
+    for vm in ["db", "web-1", "web-2"] {
+        assert_eq!(of(&done, vm).state, DrainVmState::Gone, "{done:?}");
+        assert_ne!(rig.host_of(vm), "a");
+        assert!(!of(&done, vm).reason.is_empty());
+    }
+    rig.drains.undo(&asked.id).await.unwrap();
+    let undone = rig.when(&asked.id, DrainState::Undone).await;
+    assert_eq!(of(&undone, "db").state, DrainVmState::Back, "{undone:?}");
+    assert!(["db", "web-1", "web-2"].iter().all(|vm| rig.host_of(vm) == "a"));
+    assert!(!rig.state.inventory().host_plan("a").unwrap().maintenance);
+    assert_eq!(rig.drains.undo(&asked.id).await.unwrap_err().code, ProblemCode::WrongState);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_one_host_refuses_goes_to_another() {
+    let rig = Rig::begin(vec!["b"]).await;
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let done = rig.when(&asked.id, DrainState::Done).await;
+    assert!(["db", "web-1", "web-2"].iter().all(|vm| rig.host_of(vm) == "c"), "{done:?}");
+    assert!(rig.agents.begun.lock().unwrap().values().any(|(_, target)| target == "b"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_all_refuse_the_vms_stay_with_the_reason() {
+    let rig = Rig::begin(vec!["b", "c"]).await;
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let done = rig.when(&asked.id, DrainState::Done).await;
+    assert_eq!(of(&done, "db").state, DrainVmState::Stays);
+    assert!(of(&done, "db").reason.contains("failed already"), "{done:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_alone_moves_nothing() {
+    let rig = Rig::begin(Vec::new()).await;
+    let request = CreateDrain { plan_only: true, ..CreateDrain::default() };
+    let planned = rig.drains.create("a", request, "root").await.unwrap();
+    assert_eq!(planned.state, DrainState::Planned);
+    assert_eq!(planned.vms.iter().filter(|vm| vm.state == DrainVmState::Going).count(), 3);
+    assert!(planned.eta_unix_ms.is_some());
+    assert!(rig.moves.all().is_empty() && rig.drains.all().is_empty());
+    assert!(!rig.state.inventory().host_plan("a").unwrap().maintenance);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_is_called_off_leaves_who_has_not_gone() {
+    let rig = Rig::begin(Vec::new()).await;
+    rig.state.lost("b", "no answer");
+    rig.state.lost("c", "no answer");
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let cancelled = match rig.drains.cancel(&asked.id).await {
+        Ok(cancelled) => cancelled,
+        // Nobody could go: it was over at once.
+        Err(_) => rig.when(&asked.id, DrainState::Done).await,
+    };
+    assert!(cancelled.vms.iter().all(|vm| vm.state == DrainVmState::Stays), "{cancelled:?}");
+    assert_eq!(rig.host_of("db"), "a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_manager_goes_on_where_the_one_before_ended() {
+    let rig = Rig::begin(Vec::new()).await;
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let Rig { state, agents, drains, moves, store } = rig;
+    drop((drains, moves));
+    let next = Rig::with(store, state, Vec::new(), Some(Arc::clone(&agents.begun))).await;
+    let done = next.when(&asked.id, DrainState::Done).await;
+    assert!(["db", "web-1", "web-2"].iter().all(|vm| next.host_of(vm) != "a"), "{done:?}");
+    let mut begun: Vec<String> = agents.begun.lock().unwrap().values().map(|(vm, _)| vm.clone()).collect();
+    begun.sort();
+    assert_eq!(begun, ["db", "web-1", "web-2"], "nothing is moved twice");
+}

@@ -1,0 +1,156 @@
+//! Changes of the cluster, numbered, to everybody who listens. Who was cut off for a while goes on behind the last one that came.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use godwit_api::control::{Change, ClusterEvent};
+use tokio::sync::watch;
+
+/// Changes that are kept for those who come back: some minutes of a busy cluster.
+const KEPT: usize = 10_000;
+
+/// The last changes.
+#[derive(Debug)]
+pub struct Events {
+    kept: Mutex<Kept>,
+    newest: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    events: VecDeque<Arc<ClusterEvent>>,
+    newest: u64,
+}
+
+/// What somebody reads who listens.
+#[derive(Debug)]
+pub struct Listener {
+    events: Arc<Events>,
+    /// The last one that was read.
+    read: u64,
+    newest: watch::Receiver<u64>,
+}
+
+/// What comes next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// These, in their order.
+    Events(Vec<Arc<ClusterEvent>>),
+    /// What came meanwhile is kept no more: everything is to be asked anew. Goes on behind this number.
+    Missed(u64),
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Events { kept: Mutex::default(), newest: watch::channel(0).0 }
+    }
+}
+
+impl Events {
+    /// Tells changes, in their order.
+    pub fn tell(&self, changes: impl IntoIterator<Item = Change>, unix_ms: u64) {
+        let mut kept = self.lock();
+        let before = kept.newest;
+        for change in changes {
+            kept.newest += 1;
+            let number = kept.newest;
+            kept.events.push_back(Arc::new(ClusterEvent { number, unix_ms, change }));
+            if kept.events.len() > KEPT {
+                kept.events.pop_front();
+            }
+        }
+        if kept.newest > before {
+            self.newest.send_replace(kept.newest);
+        }
+    }
+
+    /// Listens from behind a number on; none: from now on.
+    #[must_use]
+    pub fn listen(self: &Arc<Self>, behind: Option<u64>) -> Listener {
+        let newest = self.newest.subscribe();
+        let read = behind.unwrap_or_else(|| self.lock().newest);
+        Listener { events: Arc::clone(self), read, newest }
+    }
+
+    /// How many listen.
+    #[must_use]
+    pub fn listeners(&self) -> usize {
+        self.newest.receiver_count()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn behind(&self, read: u64) -> Option<Next> {
+        let kept = self.lock();
+        if read == kept.newest {
+            return None;
+        }
+        let oldest = kept.events.front().map_or(kept.newest + 1, |event| event.number);
+        // A number of another manager's life may also be one that has not been yet.
+        if read > kept.newest || read + 1 < oldest {
+            return Some(Next::Missed(kept.newest));
+        }
+        let skip = usize::try_from(read + 1 - oldest).unwrap_or(usize::MAX);
+        Some(Next::Events(kept.events.iter().skip(skip).cloned().collect()))
+    }
+}
+
+impl Listener {
+    /// Waits for what comes next; none: the manager ends.
+    pub async fn next(&mut self) -> Option<Next> {
+        loop {
+            // Seen before it is looked: what comes in between wakes the wait.
+            self.newest.borrow_and_update();
+            if let Some(next) = self.events.behind(self.read) {
+                self.read = match &next {
+                    Next::Events(events) => events.last().map_or(self.read, |event| event.number),
+                    Next::Missed(newest) => *newest,
+                };
+                return Some(next);
+            }
+            self.newest.changed().await.ok()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gone(number: u64) -> Change {
+        Change::VmGone(format!("vm{number}"))
+    }
+
+    async fn numbers(listener: &mut Listener) -> Vec<u64> {
+        match listener.next().await {
+            Some(Next::Events(events)) => events.iter().map(|event| event.number).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn who_listens_hears_everything_in_order() {
+        let events = Arc::<Events>::default();
+        events.tell([gone(1)], 0);
+        let mut listener = events.listen(None);
+        events.tell([gone(2), gone(3)], 0);
+        events.tell([gone(4)], 0);
+        assert_eq!(numbers(&mut listener).await, [2, 3, 4]);
+        events.tell([gone(5)], 0);
+        assert_eq!(numbers(&mut listener).await, [5]);
+    }
+
+    #[tokio::test]
+    async fn who_was_cut_off_goes_on_or_is_told_that_it_missed_something() {
+        let events = Arc::<Events>::default();
+        events.tell((0..KEPT as u64 + 10).map(gone), 0);
+        let newest = KEPT as u64 + 10;
+        assert_eq!(numbers(&mut events.listen(Some(newest - 2))).await, [newest - 1, newest]);
+        assert_eq!(numbers(&mut events.listen(Some(10))).await.len(), KEPT);
+        assert_eq!(events.listen(Some(9)).next().await, Some(Next::Missed(newest)));
+        // Of the life of another manager, which told more.
+        assert_eq!(events.listen(Some(newest + 1)).next().await, Some(Next::Missed(newest)));
+    }
+}

@@ -1,0 +1,109 @@
+//! What the queue and placement are told of hosts and VMs, as the inventory has them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+
+use godwit_api::VmInfo;
+use godwit_api::control::HostState;
+
+use crate::inventory::Inventory;
+use crate::placement;
+use crate::queue::{HostFacts, Limits, Presence};
+
+/// What a link carries of which nobody said what it carries: for estimates alone.
+const ASSUMED_BITS_PER_S: u64 = 1_000_000_000;
+
+/// VMs that go to a host, by the host: those whose moves run, or wait for that host and no other.
+pub(crate) type Arriving = BTreeMap<String, BTreeSet<String>>;
+
+/// How long a VM's memory takes over its host's link, alone on it.
+pub(crate) fn estimate_ms(memory_bytes: u64, host: &str, inventory: &Inventory) -> u64 {
+    let link = inventory.host_plan(host).and_then(|plan| plan.link_bits_per_s);
+    memory_bytes.saturating_mul(8_000) / link.unwrap_or(ASSUMED_BITS_PER_S).max(1)
+}
+
+/// The folders that its disks are in: what is mounted there is shared by those who are.
+pub(crate) fn datastores(vm: &str, inventory: &Inventory) -> Vec<String> {
+    let Some(info) = inventory.vm_info(vm) else { return Vec::new() };
+    let folders = info.spec.disks.iter().filter_map(|disk| Some(disk.path.parent()?.display().to_string()));
+    let folders: BTreeSet<String> = folders.collect();
+    folders.into_iter().collect()
+}
+
+/// What a VM has in common with others whose pages its own may be told by: the kernel and initramfs that it boots from. VMs that boot from disks
+/// say nothing of where those came from.
+pub(crate) fn reference_group(info: &VmInfo) -> Option<String> {
+    image(info).map(group_of)
+}
+
+/// The kernel and the initramfs, which may be none.
+fn image(info: &VmInfo) -> Option<(&OsStr, &OsStr)> {
+    let initrd = info.spec.initrd.as_ref().map_or(OsStr::new(""), |initrd| initrd.as_os_str());
+    Some((info.spec.kernel.as_ref()?.as_os_str(), initrd))
+}
+
+fn group_of((kernel, initrd): (&OsStr, &OsStr)) -> String {
+    format!("{} {}", kernel.display(), initrd.display())
+}
+
+/// A host, to which these VMs go; none: it is not in the inventory.
+pub(crate) fn host_facts(name: &str, arriving: &[&str], inventory: &Inventory) -> Option<HostFacts> {
+    let (summary, plan) = (inventory.host_summary(name)?, inventory.host_plan(name)?);
+    // What the target's agent has not taken off its free memory yet.
+    let promised = arriving.iter().filter(|vm| !inventory.has_vm(name, vm));
+    let promised = promised.filter_map(|vm| Some(inventory.vm_info(vm)?.memory_bytes));
+    // Few different ones among many VMs: told apart before anything is written down.
+    let images: BTreeSet<(&OsStr, &OsStr)> = inventory.vms_of(name).filter_map(|info| image(info)).collect();
+    Some(HostFacts {
+        presence: match summary.state {
+            HostState::Up => Presence::Heard,
+            HostState::Away => Presence::Away,
+            HostState::Unknown => Presence::Unknown,
+        },
+        maintenance: summary.maintenance,
+        link_bits_per_s: plan.link_bits_per_s,
+        memory_total_bytes: summary.memory_available_bytes + summary.memory_committed_bytes,
+        memory_free_bytes: summary.memory_available_bytes,
+        memory_promised_bytes: promised.sum(),
+        reference_groups: images.into_iter().map(group_of).collect(),
+        name: summary.name,
+    })
+}
+
+/// Every host as placement needs it, by name; `arriving`: what goes where already.
+pub(crate) fn placement_hosts(
+    arriving: &Arriving,
+    limits: &Limits,
+    inventory: &Inventory,
+) -> Vec<placement::Host> {
+    let of = |(name, plan): (&str, &crate::inventory::HostPlan)| {
+        let arriving: Vec<&str> = arriving.get(name).into_iter().flatten().map(String::as_str).collect();
+        let facts = host_facts(name, &arriving, inventory)?;
+        let arrives = arriving.iter().filter(|vm| !inventory.has_vm(name, vm));
+        let arriving_vcpus: u32 = arrives.clone().filter_map(|vm| Some(inventory.vm_info(vm)?.vcpus)).sum();
+        let info = inventory.host_info(name);
+        let vms = inventory.vms_of(name);
+        Some(placement::Host {
+            cores: info.map_or(0, |info| info.logical_cores),
+            busy_cores: info.map_or(0.0, |info| info.load_average_1min),
+            vcpus_placed: vms.clone().map(|vm| vm.vcpus).sum::<u32>() + arriving_vcpus,
+            arrivals: u32::try_from(arriving.len()).unwrap_or(u32::MAX),
+            arrivals_limit: limits.into_host(name, facts.link_bits_per_s),
+            labels: plan.labels.clone(),
+            vms: vms.map(|vm| vm.name.clone()).chain(arrives.map(|vm| (*vm).to_owned())).collect(),
+            facts,
+        })
+    };
+    inventory.plans().filter_map(of).collect()
+}
+
+/// A VM as placement needs it.
+pub(crate) fn placement_vm(info: &VmInfo) -> placement::Vm {
+    placement::Vm {
+        name: info.name.clone(),
+        memory_bytes: info.memory_bytes,
+        vcpus: info.vcpus,
+        busy_cores: None,
+        reference_group: reference_group(info),
+    }
+}

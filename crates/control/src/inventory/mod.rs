@@ -1,0 +1,375 @@
+//! Which hosts and VMs there are: what is planned, and beside it what the agents tell. In memory; no I/O and no clock.
+//!
+//! A VM may be told of by two hosts at a time, while it moves or in doubt: the one that runs it is its host, the others are told beside it.
+
+mod cluster;
+mod seen;
+mod select;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use godwit_api::control::{Change, HostState, HostSummary, ManagedHost, ManagedVm, PlannedPower, VmSummary};
+use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
+
+pub(crate) use seen::{SeenHost, SeenVm};
+pub use select::{Cursor, HostFilter, VmFilter};
+pub use tally::Tally;
+
+/// What is planned of a host: what the store keeps of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostPlan {
+    /// Its agent's address.
+    pub address: String,
+    /// What rules may name it by.
+    pub labels: BTreeMap<String, String>,
+    /// What its link carries, bits per second; none: nobody said.
+    pub link_bits_per_s: Option<u64>,
+    /// Moves out of it and into it at a time; none: by the link.
+    pub most_moves: Option<u32>,
+    /// Whether it takes no VMs.
+    pub maintenance: bool,
+}
+
+/// What is planned of a VM: what the store keeps of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmPlan {
+    /// Whether it shall run.
+    pub power: PlannedPower,
+    /// What rules may name it by.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// All hosts and VMs.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    hosts: BTreeMap<String, Host>,
+    vms: BTreeMap<String, Vm>,
+    cluster: cluster::ClusterPlan,
+}
+
+#[derive(Debug)]
+struct Host {
+    plan: HostPlan,
+    state: HostState,
+    /// Why it is away.
+    reason: Option<String>,
+    info: Option<Arc<HostInfo>>,
+    /// Of the other hosts that its agent knows; `info` has none of them, as each host would have all.
+    peers_digest: Option<u64>,
+    heard_unix_ms: Option<u64>,
+    /// Names of the VMs that it told of last.
+    vms: BTreeSet<String>,
+    /// Those that it has told of since its agent was reached; none: it has told of all.
+    told: Option<BTreeSet<String>>,
+    moves_out: u64,
+    moves_in: u64,
+}
+
+#[derive(Debug, Default)]
+struct Vm {
+    plan: Option<VmPlan>,
+    /// As each host tells it that has something of it.
+    at: BTreeMap<String, Arc<VmInfo>>,
+    /// The move that has it, or waits.
+    planned_move: Option<String>,
+}
+
+impl Host {
+    fn new(plan: HostPlan) -> Host {
+        Host {
+            plan,
+            state: HostState::Unknown,
+            reason: None,
+            info: None,
+            peers_digest: None,
+            heard_unix_ms: None,
+            vms: BTreeSet::new(),
+            told: None,
+            moves_out: 0,
+            moves_in: 0,
+        }
+    }
+
+    fn summary(&self, name: &str) -> HostSummary {
+        let info = self.info.as_deref();
+        HostSummary {
+            name: name.to_owned(),
+            address: self.plan.address.clone(),
+            state: self.state,
+            reason: self.reason.clone(),
+            maintenance: self.plan.maintenance,
+            labels: self.plan.labels.clone(),
+            vms: self.vms.len() as u64,
+            memory_available_bytes: info.map_or(0, |info| info.memory_available_bytes),
+            memory_committed_bytes: info.map_or(0, |info| info.memory_committed_bytes),
+            moves_out: self.moves_out,
+            moves_in: self.moves_in,
+        }
+    }
+}
+
+impl Vm {
+    /// As the host tells it that runs it, or else has the most of it.
+    fn main(&self) -> Option<&Arc<VmInfo>> {
+        self.at.values().max_by_key(|info| (standing(info), info.epoch))
+    }
+}
+
+/// How much of a VM a host has that tells this of it.
+fn standing(info: &VmInfo) -> u8 {
+    match info.state {
+        VmState::MigratingIn => 0,
+        VmState::Stopped | VmState::Failed => 1,
+        VmState::Paused if info.in_doubt => 2,
+        VmState::Starting | VmState::Stopping | VmState::Paused => 3,
+        VmState::Running | VmState::MigratingOut => 4,
+    }
+}
+
+impl Inventory {
+    /// Takes a host in, or changes what is planned of it.
+    pub fn plan_host(&mut self, name: &str, plan: HostPlan) -> Change {
+        let host = self.hosts.entry(name.to_owned()).or_insert_with(|| Host::new(HostPlan::default()));
+        if host.plan.address != plan.address {
+            // It may be another agent.
+            host.state = HostState::Unknown;
+        }
+        host.plan = plan;
+        Change::Host(Box::new(host.summary(name)))
+    }
+
+    /// Forgets a host and what it told.
+    pub fn forget_host(&mut self, name: &str) -> Vec<Change> {
+        let Some(host) = self.hosts.remove(name) else { return Vec::new() };
+        let mut changes: Vec<Change> = host.vms.iter().flat_map(|vm| self.vm_gone(name, vm)).collect();
+        changes.push(Change::HostGone(name.to_owned()));
+        changes
+    }
+
+    /// Sets what is planned of a VM; none: nothing any more.
+    pub fn plan_vm(&mut self, name: &str, plan: Option<VmPlan>) -> Vec<Change> {
+        let vm = self.vms.entry(name.to_owned()).or_default();
+        vm.plan = plan;
+        self.vm_changed(name)
+    }
+
+    /// The move that has a VM, or waits for its turn.
+    pub fn plan_move(&mut self, vm: &str, planned: Option<String>) -> Vec<Change> {
+        if planned.is_none() && !self.vms.contains_key(vm) {
+            return Vec::new();
+        }
+        // Its host may not have been heard yet.
+        self.vms.entry(vm.to_owned()).or_default().planned_move = planned;
+        self.vm_changed(vm)
+    }
+
+    /// Moves that leave a host and arrive there now.
+    pub fn count_moves(&mut self, host: &str, out: u64, arriving: u64) -> Option<Change> {
+        let entry = self.hosts.get_mut(host)?;
+        if (entry.moves_out, entry.moves_in) == (out, arriving) {
+            return None;
+        }
+        (entry.moves_out, entry.moves_in) = (out, arriving);
+        Some(Change::Host(Box::new(entry.summary(host))))
+    }
+
+    /// A host's agent was reached, and begins to tell.
+    pub fn reached(&mut self, name: &str) {
+        if let Some(host) = self.hosts.get_mut(name) {
+            host.told = Some(BTreeSet::new());
+        }
+    }
+
+    /// A host's agent is heard no more.
+    pub fn lost(&mut self, name: &str, reason: &str) -> Option<Change> {
+        let host = self.hosts.get_mut(name)?;
+        // What was never heard stays unknown; why is told all the same.
+        let state = if host.heard_unix_ms.is_some() { HostState::Away } else { HostState::Unknown };
+        let is_news = host.state != state || host.reason.as_deref() != Some(reason);
+        (host.state, host.reason) = (state, Some(reason.to_owned()));
+        is_news.then(|| Change::Host(Box::new(host.summary(name))))
+    }
+
+    /// What a host's agent tells. Of a host that is not known, nothing is kept.
+    pub fn heard(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Vec<Change> {
+        let Some(host) = self.hosts.get_mut(name) else { return Vec::new() };
+        host.heard_unix_ms = Some(unix_ms);
+        match event {
+            HostEvent::Host(info) => {
+                let mut info = info;
+                let peers = std::mem::take(&mut info.peers);
+                let peers = peers.iter().map(|(name, address)| (name.as_str(), address.as_str()));
+                host.peers_digest = Some(crate::naming::digest(peers));
+                host.info = Some(Arc::from(info));
+                vec![Change::Host(Box::new(host.summary(name)))]
+            }
+            HostEvent::Vm(info) => {
+                host.vms.insert(info.name.clone());
+                if let Some(told) = &mut host.told {
+                    told.insert(info.name.clone());
+                }
+                let vm = info.name.clone();
+                let entry = self.vms.entry(vm.clone()).or_default();
+                // Who tells it is known by its connection, not by what it says.
+                entry.at.insert(name.to_owned(), Arc::new(VmInfo { host: name.to_owned(), ..*info }));
+                self.vm_changed(&vm)
+            }
+            HostEvent::VmGone(vm) => {
+                host.vms.remove(&vm);
+                self.vm_gone(name, &vm)
+            }
+            HostEvent::Migration(_) => Vec::new(),
+            HostEvent::Known => self.all_told(name),
+        }
+    }
+
+    /// A host has told of everything: what it did not tell of is gone.
+    fn all_told(&mut self, name: &str) -> Vec<Change> {
+        let Some(host) = self.hosts.get_mut(name) else { return Vec::new() };
+        (host.state, host.reason) = (HostState::Up, None);
+        let told = host.told.take().unwrap_or_default();
+        let gone: Vec<String> = host.vms.difference(&told).cloned().collect();
+        host.vms = told;
+        let mut changes = vec![Change::Host(Box::new(host.summary(name)))];
+        changes.extend(gone.iter().flat_map(|vm| self.vm_gone(name, vm)));
+        changes
+    }
+
+    fn vm_gone(&mut self, host: &str, vm: &str) -> Vec<Change> {
+        match self.vms.get_mut(vm) {
+            Some(entry) => drop(entry.at.remove(host)),
+            None => return Vec::new(),
+        }
+        self.vm_changed(vm)
+    }
+
+    fn vm_changed(&mut self, name: &str) -> Vec<Change> {
+        let Some(vm) = self.vms.get(name) else { return Vec::new() };
+        if let Some(summary) = self.vm_summary(name, vm) {
+            return vec![Change::Vm(Box::new(summary))];
+        }
+        if vm.plan.is_none() && vm.planned_move.is_none() {
+            self.vms.remove(name);
+        }
+        vec![Change::VmGone(name.to_owned())]
+    }
+
+    fn vm_summary(&self, name: &str, vm: &Vm) -> Option<VmSummary> {
+        let info = vm.main()?;
+        Some(VmSummary {
+            name: name.to_owned(),
+            host: info.host.clone(),
+            state: info.state,
+            reason: info.reason.clone(),
+            in_doubt: vm.at.values().any(|info| info.in_doubt),
+            memory_bytes: info.memory_bytes,
+            vcpus: info.vcpus,
+            is_current: self.hosts.get(&info.host).is_some_and(|host| host.state == HostState::Up),
+            r#move: vm.planned_move.clone(),
+            labels: vm.plan.as_ref().map(|plan| plan.labels.clone()).unwrap_or_default(),
+        })
+    }
+
+    /// A host; none: it is not known.
+    #[must_use]
+    pub fn host(&self, name: &str) -> Option<ManagedHost> {
+        let host = self.hosts.get(name)?;
+        Some(ManagedHost {
+            summary: host.summary(name),
+            link_bits_per_s: host.plan.link_bits_per_s,
+            most_moves: host.plan.most_moves,
+            info: host.info.as_deref().cloned(),
+            heard_unix_ms: host.heard_unix_ms,
+        })
+    }
+
+    /// A host as in a list; none: it is not known.
+    #[must_use]
+    pub fn host_summary(&self, name: &str) -> Option<HostSummary> {
+        self.hosts.get(name).map(|host| host.summary(name))
+    }
+
+    /// What a host's agent told last; none: it has not been heard.
+    #[must_use]
+    pub fn host_info(&self, name: &str) -> Option<&Arc<HostInfo>> {
+        self.hosts.get(name)?.info.as_ref()
+    }
+
+    /// A VM as the host tells it that runs it, or else has the most of it; none: no host tells of it.
+    #[must_use]
+    pub fn vm_info(&self, name: &str) -> Option<&Arc<VmInfo>> {
+        self.vms.get(name)?.main()
+    }
+
+    /// The move that has a VM, or waits for its turn; none: there is none.
+    #[must_use]
+    pub fn planned_move(&self, vm: &str) -> Option<&str> {
+        self.vms.get(vm)?.planned_move.as_deref()
+    }
+
+    /// Whether a host's agent has told of everything that it has, and is heard.
+    #[must_use]
+    pub fn is_heard(&self, host: &str) -> bool {
+        self.hosts.get(host).is_some_and(|host| host.state == HostState::Up)
+    }
+
+    /// Whether a host tells of a VM, be it as a shadow.
+    #[must_use]
+    pub fn has_vm(&self, host: &str, vm: &str) -> bool {
+        self.vms.get(vm).is_some_and(|vm| vm.at.contains_key(host))
+    }
+
+    /// What is planned of a host; none: it is not known.
+    #[must_use]
+    pub fn host_plan(&self, name: &str) -> Option<&HostPlan> {
+        self.hosts.get(name).map(|host| &host.plan)
+    }
+
+    /// What is planned of every host, by name.
+    pub fn plans(&self) -> impl Iterator<Item = (&str, &HostPlan)> {
+        self.hosts.iter().map(|(name, host)| (name.as_str(), &host.plan))
+    }
+
+    /// VMs of which something is planned, by name.
+    pub fn planned_vms(&self) -> impl Iterator<Item = &str> {
+        self.vms.iter().filter(|(_, vm)| vm.plan.is_some()).map(|(name, _)| name.as_str())
+    }
+
+    /// A VM; none: no host tells of it.
+    #[must_use]
+    pub fn vm(&self, name: &str) -> Option<ManagedVm> {
+        let vm = self.vms.get(name)?;
+        let summary = self.vm_summary(name, vm)?;
+        let info = VmInfo::clone(vm.main()?);
+        let also_at = vm.at.keys().filter(|host| **host != info.host).cloned().collect();
+        Some(ManagedVm { summary, planned: vm.plan.as_ref().map(|plan| plan.power), info, also_at })
+    }
+
+    /// The VMs whose host this is, as it tells them.
+    pub fn vms_of<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Arc<VmInfo>> + Clone {
+        let names = self.hosts.get(host).into_iter().flat_map(|host| &host.vms);
+        names.filter_map(move |name| self.vms.get(name)?.main().filter(|info| info.host == host))
+    }
+
+    /// How many hosts there are, and how many of them are heard.
+    #[must_use]
+    pub fn host_counts(&self) -> (u64, u64) {
+        let up = self.hosts.values().filter(|host| host.state == HostState::Up).count();
+        (self.hosts.len() as u64, up as u64)
+    }
+
+    /// How many VMs hosts tell of, and how many of them run.
+    #[must_use]
+    pub fn vm_counts(&self) -> (u64, u64) {
+        let mut counts = (0, 0);
+        for info in self.vms.values().filter_map(Vm::main) {
+            counts.0 += 1;
+            counts.1 += u64::from(matches!(info.state, VmState::Running | VmState::MigratingOut));
+        }
+        counts
+    }
+}

@@ -1,0 +1,135 @@
+use godwit_qemu::VmSpec;
+
+use super::*;
+
+fn vm(name: &str, state: VmState, epoch: u64) -> HostEvent {
+    let spec: VmSpec = serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
+    HostEvent::Vm(Box::new(VmInfo {
+        name: name.into(),
+        // What it says of itself does not count.
+        host: "liar".into(),
+        state,
+        reason: None,
+        in_doubt: false,
+        epoch,
+        pid: None,
+        memory_bytes: 1 << 30,
+        vcpus: 1,
+        accel: "tcg".into(),
+        machine: "q35".into(),
+        migration: None,
+        page_in: None,
+        addresses: vec![],
+        spec,
+    }))
+}
+
+fn with_hosts(names: &[&str]) -> Inventory {
+    let mut inventory = Inventory::default();
+    for name in names {
+        inventory
+            .plan_host(name, HostPlan { address: format!("https://{name}:7700"), ..HostPlan::default() });
+        inventory.reached(name);
+    }
+    inventory
+}
+
+fn all(limit: usize) -> Cursor {
+    Cursor { behind: None, limit }
+}
+
+fn names(inventory: &Inventory, filter: &VmFilter) -> Vec<String> {
+    inventory.vms(filter, &all(1000)).items.into_iter().map(|vm| vm.name).collect()
+}
+
+#[test]
+fn a_host_is_up_once_it_has_told_everything() {
+    let mut inventory = with_hosts(&["a"]);
+    assert_eq!(inventory.host("a").unwrap().summary.state, HostState::Unknown);
+    inventory.heard("a", vm("web", VmState::Running, 1), 5);
+    assert!(!inventory.vm("web").unwrap().summary.is_current);
+    inventory.heard("a", HostEvent::Known, 6);
+    let host = inventory.host("a").unwrap();
+    assert_eq!((host.summary.state, host.summary.vms, host.heard_unix_ms), (HostState::Up, 1, Some(6)));
+    let web = inventory.vm("web").unwrap();
+    assert_eq!((web.summary.host.as_str(), web.summary.is_current), ("a", true));
+}
+
+#[test]
+fn what_is_not_told_again_after_a_cut_is_gone() {
+    let mut inventory = with_hosts(&["a"]);
+    for event in [vm("web", VmState::Running, 1), vm("db", VmState::Running, 1), HostEvent::Known] {
+        inventory.heard("a", event, 1);
+    }
+    inventory.lost("a", "no answer");
+    assert_eq!(inventory.host("a").unwrap().summary.state, HostState::Away);
+    // What was known last is told, as such.
+    assert_eq!(names(&inventory, &VmFilter::default()), ["db", "web"]);
+    assert!(!inventory.vm("web").unwrap().summary.is_current);
+    inventory.reached("a");
+    inventory.heard("a", vm("web", VmState::Running, 1), 2);
+    let changes = inventory.heard("a", HostEvent::Known, 2);
+    assert!(changes.contains(&Change::VmGone("db".into())), "{changes:?}");
+    assert_eq!(names(&inventory, &VmFilter::default()), ["web"]);
+}
+
+#[test]
+fn a_vm_that_moves_is_where_it_runs() {
+    let mut inventory = with_hosts(&["a", "b"]);
+    inventory.heard("a", vm("web", VmState::MigratingOut, 4), 1);
+    inventory.heard("b", vm("web", VmState::MigratingIn, 5), 1);
+    let web = inventory.vm("web").unwrap();
+    assert_eq!((web.summary.host.as_str(), web.also_at), ("a", vec!["b".to_owned()]));
+    inventory.heard("b", vm("web", VmState::Running, 5), 1);
+    inventory.heard("a", vm("web", VmState::Stopping, 4), 1);
+    assert_eq!(inventory.vm("web").unwrap().summary.host, "b");
+    inventory.heard("a", HostEvent::VmGone("web".into()), 1);
+    assert_eq!(inventory.vm("web").unwrap().also_at, Vec::<String>::new());
+    assert_eq!(inventory.vms_of("b").count(), 1);
+    assert_eq!(inventory.vms_of("a").count(), 0);
+}
+
+#[test]
+fn pages_follow_each_other_and_count_everything() {
+    let mut inventory = with_hosts(&["a"]);
+    for number in 0..25 {
+        inventory.heard("a", vm(&format!("vm{number:02}"), VmState::Running, 1), 1);
+    }
+    let filter = VmFilter { search: Some("vm".into()), ..VmFilter::default() };
+    let (mut seen, mut cursor) = (Vec::new(), all(10));
+    loop {
+        let page = inventory.vms(&filter, &cursor);
+        assert_eq!(page.total, 25);
+        seen.extend(page.items.into_iter().map(|vm| vm.name));
+        let Some(next) = page.next else { break };
+        cursor.behind = Some(next);
+    }
+    assert_eq!(seen, (0..25).map(|number| format!("vm{number:02}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn filters_let_through_what_they_say() {
+    let mut inventory = with_hosts(&["a", "b"]);
+    inventory.heard("a", vm("web", VmState::Running, 1), 1);
+    inventory.heard("b", vm("db", VmState::Stopped, 1), 1);
+    let labels = BTreeMap::from([("tier".to_owned(), "front".to_owned())]);
+    inventory.plan_vm("web", Some(VmPlan { power: PlannedPower::On, labels }));
+    let of_host = VmFilter { host: Some("a".into()), ..VmFilter::default() };
+    assert_eq!(names(&inventory, &of_host), ["web"]);
+    let stopped = VmFilter { state: Some(VmState::Stopped), ..VmFilter::default() };
+    assert_eq!(names(&inventory, &stopped), ["db"]);
+    let label = VmFilter { label: Some(("tier".into(), "front".into())), ..VmFilter::default() };
+    assert_eq!(names(&inventory, &label), ["web"]);
+    let away = HostFilter { state: Some(HostState::Away), ..HostFilter::default() };
+    assert!(inventory.hosts(&away, &all(10)).items.is_empty());
+}
+
+#[test]
+fn a_forgotten_host_takes_what_it_told_with_it() {
+    let mut inventory = with_hosts(&["a"]);
+    inventory.heard("a", vm("web", VmState::Running, 1), 1);
+    let changes = inventory.forget_host("a");
+    assert_eq!(changes, [Change::VmGone("web".into()), Change::HostGone("a".into())]);
+    assert!(inventory.heard("a", vm("web", VmState::Running, 1), 1).is_empty());
+    assert!(inventory.vm("web").is_none());
+}

@@ -1,0 +1,135 @@
+//! Hosts join: an admin makes a token for one of them, the host shows it with a key of its own making, and has a certificate and a place
+//! among the hosts.
+
+use godwit_api::control::{
+    JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined, Problem, ProblemCode,
+};
+use godwit_pki::{Grant, PkiError, Role, check_name, requested_key};
+
+use crate::access::{Caller, JoinTokenRecord, JoinUse, Secret, unknown_join_token};
+use crate::inventory::HostPlan;
+use crate::manager::Manager;
+use crate::records::{HOSTS, JOIN_TOKENS, SavedHost};
+use crate::state::now_unix_ms;
+use crate::store::Transaction;
+
+/// How long a host's certificate is good for, as `godwit pki issue` has it.
+const CERTIFICATE_DAYS: u32 = 365;
+/// The most addresses that a certificate stands for.
+const MOST_ADDRESSES: usize = 64;
+/// The longest time that a join token is good for, minutes: a week.
+const LONGEST_MINUTES: u32 = 7 * 24 * 60;
+
+impl Manager {
+    /// Lets one host join, once.
+    pub(crate) async fn create_join_token(
+        &self,
+        grant: JoinGrant,
+        caller: &Caller,
+    ) -> Result<JoinToken, Problem> {
+        let authority = self.doors.authority()?.fingerprint;
+        if !(1..=LONGEST_MINUTES).contains(&grant.minutes) {
+            let detail = format!("a join token can't be good for {} minutes", grant.minutes);
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 10080"));
+        }
+        check_name(&grant.host).map_err(|error| of_pki(&error))?;
+        if let Some(address) = &grant.address {
+            self.hosts.client(&grant.host, address)?;
+        }
+        let failed = |error: std::io::Error| {
+            Problem::new(ProblemCode::ManagerFailed, format!("no secret can be drawn: {error}"), "")
+        };
+        let secret = Secret::draw().map_err(failed)?;
+        let now = now_unix_ms();
+        let record = JoinTokenRecord {
+            host: grant.host.clone(),
+            address: grant.address,
+            made_unix_ms: now,
+            expires_unix_ms: now + u64::from(grant.minutes) * 60_000,
+            made_by: caller.name.clone(),
+            digest: secret.digest(),
+            used: None,
+        };
+        let insert = JOIN_TOKENS
+            .insert(Transaction::new(), secret.id(), &(&record).into())
+            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+        self.leading()?.keeper.write_unknown(insert).await?;
+        let text = JoinTokenText { secret: secret.reveal(), authority, host: grant.host };
+        Ok(JoinToken { info: record.info(secret.id()), token: text.to_string() })
+    }
+
+    /// Every join token, used ones too, until they are pruned.
+    pub(crate) async fn join_tokens(&self) -> Result<Vec<JoinTokenInfo>, Problem> {
+        let all = self.leading()?.keeper.read_all(JOIN_TOKENS).await?;
+        Ok(all.into_iter().map(|(id, saved)| JoinTokenRecord::from(saved).info(&id)).collect())
+    }
+
+    /// Revokes one; a host that has joined by it stays.
+    pub(crate) async fn revoke_join_token(&self, id: &str) -> Result<(), Problem> {
+        let keeper = &self.leading()?.keeper;
+        let missing = || {
+            let detail = format!("no join token {id}");
+            Problem::new(ProblemCode::NotFound, detail, "see `godwit control join-token list`")
+        };
+        let kept = keeper.find(JOIN_TOKENS, id).await?.ok_or_else(missing)?;
+        let remove = JOIN_TOKENS.remove(Transaction::new(), id, kept.revision);
+        keeper.write_unknown(remove).await.map(drop)
+    }
+
+    /// Lets a host in that shows its token: signs for its key, and follows its agent from now on. The token is used in the same transaction
+    /// in which the host is written.
+    pub(crate) async fn join(&self, request: JoinRequest) -> Result<Joined, Problem> {
+        let signing = self.doors.authority()?;
+        let leading = self.leading()?;
+        if request.addresses.len() > MOST_ADDRESSES {
+            return Err(Problem::new(ProblemCode::InvalidRequest, "too many addresses", "64 at most"));
+        }
+        let text: JoinTokenText = request.token.parse().map_err(|_| unknown_join_token())?;
+        let secret = Secret::parse(&text.secret).ok_or_else(unknown_join_token)?;
+        let kept = leading.keeper.find(JOIN_TOKENS, secret.id()).await?.ok_or_else(unknown_join_token)?;
+        let mut token = JoinTokenRecord::from(kept.record);
+        let key = requested_key(&request.request).ok_or_else(|| {
+            of_pki(&PkiError::BadRequest { why: "it is no certificate signing request".to_owned() })
+        })?;
+        let now = now_unix_ms();
+        let address = token.admit(&secret, &request, key, now)?;
+        self.hosts.client(&request.host, &address)?;
+        let grant = Grant {
+            name: request.host.clone(),
+            role: Role::Host,
+            addresses: request.addresses.clone(),
+            days: CERTIFICATE_DAYS,
+        };
+        let signed = signing.authority.sign(&request.request, &grant).map_err(|error| of_pki(&error))?;
+        token.used.get_or_insert(JoinUse { unix_ms: now, key: key.hex() });
+        let before = self.state.inventory().host_plan(&request.host).cloned();
+        let plan = HostPlan { address: address.clone(), ..before.unwrap_or_else(empty_plan) };
+        let used = JOIN_TOKENS
+            .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
+            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+        let write = leading.keeper.put(used, HOSTS, &request.host, &SavedHost::from(&plan))?;
+        leading.keeper.write(HOSTS.key(&request.host), write).await?;
+        self.plan_host(&request.host, plan);
+        Ok(Joined { address, certificate: signed.certificate, authority: signed.authority })
+    }
+}
+
+fn empty_plan() -> HostPlan {
+    HostPlan {
+        address: String::new(),
+        labels: std::collections::BTreeMap::default(),
+        link_bits_per_s: None,
+        most_moves: None,
+        maintenance: false,
+    }
+}
+
+/// What who asked is told of certificates.
+fn of_pki(error: &PkiError) -> Problem {
+    let mend = "see docs/control.md, \"How a host joins\"";
+    let code = match error {
+        PkiError::BadRequest { .. } | PkiError::BadName { .. } => ProblemCode::InvalidRequest,
+        _ => ProblemCode::ManagerFailed,
+    };
+    Problem::new(code, error.to_string(), mend)
+}

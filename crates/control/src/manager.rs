@@ -1,0 +1,366 @@
+//! A manager: what every one has, and while it leads, what only that one has ([`Leading`]). What is asked of the one that leads is written to
+//! the store first, then known, then done.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::time::Duration;
+
+use godwit_api::Client;
+use godwit_api::control::{
+    AddHost, AuditEntry, AuditOutcome, Cluster, CreateMove, CreateToken, CreatedToken, Leader, ManagedHost,
+    Move, MoveLimits, Problem, ProblemCode, TokenInfo, UpdateHost,
+};
+use godwit_pki::Identity;
+use tokio::sync::watch;
+
+use crate::access::{Caller, Secret, TokenRecord, Tokens};
+use crate::doors::Doors;
+use crate::following::{Following, Told};
+use crate::hosts::{Hosts, no_host};
+use crate::inventory::HostPlan;
+use crate::keeper::Keeper;
+use crate::leading::Leading;
+use crate::moves::{OnWay, Wanted};
+use crate::plans::Planned;
+use crate::rates::Rates;
+use crate::records::{HOSTS, SavedHost, SavedToken, SavedVm, TOKENS, VMS};
+use crate::state::{State, now_unix_ms};
+use crate::store::{Candidate, Store, StoreError};
+
+/// Milliseconds of a day.
+const DAY_MS: u64 = 24 * 3600 * 1000;
+/// How long the store may take to say who leads.
+const LEADER_LIMIT: Duration = Duration::from_secs(2);
+/// The most labels that a host or a VM may have.
+const MOST_LABELS: usize = 64;
+
+/// The manager. Shared by everything that serves it.
+pub(crate) struct Manager {
+    pub(crate) state: Arc<State>,
+    pub(crate) rates: Rates,
+    /// How others than holders of tokens come in.
+    pub(crate) doors: Doors,
+    /// This manager, to the others.
+    candidate: Candidate,
+    store: Arc<dyn Store>,
+    /// None: it does not lead.
+    leading: watch::Sender<Option<Arc<Leading>>>,
+    /// Moves that are not over, while it does not lead.
+    on_way: Mutex<BTreeMap<String, OnWay>>,
+    following: Following,
+    told: Arc<Told>,
+    tokens: RwLock<Tokens>,
+    pub(crate) hosts: Arc<Hosts>,
+}
+
+impl Manager {
+    /// One that does not lead, and knows nothing yet.
+    pub(crate) fn new(
+        candidate: Candidate,
+        store: Arc<dyn Store>,
+        state: Arc<State>,
+        identity: Option<Identity>,
+    ) -> Arc<Manager> {
+        let told = Arc::<Told>::default();
+        let following = Following::new(Arc::clone(&state), Arc::clone(&told));
+        let hosts = Arc::new(Hosts::new(Arc::clone(&state), identity));
+        Arc::new(Manager {
+            state,
+            rates: Rates::default(),
+            doors: Doors::default(),
+            candidate,
+            store,
+            leading: watch::Sender::new(None),
+            on_way: Mutex::default(),
+            following,
+            told,
+            tokens: RwLock::default(),
+            hosts,
+        })
+    }
+
+    /// One that leads already.
+    #[cfg(test)]
+    pub(crate) async fn open(
+        keeper: Keeper,
+        state: Arc<State>,
+        identity: Option<Identity>,
+    ) -> Result<Arc<Manager>, Problem> {
+        let manager = Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, identity);
+        manager.lead(keeper).await?;
+        Ok(manager)
+    }
+
+    /// Leads from now on: reads what is kept anew, and takes up what is under way.
+    pub(crate) async fn lead(&self, keeper: Keeper) -> Result<(), Problem> {
+        let keeper = Arc::new(keeper);
+        let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
+        SavedToken::set_all(self, keeper.read_all(TOKENS).await?);
+        SavedVm::set_all(self, vms);
+        SavedHost::set_all(self, hosts);
+        let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));
+        let leading = Leading::begin(keeper, state, hosts, &self.told).await?;
+        self.on_way().clear();
+        self.leading.send_replace(Some(Arc::new(leading)));
+        Ok(())
+    }
+
+    /// Leads no more.
+    pub(crate) fn step_down(&self) {
+        let Some(leading) = self.leading.send_replace(None) else { return };
+        // Whoever leads next goes on with them, and the store tells of it.
+        let vms: Vec<_> = leading.moves.all().values().map(|one| one.vm.clone()).collect();
+        self.state
+            .change(|inventory| vms.iter().flat_map(|vm| inventory.plan_move(vm, None)).collect::<Vec<_>>());
+    }
+
+    /// What only the manager has that leads.
+    ///
+    /// # Errors
+    /// [`ProblemCode::NoLeader`]: it is another one, or none.
+    pub(crate) fn leading(&self) -> Result<Arc<Leading>, Problem> {
+        let leading = self.leading.borrow().clone();
+        leading.ok_or_else(|| {
+            let mend = "ask again in some seconds; `godwit control status` names the one that leads";
+            Problem::new(ProblemCode::NoLeader, "this manager does not lead", mend)
+        })
+    }
+
+    /// Whether it leads.
+    pub(crate) fn leads(&self) -> bool {
+        self.leading.borrow().is_some()
+    }
+
+    /// Waits until it does.
+    pub(crate) async fn begins_to_lead(&self) {
+        // It can't fail: the sender is part of self.
+        let _ = self.leading.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// This manager, to the others.
+    pub(crate) fn candidate(&self) -> &Candidate {
+        &self.candidate
+    }
+
+    /// How agents and other managers are reached.
+    pub(crate) fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Who leads, by the store's word.
+    pub(crate) async fn leader(&self) -> Result<Option<Candidate>, StoreError> {
+        Ok(self.store.leader().await?.map(|leader| leader.candidate))
+    }
+
+    /// Moves that are not over, while another manager leads.
+    pub(crate) fn on_way(&self) -> MutexGuard<'_, BTreeMap<String, OnWay>> {
+        self.on_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Knows a host by this plan from now on, and follows its agent.
+    pub(crate) fn plan_host(&self, name: &str, plan: HostPlan) {
+        let before = self.state.inventory().host_plan(name).cloned();
+        if before.as_ref() == Some(&plan) {
+            return;
+        }
+        let address = plan.address.clone();
+        self.state.change(|inventory| Some(inventory.plan_host(name, plan)));
+        if before.is_some_and(|before| before.address == address) {
+            return;
+        }
+        match self.hosts.client(name, &address) {
+            Ok(client) => self.following.follow(name, client),
+            Err(problem) => self.state.lost(name, &problem.to_string()),
+        }
+    }
+
+    /// Knows a host no more.
+    pub(crate) fn leave_host(&self, name: &str) {
+        self.following.leave(name);
+        self.state.change(|inventory| inventory.forget_host(name));
+    }
+
+    pub(crate) fn tokens_mut(&self) -> RwLockWriteGuard<'_, Tokens> {
+        self.tokens.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who shows that token.
+    pub(crate) fn identify(&self, token: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
+        self.tokens.read().unwrap_or_else(PoisonError::into_inner).caller(token, now_unix_ms)
+    }
+
+    /// Notes who did what; of what can't be written, the manager's own log has it.
+    pub(crate) fn audit(&self, entry: AuditEntry) {
+        let level_is_info = entry.outcome == AuditOutcome::Done;
+        let AuditEntry { who, what, status, reason, .. } = &entry;
+        if level_is_info {
+            tracing::info!(who, what, status, "asked");
+        } else {
+            tracing::warn!(who, what, status, reason, "refused");
+        }
+        if let Ok(leading) = self.leading() {
+            leading.keeper.audit(entry);
+        }
+    }
+
+    /// A page of what people did, the newest first.
+    pub(crate) async fn audit_page(
+        &self,
+        behind: Option<&str>,
+        limit: usize,
+    ) -> Result<(Vec<AuditEntry>, Option<String>), Problem> {
+        self.leading()?.keeper.audit_page(behind, limit).await
+    }
+
+    /// A client of the agent of a host that is known.
+    pub(crate) fn client_of(&self, host: &str) -> Result<Client, Problem> {
+        self.hosts.client_of(host)
+    }
+
+    pub(crate) fn host(&self, name: &str) -> Result<ManagedHost, Problem> {
+        self.state.inventory().host(name).ok_or_else(|| no_host(name))
+    }
+
+    pub(crate) async fn add_host(&self, request: AddHost) -> Result<ManagedHost, Problem> {
+        let AddHost { name, address, labels, link_bits_per_s, most_moves } = request;
+        check_name(&name)?;
+        let plan = HostPlan { address, labels, link_bits_per_s, most_moves, maintenance: false };
+        check_plan(&plan)?;
+        self.hosts.client(&name, &plan.address)?;
+        self.leading()?.keeper.insert(HOSTS, &name, &SavedHost::from(&plan)).await?;
+        self.plan_host(&name, plan);
+        self.host(&name)
+    }
+
+    pub(crate) async fn update_host(&self, name: &str, request: UpdateHost) -> Result<ManagedHost, Problem> {
+        let before = self.state.inventory().host_plan(name).cloned().ok_or_else(|| no_host(name))?;
+        let plan = HostPlan {
+            address: request.address.unwrap_or_else(|| before.address.clone()),
+            labels: request.labels.unwrap_or_else(|| before.labels.clone()),
+            link_bits_per_s: request.link_bits_per_s.or(before.link_bits_per_s),
+            most_moves: request.most_moves.or(before.most_moves),
+            maintenance: request.maintenance.unwrap_or(before.maintenance),
+        };
+        check_plan(&plan)?;
+        self.hosts.client(name, &plan.address)?;
+        self.leading()?.keeper.replace(HOSTS, name, &SavedHost::from(&plan)).await?;
+        self.plan_host(name, plan);
+        self.host(name)
+    }
+
+    pub(crate) async fn forget_host(&self, name: &str) -> Result<(), Problem> {
+        self.host(name)?;
+        self.leading()?.keeper.remove(HOSTS, name).await?;
+        self.leave_host(name);
+        Ok(())
+    }
+
+    /// Asks for a VM's move.
+    pub(crate) async fn create_move(
+        &self,
+        vm: &str,
+        mut request: CreateMove,
+        caller: &Caller,
+    ) -> Result<Move, Problem> {
+        let to_reason = self.choose_target(vm, &mut request)?;
+        let from = self.check_move(vm, &request)?;
+        let (vm, asked_by) = (vm.to_owned(), caller.name.clone());
+        let wanted = Wanted { vm, from, asked_by, request, to_reason, ..Wanted::default() };
+        self.leading()?.moves.submit(wanted).await
+    }
+
+    pub(crate) async fn create_token(
+        &self,
+        request: CreateToken,
+        caller: &Caller,
+    ) -> Result<CreatedToken, Problem> {
+        check_name(&request.name)?;
+        let failed = |error: std::io::Error| {
+            Problem::new(ProblemCode::ManagerFailed, format!("no secret can be drawn: {error}"), "")
+        };
+        let secret = Secret::draw().map_err(failed)?;
+        let now = now_unix_ms();
+        let good = now..now + u64::from(request.days) * DAY_MS;
+        let record = TokenRecord::new(&secret, &request.name, request.role, &caller.name, good);
+        self.leading()?.keeper.insert(TOKENS, secret.id(), &SavedToken::from(&record)).await?;
+        let info = record.info.clone();
+        self.tokens_mut().insert(record);
+        Ok(CreatedToken { info, token: secret.reveal() })
+    }
+
+    pub(crate) async fn revoke_token(&self, id: &str) -> Result<(), Problem> {
+        let is_known =
+            self.tokens.read().unwrap_or_else(PoisonError::into_inner).iter().any(|t| t.info.id == id);
+        if !is_known {
+            let detail = format!("no token {id}");
+            return Err(Problem::new(ProblemCode::NotFound, detail, "see `godwit control token list`"));
+        }
+        self.leading()?.keeper.remove(TOKENS, id).await?;
+        self.tokens_mut().remove(id);
+        Ok(())
+    }
+
+    pub(crate) fn tokens(&self) -> Vec<TokenInfo> {
+        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        tokens.iter().map(|record| record.info.clone()).collect()
+    }
+
+    pub(crate) async fn cluster(&self) -> Cluster {
+        let leading = self.leading().ok();
+        let leader = match &leading {
+            Some(leading) => Some(leading.keeper.candidate().clone()),
+            None => {
+                tokio::time::timeout(LEADER_LIMIT, self.leader()).await.ok().and_then(Result::ok).flatten()
+            }
+        };
+        let leader =
+            leader.map(|Candidate { name, address }| Leader { name, address, is_self: leading.is_some() });
+        let (moves_running, moves_waiting) = match &leading {
+            Some(leading) => leading.moves.counts(),
+            None => {
+                let on_way = self.on_way();
+                let running = on_way.values().filter(|one| one.runs).count();
+                (running as u64, (on_way.len() - running) as u64)
+            }
+        };
+        let inventory = self.state.inventory();
+        let ((hosts, hosts_up), (vms, vms_running)) = (inventory.host_counts(), inventory.vm_counts());
+        Cluster {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            leader,
+            hosts,
+            hosts_up,
+            vms,
+            vms_running,
+            moves_running,
+            moves_waiting,
+            limits: MoveLimits::default(),
+        }
+    }
+}
+
+/// Names stand in certificates, paths and files.
+pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
+    let is_plain = (1..=63).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if is_plain {
+        return Ok(());
+    }
+    let mend = "use letters, digits, - _ and ., 63 at most, a letter or digit in front";
+    Err(Problem::new(ProblemCode::InvalidRequest, "that can't be a name", mend))
+}
+
+fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
+    let wrong = |detail: &str, mend: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));
+    if plan.link_bits_per_s == Some(0) {
+        return wrong("a link of 0 bits a second carries nothing", "leave it out, or say what it carries");
+    }
+    if plan.most_moves == Some(0) {
+        return wrong("a host of which no VM may go or come can't be managed", "set maintenance instead");
+    }
+    if plan.labels.len() > MOST_LABELS {
+        return wrong("too many labels", "64 at most");
+    }
+    Ok(())
+}

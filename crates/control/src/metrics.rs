@@ -1,0 +1,306 @@
+//! What the manager measures of itself and of its cluster, for Prometheus (OpenMetrics text). docs/metrics.md lists all of it. No label has a
+//! VM's or a host's name: what grows with the cluster is asked of the API.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use godwit_api::control::{Change, Move, MoveState, Waits};
+use http::header::CONTENT_TYPE;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use tokio::time::Instant;
+
+use crate::events::Next as NextEvents;
+use crate::inventory::Tally;
+use crate::manager::Manager;
+use crate::state::now_unix_ms;
+
+/// Moves that have been counted and whose end may be told again.
+const MOST_COUNTED: usize = 20_000;
+
+type Labels = Vec<(&'static str, String)>;
+type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// This process's, which has one manager.
+pub(crate) static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+
+/// Everything that is measured.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    hosts: Family<Labels, Gauge>,
+    hosts_in_maintenance: Gauge,
+    vms: Family<Labels, Gauge>,
+    vms_in_doubt: Gauge,
+    moves: Family<Labels, Gauge>,
+    moves_waiting: Family<Labels, Gauge>,
+    is_leader: Gauge,
+    event_listeners: Gauge,
+    moves_ended: Family<Labels, Counter>,
+    move_durations: Histograms,
+    switchovers: Histogram,
+    blackouts: Histogram,
+    requests: Histograms,
+    store: Histograms,
+}
+
+/// 1 ms to 33 s.
+fn answers() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
+/// 0.1 s to 7 h.
+fn moves() -> Histogram {
+    Histogram::new(exponential_buckets(0.1, 2.0, 19))
+}
+
+/// 1 ms to 33 s.
+fn pauses() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
+impl Metrics {
+    fn new() -> Metrics {
+        let mut metrics = Metrics {
+            registry: Registry::with_prefix("godwit_manager"),
+            hosts: Family::default(),
+            hosts_in_maintenance: Gauge::default(),
+            vms: Family::default(),
+            vms_in_doubt: Gauge::default(),
+            moves: Family::default(),
+            moves_waiting: Family::default(),
+            is_leader: Gauge::default(),
+            event_listeners: Gauge::default(),
+            moves_ended: Family::default(),
+            move_durations: Family::new_with_constructor(moves),
+            switchovers: pauses(),
+            blackouts: pauses(),
+            requests: Family::new_with_constructor(answers),
+            store: Family::new_with_constructor(answers),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("hosts", "Hosts that are known, by state", self.hosts.clone());
+        let maintenance = self.hosts_in_maintenance.clone();
+        registry.register("hosts_in_maintenance", "Hosts that take no VMs", maintenance);
+        registry.register("vms", "VMs that hosts tell of, by state", self.vms.clone());
+        let in_doubt = self.vms_in_doubt.clone();
+        registry.register("vms_in_doubt", "VMs of which it is not known which host may run them", in_doubt);
+        registry.register("moves", "Moves that are not over, by state", self.moves.clone());
+        let waiting = self.moves_waiting.clone();
+        registry.register("moves_waiting", "Moves that wait, by what they wait for", waiting);
+        registry.register("is_leader", "1 where this manager leads", self.is_leader.clone());
+        let listeners = self.event_listeners.clone();
+        registry.register("event_listeners", "Who follows the events", listeners);
+        let ended = self.moves_ended.clone();
+        registry.register(
+            "moves_ended",
+            "Moves that are over, by outcome and the code of the failure",
+            ended,
+        );
+        let durations = self.move_durations.clone();
+        let help = "From a move's last start to its end, by outcome";
+        registry.register_with_unit("move_duration", help, Unit::Seconds, durations);
+        let switchovers = self.switchovers.clone();
+        registry.register_with_unit("switchover", "The vCPUs' pause of moves", Unit::Seconds, switchovers);
+        let help = "The longest silence that a client outside saw of moves";
+        registry.register_with_unit("blackout", help, Unit::Seconds, self.blackouts.clone());
+        let help = "Requests, by method, route and status";
+        registry.register_with_unit("request_duration", help, Unit::Seconds, self.requests.clone());
+        let help = "What the store was asked, by operation and outcome";
+        registry.register_with_unit("store_duration", help, Unit::Seconds, self.store.clone());
+    }
+
+    /// The store has answered.
+    pub(crate) fn store(&self, operation: &'static str, is_ok: bool, took: Duration) {
+        let outcome = if is_ok { "ok" } else { "failed" };
+        let labels = vec![("operation", operation.to_owned()), ("outcome", outcome.to_owned())];
+        self.store.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// A move is over.
+    fn ended(&self, over: &Move) {
+        let outcome = name(&over.state);
+        let code = over.failure.as_ref().map_or(String::new(), |failure| failure.code.clone());
+        let labels = vec![("outcome", outcome.clone()), ("code", code)];
+        self.moves_ended.get_or_create(&labels).inc();
+        if let (Some(started), Some(ended)) = (over.started_unix_ms, over.ended_unix_ms) {
+            let took = Duration::from_millis(ended.saturating_sub(started));
+            let labels = vec![("outcome", outcome)];
+            self.move_durations.get_or_create(&labels).observe(took.as_secs_f64());
+        }
+        let Some(report) = &over.report else { return };
+        for (histogram, ms) in
+            [(&self.switchovers, report.switchover_ms), (&self.blackouts, report.blackout_ms)]
+        {
+            if let Some(ms) = ms {
+                histogram.observe(ms / 1000.0);
+            }
+        }
+    }
+
+    /// What is counted when somebody asks.
+    fn look(&self, manager: &Manager) {
+        let Tally { hosts, hosts_in_maintenance, vms, vms_in_doubt } = manager.state.inventory().tally();
+        refill(
+            &self.hosts,
+            "state",
+            hosts.into_iter().map(|(state, count)| (state.name().to_owned(), count)),
+        );
+        refill(&self.vms, "state", vms.into_iter().map(|(state, count)| (state.name().to_owned(), count)));
+        set(&self.hosts_in_maintenance, hosts_in_maintenance);
+        set(&self.vms_in_doubt, vms_in_doubt);
+        let (mut states, mut codes) = (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
+        let leading = manager.leading().ok();
+        if let Some(leading) = &leading {
+            for one in leading.moves.all().values().filter(|one| !one.state.is_over()) {
+                *states.entry(name(&one.state)).or_default() += 1;
+                if let Some(Waits { code, .. }) =
+                    one.waits.as_ref().filter(|_| one.state == MoveState::Waiting)
+                {
+                    *codes.entry(code.clone()).or_default() += 1;
+                }
+            }
+        }
+        refill(&self.moves, "state", states);
+        refill(&self.moves_waiting, "code", codes);
+        self.is_leader.set(i64::from(leading.is_some()));
+        self.event_listeners.set(i64::try_from(manager.state.events().listeners()).unwrap_or(i64::MAX));
+    }
+
+    fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+fn set(gauge: &Gauge, count: u64) {
+    gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+/// Sets these, and forgets the others.
+fn refill(
+    family: &Family<Labels, Gauge>,
+    label: &'static str,
+    counts: impl IntoIterator<Item = (String, u64)>,
+) {
+    family.clear();
+    for (value, count) in counts {
+        set(&family.get_or_create(&vec![(label, value)]), count);
+    }
+}
+
+/// The name that the API uses.
+fn name(state: &MoveState) -> String {
+    let value = serde_json::to_value(state).unwrap_or_default();
+    value.as_str().unwrap_or("unknown").to_owned()
+}
+
+/// `GET /metrics`.
+pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
+    METRICS.look(&manager);
+    match METRICS.text() {
+        Ok(text) => ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+            .into_response(),
+        Err(_) => http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// Times a request by the route that answers it. Of one that is followed: until its answer begins.
+pub(crate) async fn time(route: Option<MatchedPath>, request: Request, next: Next) -> Response {
+    let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
+    // Methods that nobody knows are the caller's to invent.
+    let method = match request.method().as_str() {
+        known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => known.to_owned(),
+        _ => "other".to_owned(),
+    };
+    let began = Instant::now();
+    let response = next.run(request).await;
+    let status = response.status().as_u16().to_string();
+    let labels = vec![("method", method), ("route", route), ("status", status)];
+    METRICS.requests.get_or_create(&labels).observe(began.elapsed().as_secs_f64());
+    response
+}
+
+/// Counts moves as they end, as long as there is a manager. Those that ended before it are history.
+pub(crate) async fn follow(manager: Arc<Manager>) {
+    let since_unix_ms = now_unix_ms();
+    let mut listener = manager.state.events().listen(None);
+    let mut counted = BTreeSet::new();
+    while let Some(next) = listener.next().await {
+        let NextEvents::Events(events) = next else { continue };
+        for event in events {
+            let Change::Move(over) = &event.change else { continue };
+            let is_new = over.ended_unix_ms.is_some_and(|ended| ended >= since_unix_ms);
+            if !over.state.is_over() || !is_new || !counted.insert(over.id.clone()) {
+                continue;
+            }
+            if counted.len() > MOST_COUNTED {
+                // Ids are in the order of time.
+                counted.pop_first();
+            }
+            let whole = manager.leading().ok().and_then(|leading| leading.moves.all().get(&over.id).cloned());
+            METRICS.ended(whole.as_ref().unwrap_or(over));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each metric that a text names.
+    fn named(text: &str) -> BTreeSet<String> {
+        let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
+        words.filter(|word| word.starts_with("godwit_manager_")).map(str::to_owned).collect()
+    }
+
+    /// Each metric that there is, as a query names it.
+    fn registered() -> BTreeSet<String> {
+        let metrics = Metrics::new();
+        // What has no value yet is not told.
+        let Metrics { hosts, vms, moves, moves_waiting, moves_ended, .. } = &metrics;
+        for family in [hosts, vms, moves, moves_waiting] {
+            drop(family.get_or_create(&Labels::new()));
+        }
+        drop(moves_ended.get_or_create(&Labels::new()));
+        for family in [&metrics.move_durations, &metrics.requests, &metrics.store] {
+            drop(family.get_or_create(&Labels::new()));
+        }
+        let text = metrics.text().unwrap();
+        let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        kinds
+            .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+            .collect()
+    }
+
+    #[test]
+    fn the_list_and_the_dashboard_name_what_there_is() {
+        let listed = named(include_str!("../../../docs/metrics.md"));
+        assert_eq!(listed, registered());
+        let dashboard = include_str!("../../../packaging/grafana/godwit.json");
+        let _: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+        let shown = named(dashboard);
+        let suffixes = ["_bucket", "_count", "_sum"];
+        let whole = |name: &String| {
+            let histogram = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix));
+            histogram.filter(|name| listed.contains(*name)).unwrap_or(name).to_owned()
+        };
+        let shown: BTreeSet<String> = shown.iter().map(whole).collect();
+        assert_eq!(shown, listed);
+    }
+}

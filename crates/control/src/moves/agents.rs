@@ -1,0 +1,135 @@
+//! What agents are asked for a move, and what their answers mean to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use godwit_api::{ClientError, ErrorCode, MigrationStatus, VmState};
+use godwit_migration::{Outcome, Report};
+
+use super::job::Job;
+use crate::hosts::Hosts;
+use crate::inventory::Inventory;
+use crate::queue::lifecycle::{Action, Answer, Ended, JobEvent, JobFailure, Whereabouts};
+use crate::state::State;
+
+/// Before an agent is asked again that did not answer.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Whom the moves are carried out by.
+#[async_trait]
+pub(crate) trait Agents: Send + Sync + 'static {
+    /// Carries out an action for a job; gives what happened.
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<JobEvent>;
+}
+
+/// The agents of the hosts that are followed.
+pub(crate) struct FollowedAgents {
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) state: Arc<State>,
+}
+
+#[async_trait]
+impl Agents for FollowedAgents {
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<JobEvent> {
+        match action {
+            Action::Save => None,
+            Action::Begin { migration, target } => Some(self.begin(job, migration, &target).await),
+            Action::Ask { migration } => Some(self.ask(job, migration).await),
+            Action::CancelMigration { migration } => {
+                let client = self.hosts.client_of(&job.from).ok()?;
+                if let Err(error) = client.cancel_migration(&migration).await {
+                    tracing::warn!(job = job.id, migration, %error, "a migration is not cancelled");
+                }
+                None
+            }
+        }
+    }
+}
+
+impl FollowedAgents {
+    async fn begin(&self, job: &Job, migration: String, target: &str) -> JobEvent {
+        let client = match self.hosts.client_of(&job.from) {
+            Ok(client) => client,
+            Err(problem) => {
+                let failure =
+                    JobFailure { code: problem.code.name(), message: problem.detail, mend: problem.mend };
+                return JobEvent::Refused { migration, failure };
+            }
+        };
+        self.hosts.name_peers(&job.from).await;
+        self.hosts.name_peers(target).await;
+        match client.migrate(&job.vm, &job.migration_request(&migration, target)).await {
+            Ok(_) => JobEvent::Accepted { migration },
+            Err(ClientError::Refused(error)) => {
+                let code = error.code.to_string();
+                let failure = JobFailure { code, message: error.message, mend: error.mend };
+                JobEvent::Refused { migration, failure }
+            }
+            Err(error) => {
+                tracing::warn!(job = job.id, migration, %error, "it is not known whether a migration has begun");
+                JobEvent::Unanswered { migration }
+            }
+        }
+    }
+
+    async fn ask(&self, job: &Job, migration: String) -> JobEvent {
+        let answer = match self.hosts.client_of(&job.from) {
+            Ok(client) => match client.migration(&migration).await {
+                Ok(status) => known(&status),
+                Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
+                    Answer::NotKnown(whereabouts(&self.state.inventory(), job))
+                }
+                Err(_) => Answer::NoAnswer,
+            },
+            Err(_) => Answer::NoAnswer,
+        };
+        if matches!(answer, Answer::NoAnswer | Answer::NotKnown(Whereabouts::NotFound)) {
+            tokio::time::sleep(PAUSE).await;
+        }
+        JobEvent::Asked { migration, answer }
+    }
+}
+
+fn known(status: &MigrationStatus) -> Answer {
+    status.report.as_ref().map_or(Answer::UnderWay, |report| Answer::Ended(ended(report)))
+}
+
+/// What a report says of a job.
+pub(super) fn ended(report: &Report) -> Ended {
+    let failure = || {
+        let error = report.error.as_ref();
+        JobFailure {
+            code: error.map_or("internal".to_owned(), |error| error.code.clone()),
+            message: error.map_or("the report does not say why".to_owned(), |error| error.message.clone()),
+            mend: error.map_or(String::new(), |error| error.mend.clone()),
+        }
+    };
+    match report.outcome {
+        Outcome::Completed => Ended::Completed,
+        Outcome::Cancelled => Ended::Cancelled,
+        Outcome::Failed => Ended::Failed(failure()),
+        Outcome::InDoubt => Ended::InDoubt(failure()),
+    }
+}
+
+/// Where a VM is, as the hosts tell that are heard.
+fn whereabouts(inventory: &Inventory, job: &Job) -> Whereabouts {
+    let Some(vm) = inventory.vm(&job.vm).filter(|vm| vm.summary.is_current) else {
+        return Whereabouts::NotFound;
+    };
+    let host = vm.summary.host;
+    if vm.summary.in_doubt {
+        Whereabouts::InDoubt
+    } else if host == job.from {
+        // While a migration has it, the agent would know that.
+        match vm.info.state {
+            VmState::MigratingOut | VmState::MigratingIn => Whereabouts::NotFound,
+            _ => Whereabouts::AtSource { epoch: vm.info.epoch },
+        }
+    } else if job.target() == Some(&host) {
+        Whereabouts::AtTarget
+    } else {
+        Whereabouts::Elsewhere { host }
+    }
+}

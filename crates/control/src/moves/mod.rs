@@ -1,0 +1,392 @@
+//! Moves as they are carried out. One task owns all jobs: each news of a job is an event of its pure lifecycle ([`crate::queue::lifecycle`]), whose
+//! actions are done in their order, and nothing after a state that could not be written. Agents are asked in tasks of their own, whose answers
+//! are events again. Nothing decides here.
+
+mod agents;
+mod facts;
+mod job;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use godwit_api::MigrationStatus;
+use godwit_api::control::{Change, Move, MoveState, Problem, ProblemCode, Waits};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::keeper::Keeper;
+use crate::queue::lifecycle::{Action, JobEvent, JobState, step};
+use crate::queue::retry::RetryPolicy;
+use crate::queue::{Served, Situation, schedule};
+use crate::state::{State, now_unix_ms};
+
+pub(crate) use agents::{Agents, FollowedAgents};
+pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id};
+
+/// How often it is looked who can start, where nothing happens that says so.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Moves that are over and remembered; the oldest are forgotten first.
+const MOST_OVER: usize = 10_000;
+
+/// What the one task that owns the jobs is told.
+enum Order {
+    /// Take a move in.
+    Submit(Box<Job>, oneshot::Sender<Result<Move, Problem>>),
+    /// Call one off.
+    Cancel(String, oneshot::Sender<Result<Move, Problem>>),
+    /// Something happened to one.
+    Event(String, JobEvent),
+    /// A host's agent tells of a migration.
+    Told(Box<MigrationStatus>),
+}
+
+/// The moves of the cluster, for everybody but the task that owns them, which ends with this.
+#[derive(Debug)]
+pub(crate) struct Moves {
+    shown: Arc<RwLock<BTreeMap<String, Move>>>,
+    orders: mpsc::UnboundedSender<Order>,
+    tasks: [AbortHandle; 2],
+}
+
+impl Drop for Moves {
+    fn drop(&mut self) {
+        // What was asked of an agent is not taken back: whoever leads next asks what became of it.
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Moves {
+    /// Takes up what the store has of moves, and carries them out from here on.
+    pub(crate) async fn begin(
+        keeper: Arc<Keeper>,
+        state: Arc<State>,
+        agents: Arc<dyn Agents>,
+        mut told: mpsc::UnboundedReceiver<(String, MigrationStatus)>,
+    ) -> Result<Moves, Problem> {
+        let saved = keeper.read_all(MOVES).await?;
+        let (orders, incoming) = mpsc::unbounded_channel();
+        let shown = Arc::<RwLock<BTreeMap<String, Move>>>::default();
+        let jobs = saved.into_iter().map(|(id, saved)| (id.clone(), Job::of(&id, saved))).collect();
+        let driver = Driver {
+            keeper,
+            state,
+            agents,
+            orders: orders.clone(),
+            shown: Arc::clone(&shown),
+            jobs,
+            served: Vec::new(),
+            counted: BTreeMap::new(),
+            policy: RetryPolicy::default(),
+        };
+        let drives = tokio::spawn(driver.run(incoming)).abort_handle();
+        let tells = orders.clone();
+        let hears = tokio::spawn(async move {
+            while let Some((_, status)) = told.recv().await {
+                if tells.send(Order::Told(Box::new(status))).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Moves { shown, orders, tasks: [drives, hears.abort_handle()] })
+    }
+
+    /// Every move that is remembered, by id.
+    pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Move>> {
+        self.shown.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a move in. It is in the store when this returns.
+    pub(crate) async fn submit(&self, wanted: Wanted) -> Result<Move, Problem> {
+        let job = Job::new(wanted, now_unix_ms())?;
+        self.order(|answer| Order::Submit(Box::new(job), answer)).await
+    }
+
+    /// Calls a move off. Whether it is cancelled, or comes through all the same, its state will say.
+    pub(crate) async fn cancel(&self, id: &str) -> Result<Move, Problem> {
+        self.order(|answer| Order::Cancel(id.to_owned(), answer)).await
+    }
+
+    async fn order(
+        &self,
+        order: impl FnOnce(oneshot::Sender<Result<Move, Problem>>) -> Order,
+    ) -> Result<Move, Problem> {
+        let (answer, answered) = oneshot::channel();
+        let gone = || Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now");
+        self.orders.send(order(answer)).map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
+    }
+}
+
+/// The one task.
+struct Driver {
+    keeper: Arc<Keeper>,
+    state: Arc<State>,
+    agents: Arc<dyn Agents>,
+    orders: mpsc::UnboundedSender<Order>,
+    shown: Arc<RwLock<BTreeMap<String, Move>>>,
+    jobs: BTreeMap<String, Job>,
+    served: Vec<Served>,
+    /// Moves that leave each host and arrive there, as was told last.
+    counted: BTreeMap<String, (u64, u64)>,
+    policy: RetryPolicy,
+}
+
+impl Driver {
+    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+        let known: Vec<String> = self.jobs.keys().cloned().collect();
+        for id in known {
+            self.happened(&id, JobEvent::Resumed).await;
+            self.show(&id);
+        }
+        let mut look = interval(LOOK_INTERVAL);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(order) => self.carry_out(order).await,
+                    None => return,
+                },
+                _ = look.tick() => {}
+            }
+            self.look().await;
+        }
+    }
+
+    async fn carry_out(&mut self, order: Order) {
+        match order {
+            Order::Submit(job, answer) => {
+                let _ = answer.send(self.submit(*job).await);
+            }
+            Order::Cancel(id, answer) => {
+                let _ = answer.send(self.cancel(&id).await);
+            }
+            Order::Event(id, event) => self.happened(&id, event).await,
+            Order::Told(status) => self.told(*status).await,
+        }
+    }
+
+    async fn submit(&mut self, job: Job) -> Result<Move, Problem> {
+        if let Some(other) = self.jobs.values().find(|other| other.vm == job.vm && !other.state.is_over()) {
+            let detail = format!("move {} has VM \"{}\" already", other.id, job.vm);
+            let mend =
+                format!("wait for its end, or cancel it with `godwit control move cancel {}`", other.id);
+            return Err(Problem::new(ProblemCode::WrongState, detail, mend));
+        }
+        self.keeper.insert(MOVES, &job.id, &job.saved()).await?;
+        let id = job.id.clone();
+        self.jobs.insert(id.clone(), job);
+        self.forget_oldest().await;
+        self.look().await;
+        self.show(&id);
+        self.shown_move(&id)
+    }
+
+    async fn cancel(&mut self, id: &str) -> Result<Move, Problem> {
+        let job = self.jobs.get(id).ok_or_else(|| no_move(id))?;
+        if job.state.is_over() {
+            let detail = format!("move {id} is over already");
+            return Err(Problem::new(
+                ProblemCode::WrongState,
+                detail,
+                "see it with `godwit control move show`",
+            ));
+        }
+        self.happened(id, JobEvent::Cancel).await;
+        self.shown_move(id)
+    }
+
+    fn shown_move(&self, id: &str) -> Result<Move, Problem> {
+        let shown = self.shown.read().unwrap_or_else(PoisonError::into_inner);
+        shown.get(id).cloned().ok_or_else(|| no_move(id))
+    }
+
+    /// What an agent tells of a migration: of a job's own, how far it is, and how it ended.
+    async fn told(&mut self, status: MigrationStatus) {
+        let of = self.jobs.values_mut().find(|job| job.state.migration() == Some(status.id.as_str()));
+        let Some(job) = of else { return };
+        let (id, migration) = (job.id.clone(), status.id);
+        job.progress = Some(status.progress);
+        let event = match status.report {
+            None => JobEvent::Accepted { migration },
+            Some(report) => {
+                let how = agents::ended(&report);
+                job.report = Some(report);
+                JobEvent::Ended { migration, how }
+            }
+        };
+        self.happened(&id, event).await;
+        self.show(&id);
+    }
+
+    /// One event of a job, and what is to be done then.
+    async fn happened(&mut self, id: &str, event: JobEvent) {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        let now_ms = now_unix_ms();
+        let before = job.state.clone();
+        let taken = step(before.clone(), event, &self.policy, now_ms);
+        job.enter(taken.state, now_ms);
+        for action in taken.actions {
+            let job = &self.jobs[id];
+            match action {
+                Action::Save => {
+                    if let Err(problem) = self.keeper.replace(MOVES, id, &job.saved()).await {
+                        tracing::error!(job = id, %problem, "a move's state can't be written: nothing is done with it");
+                        // As the store has it: what was not written was not.
+                        if let Some(job) = self.jobs.get_mut(id) {
+                            job.state = before;
+                        }
+                        return;
+                    }
+                }
+                action if action.still_applies(&job.state) => self.ask_agent(id, action),
+                _ => {}
+            }
+        }
+        self.note_served(id);
+        self.show(id);
+    }
+
+    /// In a task of its own: an agent may take its time.
+    fn ask_agent(&self, id: &str, action: Action) {
+        let Some(job) = self.jobs.get(id) else { return };
+        let (agents, orders, job) = (Arc::clone(&self.agents), self.orders.clone(), job.clone());
+        tokio::spawn(async move {
+            if let Some(event) = agents.carry_out(&job, action).await {
+                // Nobody listens any more where this manager ends.
+                let _ = orders.send(Order::Event(job.id, event));
+            }
+        });
+    }
+
+    /// Starts whoever can start, and says of everybody else what they wait for.
+    async fn look(&mut self) {
+        self.count_moves();
+        if !self.jobs.values().any(|job| matches!(job.state, JobState::Waiting { .. })) {
+            return;
+        }
+        let now_ms = now_unix_ms();
+        let (known, limits) = {
+            let inventory = self.state.inventory();
+            (facts::known(&self.jobs, &inventory), self.state.limits(&inventory))
+        };
+        for (id, waits) in known.unable {
+            self.set_waits(&id, waits);
+        }
+        let schedule = schedule(&Situation {
+            now_ms,
+            waiting: &known.waiting,
+            running: &known.running,
+            hosts: &known.hosts,
+            limits: &limits,
+            served: &self.served,
+        });
+        for wait in schedule.waits {
+            self.set_waits(&wait.job, Waits { code: facts::code(&wait.reason), text: wait.text });
+        }
+        for start in schedule.starts {
+            let Some(job) = self.jobs.get(&start.job) else { continue };
+            let Some(epoch) = facts::epoch(&self.state.inventory(), &job.vm, &start.source) else { continue };
+            let migration = job.next_migration();
+            self.happened(&start.job, JobEvent::Start { migration, target: start.target, epoch }).await;
+        }
+    }
+
+    fn set_waits(&mut self, id: &str, waits: Waits) {
+        let waits = Some(waits);
+        if let Some(job) = self.jobs.get_mut(id).filter(|job| job.waits != waits) {
+            job.waits = waits;
+            self.show(id);
+        }
+    }
+
+    /// Tells of each host how many moves leave it and arrive there.
+    fn count_moves(&mut self) {
+        let mut counts = BTreeMap::<&str, (u64, u64)>::new();
+        for (from, target) in self.jobs.values().filter_map(|job| Some((&job.from, job.target()?))) {
+            counts.entry(from).or_default().0 += 1;
+            counts.entry(target).or_default().1 += 1;
+        }
+        let counted: BTreeMap<String, (u64, u64)> =
+            counts.into_iter().map(|(host, counts)| (host.to_owned(), counts)).collect();
+        if counted == self.counted {
+            return;
+        }
+        let gone = self.counted.keys().filter(|host| !counted.contains_key(*host));
+        let all: Vec<(String, (u64, u64))> =
+            gone.map(|host| (host.clone(), (0, 0))).chain(counted.clone()).collect();
+        self.counted = counted;
+        self.state.change(|inventory| {
+            let changes =
+                all.iter().filter_map(|(host, (out, arriving))| inventory.count_moves(host, *out, *arriving));
+            changes.collect::<Vec<_>>()
+        });
+    }
+
+    /// Who was served when, for fair shares.
+    fn note_served(&mut self, id: &str) {
+        let Some(job) = self.jobs.get(id) else { return };
+        if !matches!(job.state, JobState::Starting(_)) && !job.state.is_over() {
+            return;
+        }
+        let (source, group) = (job.from.clone(), job.group().to_owned());
+        self.served.retain(|served| served.source != source || served.group != group);
+        self.served.push(Served { source, group, at_ms: now_unix_ms() });
+    }
+
+    async fn forget_oldest(&mut self) {
+        let mut over: Vec<_> = self
+            .jobs
+            .values()
+            .filter(|job| job.state.is_over())
+            .map(|job| (job.asked_unix_ms, job.id.clone()))
+            .collect();
+        if over.len() <= MOST_OVER {
+            return;
+        }
+        over.sort();
+        for (_, id) in over.iter().take(over.len() - MOST_OVER) {
+            if let Err(problem) = self.keeper.remove(MOVES, id).await {
+                tracing::warn!(job = id, %problem, "an old move can't be forgotten");
+                return;
+            }
+            self.jobs.remove(id);
+            self.shown.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        }
+    }
+
+    /// Shows a job to everybody, where it has changed.
+    fn show(&self, id: &str) {
+        let Some(job) = self.jobs.get(id) else { return };
+        let now = job.told();
+        {
+            let mut shown = self.shown.write().unwrap_or_else(PoisonError::into_inner);
+            if shown.get(id) == Some(&now) {
+                return;
+            }
+            shown.insert(id.to_owned(), now.clone());
+        }
+        let (vm, has_it) = (now.vm.clone(), !now.state.is_over());
+        self.state.change(|inventory| {
+            let mut changes = inventory.plan_move(&vm, has_it.then(|| id.to_owned()));
+            changes.push(Change::Move(Box::new(Move { report: None, ..now })));
+            changes
+        });
+    }
+}
+
+impl Moves {
+    /// How many run, and how many wait.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let all = self.all();
+        let of = |wanted: &[MoveState]| all.values().filter(|one| wanted.contains(&one.state)).count() as u64;
+        (of(&[MoveState::Starting, MoveState::Running]), of(&[MoveState::Waiting]))
+    }
+}
+
+fn no_move(id: &str) -> Problem {
+    Problem::new(ProblemCode::NotFound, format!("no move {id}"), "see `godwit control move list`")
+}

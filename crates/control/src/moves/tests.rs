@@ -1,0 +1,194 @@
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use godwit_api::control::CreateMove;
+use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
+use godwit_qemu::VmSpec;
+
+use super::*;
+use crate::inventory::HostPlan;
+use crate::queue::lifecycle::{Answer, Ended, Whereabouts};
+use crate::store::{Candidate, MemoryStore, Store};
+
+/// Agents that do at once what they are asked to, and remember it.
+#[derive(Default)]
+struct FakeAgents {
+    asked: Mutex<Vec<Action>>,
+    /// What they say when they are asked what they know.
+    knows: Mutex<Option<Answer>>,
+    /// They do not answer requests to begin.
+    silent: bool,
+}
+
+impl FakeAgents {
+    fn begun(&self) -> Vec<String> {
+        let asked = self.asked.lock().unwrap();
+        asked
+            .iter()
+            .filter_map(|action| match action {
+                Action::Begin { migration, .. } => Some(migration.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+#[async_trait]
+impl Agents for FakeAgents {
+    async fn carry_out(&self, _job: &Job, action: Action) -> Option<JobEvent> {
+        self.asked.lock().unwrap().push(action.clone());
+        match action {
+            Action::Begin { .. } if self.silent => std::future::pending().await,
+            Action::Begin { migration, .. } => Some(JobEvent::Accepted { migration }),
+            Action::Ask { migration } => {
+                let answer = self.knows.lock().unwrap().clone().unwrap_or(Answer::UnderWay);
+                Some(JobEvent::Asked { migration, answer })
+            }
+            Action::CancelMigration { migration } => {
+                Some(JobEvent::Ended { migration, how: Ended::Cancelled })
+            }
+            Action::Save => None,
+        }
+    }
+}
+
+/// Hosts a and b, and a VM `web` on a.
+fn cluster() -> Arc<State> {
+    let state = Arc::<State>::default();
+    state.change(|inventory| {
+        for name in ["a", "b"] {
+            inventory
+                .plan_host(name, HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() });
+            inventory.reached(name);
+            inventory.heard(name, HostEvent::Host(Box::new(host(name))), 1);
+        }
+        inventory.heard("a", vm(), 1);
+        inventory.heard("a", HostEvent::Known, 1);
+        inventory.heard("b", HostEvent::Known, 1)
+    });
+    state
+}
+
+fn host(name: &str) -> HostInfo {
+    serde_json::from_value(serde_json::json!({
+        "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 64_u64 << 30,
+        "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": [], "networks": {}, "peers": {}, "vms": 0,
+    }))
+    .unwrap()
+}
+
+fn vm() -> HostEvent {
+    let spec: VmSpec = serde_json::from_value(serde_json::json!({ "name": "web", "kernel": "/k" })).unwrap();
+    HostEvent::Vm(Box::new(VmInfo {
+        name: "web".into(),
+        host: "a".into(),
+        state: VmState::Running,
+        reason: None,
+        in_doubt: false,
+        epoch: 3,
+        pid: None,
+        memory_bytes: 1 << 30,
+        vcpus: 1,
+        accel: "tcg".into(),
+        machine: "q35".into(),
+        migration: None,
+        page_in: None,
+        addresses: vec![],
+        spec,
+    }))
+}
+
+/// A manager that takes over from the one before, which may not have noticed.
+async fn begin(store: &Arc<MemoryStore>, agents: Arc<FakeAgents>) -> Moves {
+    store.end_leadership_silently();
+    let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
+    let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+    let keeper = Arc::new(Keeper::new(Arc::clone(store) as _, leadership, candidate));
+    Moves::begin(keeper, cluster(), agents, mpsc::unbounded_channel().1).await.unwrap()
+}
+
+fn to_b() -> Wanted {
+    let request = CreateMove { to: Some("b".into()), ..CreateMove::default() };
+    let (vm, from, asked_by) = ("web".into(), "a".into(), "root".into());
+    Wanted { vm, from, asked_by, request, ..Wanted::default() }
+}
+
+/// The move, once it is in that state.
+async fn when(moves: &Moves, id: &str, state: MoveState) -> Move {
+    loop {
+        let found = moves.all().get(id).cloned();
+        match found {
+            Some(found) if found.state == state => return found,
+            Some(found) => assert!(!found.state.is_over(), "{found:?}"),
+            None => {}
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_starts_once_and_is_told() {
+    let store = Arc::new(MemoryStore::new());
+    let agents = Arc::<FakeAgents>::default();
+    let moves = begin(&store, Arc::clone(&agents)).await;
+    let asked = moves.submit(to_b()).await.unwrap();
+    let running = when(&moves, &asked.id, MoveState::Running).await;
+    assert_eq!(agents.begun(), [running.migration.unwrap()]);
+    let twice = moves.submit(to_b()).await.unwrap_err();
+    assert_eq!(twice.code, ProblemCode::WrongState);
+    moves.cancel(&asked.id).await.unwrap();
+    when(&moves, &asked.id, MoveState::Cancelled).await;
+    assert_eq!(moves.cancel(&asked.id).await.unwrap_err().code, ProblemCode::WrongState);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_takes_over_asks_first_and_begins_nothing_twice() {
+    let store = Arc::new(MemoryStore::new());
+    let silent = Arc::new(FakeAgents { silent: true, ..FakeAgents::default() });
+    let moves = begin(&store, Arc::clone(&silent)).await;
+    let asked = moves.submit(to_b()).await.unwrap();
+    when(&moves, &asked.id, MoveState::Starting).await;
+    drop(moves);
+    // The agent had begun it, and it has ended since.
+    let agents = Arc::new(FakeAgents {
+        knows: Mutex::new(Some(Answer::Ended(Ended::Completed))),
+        ..FakeAgents::default()
+    });
+    let moves = begin(&store, Arc::clone(&agents)).await;
+    when(&moves, &asked.id, MoveState::Done).await;
+    assert_eq!(agents.begun(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_never_began_is_begun_by_the_next_manager_under_the_same_id() {
+    let store = Arc::new(MemoryStore::new());
+    let silent = Arc::new(FakeAgents { silent: true, ..FakeAgents::default() });
+    let moves = begin(&store, Arc::clone(&silent)).await;
+    let asked = moves.submit(to_b()).await.unwrap();
+    let starting = when(&moves, &asked.id, MoveState::Starting).await;
+    drop(moves);
+    let never = Answer::NotKnown(Whereabouts::AtSource { epoch: 3 });
+    let agents = Arc::new(FakeAgents { knows: Mutex::new(Some(never)), ..FakeAgents::default() });
+    let moves = begin(&store, Arc::clone(&agents)).await;
+    when(&moves, &asked.id, MoveState::Running).await;
+    assert_eq!(agents.begun(), [starting.migration.unwrap()]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_to_a_host_that_is_away_waits_and_says_for_what() {
+    let store = Arc::new(MemoryStore::new());
+    let agents = Arc::<FakeAgents>::default();
+    let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
+    let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+    let keeper = Arc::new(Keeper::new(Arc::clone(&store) as _, leadership, candidate));
+    let state = cluster();
+    state.lost("b", "no answer");
+    let told = mpsc::unbounded_channel().1;
+    let moves = Moves::begin(keeper, Arc::clone(&state), Arc::clone(&agents) as _, told).await.unwrap();
+    let asked = moves.submit(to_b()).await.unwrap();
+    assert!(asked.waits.is_some_and(|waits| waits.text.contains('b')));
+    assert!(agents.begun().is_empty());
+    state.reached("b");
+    state.heard("b", HostEvent::Known);
+    when(&moves, &asked.id, MoveState::Running).await;
+}

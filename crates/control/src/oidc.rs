@@ -1,0 +1,196 @@
+//! The keys of an OpenID Connect issuer, as it tells them: asked for by TLS, kept, and asked for again when a token names another.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use godwit_api::control::{Problem, ProblemCode};
+use http::header::{ACCEPT, HOST};
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use jsonwebtoken::jwk::JwkSet;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::access::Caller;
+use crate::access::oidc::{OidcRefusal, OidcRules, caller};
+
+/// Unknown keys are asked for no oftener: tokens of nobody would else make the manager ask without end.
+const LEAST_BETWEEN: Duration = Duration::from_secs(60);
+/// Keys that the issuer does not have any more are forgotten by then.
+const FRESH_FOR: Duration = Duration::from_secs(3600);
+/// How long an answer of the issuer may take.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// The longest answer that is read.
+const MOST_ANSWER_BYTES: usize = 1 << 20;
+/// Where distributions have the certificates of public authorities: Debian and its like, Fedora and its like, openSUSE.
+const PUBLIC_AUTHORITIES: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"];
+
+/// An issuer, and what is known of its keys.
+pub(crate) struct Oidc {
+    rules: OidcRules,
+    tls: Arc<ClientConfig>,
+    keys: RwLock<Option<Known>>,
+    /// When the issuer was asked last; held while it is.
+    asked: Mutex<Option<Instant>>,
+}
+
+#[derive(Clone)]
+struct Known {
+    keys: Arc<JwkSet>,
+    since: Instant,
+}
+
+impl std::fmt::Debug for Oidc {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Oidc").field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+/// What an issuer tells of itself (OpenID Connect Discovery 1.0, section 3).
+#[derive(Deserialize)]
+struct Discovery {
+    issuer: String,
+    jwks_uri: String,
+}
+
+impl Oidc {
+    /// An issuer whose certificate is checked by the authorities of that file; none: the distribution's.
+    pub(crate) fn open(rules: OidcRules) -> io::Result<Oidc> {
+        let file = match &rules.authority {
+            Some(file) => file.clone(),
+            None => PUBLIC_AUTHORITIES.iter().map(PathBuf::from).find(|file| file.exists()).ok_or_else(|| {
+                io::Error::other(
+                    "no certificates of public authorities are installed: name a file, authority of [oidc]",
+                )
+            })?,
+        };
+        let mut roots = RootCertStore::empty();
+        let failed = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", file.display()));
+        for certificate in CertificateDer::pem_file_iter(&file).map_err(|error| failed(&error))? {
+            // One of hundreds that can't be read is no reason to do without the others.
+            let _ = roots.add(certificate.map_err(|error| failed(&error))?);
+        }
+        let tls = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(io::Error::other)?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Oidc { rules, tls: Arc::new(tls), keys: RwLock::default(), asked: Mutex::default() })
+    }
+
+    /// Who holds a token.
+    pub(crate) async fn identify(&self, token: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
+        let known = self.known();
+        if let Some(known) = &known
+            && known.since.elapsed() < FRESH_FOR
+        {
+            match caller(token, &known.keys, &self.rules, now_unix_ms) {
+                Ok(caller) => return Ok(caller),
+                Err(OidcRefusal::Refused(problem)) => return Err(problem),
+                Err(OidcRefusal::UnknownKey) => {}
+            }
+        }
+        let keys = self.newer_than(known.map(|known| known.since)).await?;
+        caller(token, &keys, &self.rules, now_unix_ms).map_err(|refusal| match refusal {
+            OidcRefusal::Refused(problem) => problem,
+            OidcRefusal::UnknownKey => {
+                let detail = "the token of the OIDC issuer is refused: the issuer has no such key";
+                Problem::new(ProblemCode::Unauthenticated, detail, "take a new token from the issuer")
+            }
+        })
+    }
+
+    fn known(&self) -> Option<Known> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Keys that were asked for after those, if the issuer may be asked again by now; else those.
+    async fn newer_than(&self, since: Option<Instant>) -> Result<Arc<JwkSet>, Problem> {
+        let mut asked = self.asked.lock().await;
+        let known = self.known();
+        if let Some(known) = &known
+            && since.is_none_or(|since| known.since > since)
+        {
+            return Ok(Arc::clone(&known.keys));
+        }
+        let may_ask = asked.is_none_or(|asked| asked.elapsed() >= LEAST_BETWEEN);
+        let fresh = known.filter(|known| known.since.elapsed() < FRESH_FOR);
+        if !may_ask {
+            return fresh.map(|known| known.keys).ok_or_else(|| away("it did not answer a minute ago"));
+        }
+        *asked = Some(Instant::now());
+        match self.ask().await {
+            Ok(keys) => {
+                let keys = Arc::new(keys);
+                let known = Known { keys: Arc::clone(&keys), since: Instant::now() };
+                *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(known);
+                Ok(keys)
+            }
+            Err(error) => {
+                tracing::warn!(issuer = self.rules.issuer, %error, "the OIDC issuer does not tell its keys");
+                fresh.map(|known| known.keys).ok_or_else(|| away(&error.to_string()))
+            }
+        }
+    }
+
+    /// The issuer's keys, as it tells them now.
+    async fn ask(&self) -> io::Result<JwkSet> {
+        let issuer = self.rules.issuer.trim_end_matches('/');
+        let discovery: Discovery = self.get(&format!("{issuer}/.well-known/openid-configuration")).await?;
+        if discovery.issuer != self.rules.issuer {
+            return Err(io::Error::other(format!("it calls itself {}", discovery.issuer)));
+        }
+        self.get(&discovery.jwks_uri).await
+    }
+
+    async fn get<T: DeserializeOwned>(&self, address: &str) -> io::Result<T> {
+        let uri: Uri = address.parse().map_err(io::Error::other)?;
+        let answer = tokio::time::timeout(ANSWER_LIMIT, self.exchange(&uri)).await;
+        let late = |_| io::Error::other(format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
+        serde_json::from_slice(&answer.map_err(late)??).map_err(io::Error::other)
+    }
+
+    async fn exchange(&self, uri: &Uri) -> io::Result<Bytes> {
+        let (Some("https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(io::Error::other(format!("{uri} is not https://")));
+        };
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        let socket = TcpStream::connect((host, authority.port_u16().unwrap_or(443))).await?;
+        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        let stream = TlsConnector::from(Arc::clone(&self.tls)).connect(name, socket).await?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        tokio::spawn(connection);
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let request = Request::get(path)
+            .header(HOST, authority.as_str())
+            .header(ACCEPT, "application/json")
+            .body(Empty::<Bytes>::new())
+            .map_err(io::Error::other)?;
+        let response = sender.send_request(request).await.map_err(io::Error::other)?;
+        if response.status() != StatusCode::OK {
+            return Err(io::Error::other(format!("HTTP status {} at {uri}", response.status())));
+        }
+        let body = Limited::new(response.into_body(), MOST_ANSWER_BYTES).collect().await;
+        body.map(http_body_util::Collected::to_bytes).map_err(io::Error::other)
+    }
+}
+
+fn away(why: &str) -> Problem {
+    let detail = format!("the OIDC issuer's keys are not known, so its tokens can't be checked: {why}");
+    let mend = "look after the issuer, or show a token of `godwit control token create`";
+    Problem::new(ProblemCode::Unauthenticated, detail, mend)
+}

@@ -1,0 +1,230 @@
+use godwit_api::control::{CheckName, PreflightRanking, ProblemCode, Verdict};
+use godwit_api::{HostEvent, HostInfo, VmInfo};
+use serde_json::{Value, json};
+
+use super::ranking::first;
+use super::*;
+use crate::facts::{Arriving, placement_hosts};
+use crate::inventory::HostPlan;
+use crate::queue::Limits;
+
+const GIB: u64 = 1 << 30;
+
+fn cpu(features: &[&str]) -> Value {
+    let holds = json!(["aes", "lm", "pni"]);
+    let missing: Vec<&str> =
+        ["aes", "lm", "pni"].into_iter().filter(|name| !features.contains(name)).collect();
+    let models: Vec<&str> = if missing.is_empty() { vec!["Westmere-v1", "max"] } else { vec!["max"] };
+    json!({
+        "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm", "features": features, "models": models,
+        "generations": { "Westmere-v1": { "features": holds, "missing": missing } },
+    })
+}
+
+/// A host that has all that the VM needs, with changes.
+fn host(name: &str, change: &Value) -> HostInfo {
+    let mut info = json!({
+        "name": name, "version": "0.5.0", "kernel": "6.18", "qemu_version": "10.0.2", "machines": ["pc-q35-7.2", "pc-q35-10.0"],
+        "kvm": true, "cpu": cpu(&["aes", "lm", "pni"]), "memory_available_bytes": 64 * GIB, "memory_committed_bytes": 0,
+        "huge_pages": true, "migration_addresses": ["10.0.0.1"], "networks": { "prod": { "bridge": "br0" } },
+        "vm_dirs": ["/vms"], "peers": { "a": "http://a:7700", "b": "http://b:7700" }, "vms": 1,
+    });
+    merge(&mut info, change);
+    serde_json::from_value(info).unwrap()
+}
+
+fn vm(change: &Value) -> VmInfo {
+    let mut info = json!({
+        "name": "web", "host": "a", "state": "running", "epoch": 3, "memory_bytes": 8 * GIB, "vcpus": 2, "accel": "kvm",
+        "machine": "pc-q35-7.2", "addresses": [],
+        "spec": {
+            "name": "web", "memory": [{ "size": "8GiB" }], "cpu_model": "Westmere-v1", "machine": "pc-q35-7.2",
+            "disks": [{ "path": "/vms/web.qcow2", "format": "qcow2" }], "nics": [{ "network": "prod" }],
+        },
+    });
+    merge(&mut info, change);
+    serde_json::from_value(info).unwrap()
+}
+
+/// Changes what `from` names; an empty map takes the place of the one that there was.
+fn merge(into: &mut Value, from: &Value) {
+    let Value::Object(from) = from else { return };
+    for (key, value) in from {
+        match value {
+            Value::Object(nested) if !nested.is_empty() => merge(&mut into[key], value),
+            value => into[key] = value.clone(),
+        }
+    }
+}
+
+/// Hosts a and b, and a VM `web` on a, each with changes.
+fn cluster(of_vm: &Value, of_a: &Value, of_b: &Value) -> Inventory {
+    let mut inventory = Inventory::default();
+    for (name, change) in [("a", of_a), ("b", of_b)] {
+        inventory.plan_host(name, HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() });
+        inventory.reached(name);
+        inventory.heard(name, HostEvent::Host(Box::new(host(name, change))), 1);
+    }
+    inventory.heard("a", HostEvent::Vm(Box::new(vm(of_vm))), 1);
+    for name in ["a", "b"] {
+        inventory.heard(name, HostEvent::Known, 1);
+    }
+    inventory
+}
+
+fn report(inventory: &Inventory) -> PreflightReport {
+    let subject = Subject::of(inventory, "web", EngineKind::default()).unwrap();
+    subject.report(inventory.seen_host("b").unwrap(), subject.rules_check("b", &[], &[]))
+}
+
+fn check(inventory: &Inventory, name: CheckName) -> Check {
+    report(inventory).checks.into_iter().find(|check| check.name == name).unwrap()
+}
+
+#[test]
+fn nothing_is_in_the_way_of_a_vm_that_fits_but_what_only_the_hosts_know() {
+    let inventory = cluster(&json!({}), &json!({}), &json!({}));
+    let report = report(&inventory);
+    for check in &report.checks {
+        let expected = if check.name == CheckName::Disks { Verdict::Unknown } else { Verdict::Pass };
+        assert_eq!(check.verdict, expected, "{check:?}");
+        assert!(!check.evidence.is_empty());
+    }
+    assert_eq!(report.checks.len(), vm::CHECKS.len() + pair::CHECKS.len() + 1);
+    assert_eq!(report.verdict, Verdict::Unknown);
+    assert!(obstacles(&inventory, "web").is_empty());
+    assert_eq!(immovable(&inventory, "web"), None);
+}
+
+/// What is changed of the VM, of host a and of host b; the check that sees it, how, and what it says of it.
+type Case = (Value, Value, Value, CheckName, Verdict, &'static str);
+
+fn cases_of_vm_and_cpu() -> Vec<Case> {
+    use CheckName as N;
+    use Verdict::{Fail, Unknown, Warn};
+    let no = || json!({});
+    vec![
+        (json!({ "state": "stopped" }), no(), no(), N::VmState, Fail, "does not run (stopped)"),
+        (json!({ "in_doubt": true, "state": "paused" }), no(), no(), N::VmState, Fail, "in doubt"),
+        (json!({ "state": "migrating-out" }), no(), no(), N::VmState, Fail, "a migration has it"),
+        (
+            json!({ "page_in": { "missing_pages": 7, "connected": true } }),
+            no(),
+            no(),
+            N::VmState,
+            Fail,
+            "7 pages of it are still at the host that it came from",
+        ),
+        (
+            json!({ "spec": { "extra_devices": ["vfio-pci,host=1:00.0"] } }),
+            no(),
+            no(),
+            N::Devices,
+            Fail,
+            "device vfio-pci",
+        ),
+        (no(), json!({ "tracking_problem": "kernel 5.10 is too old" }), no(), N::Tracking, Fail, "5.10"),
+        (json!({ "spec": { "refuses_page_in": true } }), no(), no(), N::PageIn, Warn, "refuses"),
+        (no(), no(), json!({ "cpu": cpu(&["lm", "pni"]) }), N::Cpu, Fail, "aes"),
+        (
+            json!({ "spec": { "cpu_model": "Icelake-Server-v7" } }),
+            no(),
+            no(),
+            N::Cpu,
+            Fail,
+            "Icelake-Server-v7",
+        ),
+        (json!({ "spec": { "cpu_model": "max" } }), no(), no(), N::Cpu, Warn, "each host's own"),
+        (
+            no(),
+            no(),
+            json!({ "cpu": null, "cpu_problem": "QEMU did not answer" }),
+            N::Cpu,
+            Unknown,
+            "did not answer",
+        ),
+        (json!({ "accel": "tcg" }), no(), no(), N::Cpu, Unknown, "runs by tcg"),
+    ]
+}
+
+fn cases_of_hosts() -> Vec<Case> {
+    use CheckName as N;
+    use Verdict::{Fail, Unknown, Warn};
+    let no = || json!({});
+    vec![
+        (
+            no(),
+            no(),
+            json!({ "kvm": false, "kvm_reason": "no /dev/kvm" }),
+            N::Accelerator,
+            Fail,
+            "no /dev/kvm",
+        ),
+        (
+            json!({ "machine": "pc-q35-9.9" }),
+            no(),
+            no(),
+            N::MachineType,
+            Fail,
+            "pc-q35-9.9 is not known to QEMU 10.0.2",
+        ),
+        (no(), no(), json!({ "machines": [] }), N::MachineType, Unknown, "does not tell"),
+        (no(), no(), json!({ "qemu_version": "7.2.1" }), N::QemuVersion, Warn, "to an older QEMU"),
+        (no(), no(), json!({ "qemu_problem": "not found" }), N::QemuVersion, Fail, "not found"),
+        (
+            no(),
+            no(),
+            json!({ "memory_available_bytes": 4 * GIB }),
+            N::Memory,
+            Fail,
+            "it needs 8 GiB, host b has 4 GiB left",
+        ),
+        (no(), no(), json!({ "huge_pages": false }), N::HugePages, Warn, "slower"),
+        (no(), no(), json!({ "vm_dirs": ["/other"] }), N::Disks, Warn, "/vms/web.qcow2 is below none"),
+        (no(), no(), json!({ "networks": {} }), N::Networks, Fail, "no network prod"),
+        (no(), no(), json!({ "migration_addresses": [] }), N::Lanes, Fail, "no address for migrations"),
+        (no(), no(), json!({ "migration_addresses": ["fd00::1"] }), N::Lanes, Warn, "IPv6"),
+        (no(), no(), json!({ "version": "0.4.0" }), N::Protocol, Warn, "0.4.0"),
+    ]
+}
+
+#[test]
+fn each_thing_in_the_way_is_seen_by_its_check() {
+    use Verdict::Fail;
+    for (of_vm, of_a, of_b, name, verdict, words) in cases_of_vm_and_cpu().into_iter().chain(cases_of_hosts())
+    {
+        let inventory = cluster(&of_vm, &of_a, &of_b);
+        let seen = check(&inventory, name);
+        assert_eq!(seen.verdict, verdict, "{seen:?}");
+        assert!(seen.evidence.contains(words), "{words} is missing in {seen:?}");
+        assert!(seen.verdict == Verdict::Pass || !seen.mend.is_empty(), "{seen:?}");
+        assert_eq!(report(&inventory).verdict == Fail, verdict == Fail);
+        let is_of_vm = vm::CHECKS.iter().any(|(of_vm, _)| *of_vm == name);
+        assert_eq!(immovable(&inventory, "web").is_some(), is_of_vm && verdict == Fail, "{seen:?}");
+        let found = obstacles(&inventory, "web");
+        let keeps = verdict == Fail && !is_of_vm && name != CheckName::Memory;
+        assert_eq!(found.get("b").is_some_and(|all| all[0].code == name.name()), keeps, "{found:?}");
+    }
+}
+
+fn ranking(inventory: &Inventory) -> PreflightRanking {
+    let hosts = placement_hosts(&Arriving::new(), &Limits::default(), inventory);
+    Subject::of(inventory, "web", EngineKind::default()).unwrap().ranking(&hosts, &[])
+}
+
+#[test]
+fn the_best_host_is_chosen_and_where_there_is_none_it_is_told_why() {
+    let no = json!({});
+    let good = ranking(&cluster(&no, &no, &no));
+    assert!(good.immovable.is_empty() && good.fits[0].score.total > 0.0);
+    let (host, why) = first(good).unwrap();
+    assert!(host == "b" && why.starts_with("best: "), "{why}");
+    let none = ranking(&cluster(&no, &no, &json!({ "networks": {} })));
+    let all: Vec<_> = none.ruled_out.iter().map(|out| (out.host.as_str(), out.why.as_str())).collect();
+    assert_eq!(all, [("a", "it runs there"), ("b", "host b has no network prod (networks)")]);
+    let problem = first(none).unwrap_err();
+    assert_eq!(problem.code, ProblemCode::NoHost);
+    assert!(problem.detail.contains("b: host b has no network prod"), "{problem}");
+    let stopped = first(ranking(&cluster(&json!({ "state": "stopped" }), &no, &no))).unwrap_err();
+    assert_eq!((stopped.code, stopped.checks[0].name), (ProblemCode::Preflight, CheckName::VmState));
+}

@@ -1,0 +1,98 @@
+//! What keeps a VM from going anywhere.
+
+use godwit_api::VmState;
+use godwit_api::control::CheckName;
+use godwit_migration::EngineKind;
+use godwit_qemu::{Obstacle, untrackable_parts};
+
+use super::{Found, Subject};
+
+type OfVm = fn(&Subject<'_>) -> Found;
+
+pub(super) const CHECKS: [(CheckName, OfVm); 4] = [
+    (CheckName::VmState, state),
+    (CheckName::Devices, devices),
+    (CheckName::Tracking, tracking),
+    (CheckName::PageIn, page_in),
+];
+
+fn state(subject: &Subject<'_>) -> Found {
+    let (vm, info) = (&subject.vm, subject.vm.info);
+    let host = subject.from.name;
+    if vm.in_doubt {
+        let mend = format!("make sure of it, then `godwit migration resolve {} --runs-on HOST`", info.name);
+        return Found::fail("it is in doubt which host may run it", mend);
+    }
+    if !vm.is_current {
+        let mend = "see that its agent runs and can be reached";
+        return Found::unknown(
+            format!("host {host} is not heard; it told last that it is {}", info.state),
+            mend,
+        );
+    }
+    if let Some(page_in) = &info.page_in {
+        let evidence =
+            format!("{} pages of it are still at the host that it came from", page_in.missing_pages);
+        return Found::fail(evidence, "wait until it has them all");
+    }
+    match info.state {
+        VmState::Running | VmState::Paused => match vm.planned_move {
+            Some(planned) => {
+                Found::warn(format!("move {planned} has it already"), "wait for its end, or cancel it")
+            }
+            None => Found::pass(format!("{} on host {host}", info.state)),
+        },
+        VmState::MigratingIn | VmState::MigratingOut => {
+            Found::fail("a migration has it", "wait for its end, or cancel it")
+        }
+        state => {
+            let evidence = format!("it does not run ({state}): there is nothing to move");
+            Found::fail(evidence, format!("start it: `godwit vm start {}`", info.name))
+        }
+    }
+}
+
+fn devices(subject: &Subject<'_>) -> Found {
+    let spec = &subject.vm.info.spec;
+    let obstacles = untrackable_parts(&spec.memory, &spec.extra_devices);
+    let Some(Obstacle { mend, .. }) = obstacles.first() else {
+        return Found::pass("no device and no memory that can't move");
+    };
+    let all: Vec<&str> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
+    match subject.engine {
+        EngineKind::Godwit => Found::fail(all.join("; "), mend.clone()),
+        EngineKind::Qemu => Found::warn(format!("left to QEMU's own engine: {}", all.join("; ")), ""),
+    }
+}
+
+fn tracking(subject: &Subject<'_>) -> Found {
+    let host = subject.from.name;
+    if subject.engine == EngineKind::Qemu {
+        return Found::pass("QEMU's own engine tracks by itself");
+    }
+    match subject.from.info {
+        None => {
+            Found::unknown(format!("host {host} has told nothing of itself yet"), "wait until it is heard")
+        }
+        Some(info) => match &info.tracking_problem {
+            Some(problem) => Found::fail(
+                format!("host {host} can't track memory: {problem}"),
+                "mend that, or use --engine qemu",
+            ),
+            None => Found::pass(format!("host {host}, kernel {}", info.kernel)),
+        },
+    }
+}
+
+fn page_in(subject: &Subject<'_>) -> Found {
+    if subject.engine == EngineKind::Qemu {
+        return Found::pass("QEMU's own engine decides");
+    }
+    match subject.vm.info.spec.refuses_page_in {
+        true => Found::warn(
+            "its specification refuses it: where the guest writes faster than the lanes carry, it is slowed, or the move fails",
+            "ask for a prediction; move it when it writes less",
+        ),
+        false => Found::pass("its specification allows it; the move's own request decides"),
+    }
+}

@@ -1,0 +1,224 @@
+//! What a job waits for: typed for programs, one line for people.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::retry;
+use crate::words::{Bytes, Count, Names};
+
+/// A limit that is reached, and who is in the way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// The limit.
+    pub limit: u32,
+    /// Moves that run under it, those that start now included; more than the limit where that was lowered meanwhile.
+    pub running: u32,
+    /// VMs of them, the first few.
+    pub moving: Vec<String>,
+    /// The job's place in the line for it, from 1.
+    pub place: u32,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.limit == 0 {
+            return write!(f, "the limit is 0 (place {} in line)", self.place);
+        }
+        let Line { limit, running, moving, place } = self;
+        let moving = Names(moving, *running as usize);
+        write!(f, "{running} of {limit} at once ({moving}); place {place} in line")
+    }
+}
+
+/// Why a job does not go to one of its targets now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "the variants say what their fields are")]
+pub enum TargetObstacle {
+    /// No such host.
+    NotInInventory { host: String },
+    /// The VM runs there.
+    IsSource { host: String },
+    /// Its agent is silent.
+    Away { host: String },
+    /// Its agent has not been heard since this manager began.
+    Unknown { host: String },
+    /// It takes no VMs.
+    Maintenance { host: String },
+    /// As many arrive there as may.
+    Limit { host: String, line: Line },
+    /// It has not the memory: `left_bytes` are free and not promised.
+    Memory { host: String, needed_bytes: u64, left_bytes: u64, total_bytes: u64 },
+    /// What is free there is kept for a job that has been passed over for long.
+    Turn { host: String, behind: String },
+}
+
+impl fmt::Display for TargetObstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TargetObstacle::NotInInventory { host } => write!(f, "target {host} is not in the inventory"),
+            TargetObstacle::IsSource { host } => write!(f, "it runs on its target {host} already"),
+            TargetObstacle::Away { host } => write!(f, "target {host} is away: its agent does not answer"),
+            TargetObstacle::Unknown { host } => {
+                write!(f, "target {host} has not been heard since this manager began")
+            }
+            TargetObstacle::Maintenance { host } => {
+                write!(f, "target {host} is in maintenance and takes no VMs")
+            }
+            TargetObstacle::Limit { host, line } => write!(f, "moves into target {host}: {line}"),
+            TargetObstacle::Memory { host, needed_bytes, left_bytes, total_bytes } => {
+                let (needed, left) = (Bytes(*needed_bytes), Bytes(*left_bytes));
+                write!(f, "memory at target {host}: it needs {needed}, {left} are left")?;
+                if needed_bytes > total_bytes {
+                    write!(f, "; the host has {} in all, so it never fits there", Bytes(*total_bytes))?;
+                }
+                Ok(())
+            }
+            TargetObstacle::Turn { host, behind } => {
+                write!(
+                    f,
+                    "its turn: what is free at target {host} is kept for job {behind}, which has waited longer"
+                )
+            }
+        }
+    }
+}
+
+/// How many of a job's targets are out of the question now, and why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// As many arrive there as may.
+    pub at_limit: u32,
+    /// They have not the memory.
+    pub without_memory: u32,
+    /// What is free there is kept for another job.
+    pub kept_for_others: u32,
+    /// Away, or not heard yet.
+    pub away: u32,
+    /// In maintenance.
+    pub in_maintenance: u32,
+    /// Not in the inventory, or the source itself.
+    pub unusable: u32,
+}
+
+/// What bars a target, without its figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bar {
+    NotInInventory,
+    IsSource,
+    Away,
+    Unknown,
+    Maintenance,
+    Limit,
+    Memory,
+    Kept,
+}
+
+impl Bar {
+    /// Whether it goes away as moves end.
+    pub(super) fn is_of_capacity(self) -> bool {
+        matches!(self, Bar::Limit | Bar::Memory | Bar::Kept)
+    }
+}
+
+impl Tally {
+    pub(super) fn count(&mut self, bar: Bar) {
+        *match bar {
+            Bar::NotInInventory | Bar::IsSource => &mut self.unusable,
+            Bar::Away | Bar::Unknown => &mut self.away,
+            Bar::Maintenance => &mut self.in_maintenance,
+            Bar::Limit => &mut self.at_limit,
+            Bar::Memory => &mut self.without_memory,
+            Bar::Kept => &mut self.kept_for_others,
+        } += 1;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            (self.at_limit, "at its limit"),
+            (self.without_memory, "without the memory"),
+            (self.kept_for_others, "kept for other jobs"),
+            (self.away, "away"),
+            (self.in_maintenance, "in maintenance"),
+            (self.unusable, "of no use"),
+        ];
+        let told: Vec<String> = parts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        f.write_str(&told.join(", "))
+    }
+}
+
+/// What a job waits for: the first thing in its way, by the order of the variants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "the variants say what their fields are")]
+pub enum WaitReason {
+    /// A migration has the VM.
+    VmBusy { migration: String, source: String, target: String },
+    /// A job of the same VM was submitted before and has not ended.
+    EarlierJob { job: String },
+    /// Its last migration failed; it is tried again then.
+    RetryAt { at_ms: u64, in_ms: u64, failed_attempts: u32, failure: Option<String> },
+    /// No such host.
+    SourceNotInInventory { host: String },
+    /// The source's agent is silent.
+    SourceAway { host: String },
+    /// The source's agent has not been heard since this manager began.
+    SourceUnknown { host: String },
+    /// As many run in all as may.
+    TotalLimit { line: Line },
+    /// As many leave the source as may.
+    SourceLimit { host: String, line: Line },
+    /// As many run on a datastore of its disks as may.
+    DatastoreLimit { datastore: String, line: Line },
+    /// What is free is kept for a job that has been passed over for long; `of` says what.
+    Turn { of: String, behind: String },
+    /// No target is named.
+    NoTarget,
+    /// Its one target is not to be had.
+    Target { obstacle: TargetObstacle },
+    /// None of its targets is to be had; `best` is the one that it would rather go to.
+    Targets { best: TargetObstacle, tally: Tally },
+}
+
+impl fmt::Display for WaitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WaitReason::VmBusy { migration, source, target } => {
+                write!(f, "the VM is moving already, from {source} to {target} (migration {migration})")
+            }
+            WaitReason::EarlierJob { job } => write!(f, "job {job} of the same VM was submitted before it"),
+            WaitReason::RetryAt { in_ms, failed_attempts, failure, .. } => {
+                let (tried, code) =
+                    (Count(*failed_attempts as usize, "attempt"), failure.as_deref().unwrap_or("failure"));
+                let again = crate::words::Span(*in_ms);
+                write!(f, "tried again in {again}: {tried} failed, the last with {code}")?;
+                failure.as_deref().map_or(Ok(()), |code| write!(f, " ({})", retry::cause(code).why))
+            }
+            WaitReason::SourceNotInInventory { host } => write!(f, "source {host} is not in the inventory"),
+            WaitReason::SourceAway { host } => write!(f, "source {host} is away: its agent does not answer"),
+            WaitReason::SourceUnknown { host } => {
+                write!(f, "source {host} has not been heard since this manager began")
+            }
+            WaitReason::TotalLimit { line } => write!(f, "moves in all: {line}"),
+            WaitReason::SourceLimit { host, line } => write!(f, "moves out of {host}: {line}"),
+            WaitReason::DatastoreLimit { datastore, line } => {
+                write!(f, "moves on datastore {datastore}: {line}")
+            }
+            WaitReason::Turn { of, behind } => {
+                write!(f, "its turn: what is free of {of} is kept for job {behind}, which has waited longer")
+            }
+            WaitReason::NoTarget => f.write_str("no target is named: nothing says where it may go"),
+            WaitReason::Target { obstacle } => obstacle.fmt(f),
+            WaitReason::Targets { best, tally } => {
+                write!(f, "none of its targets is to be had ({tally}); the best: {best}")
+            }
+        }
+    }
+}

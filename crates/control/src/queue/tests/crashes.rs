@@ -1,0 +1,309 @@
+//! A job through crashes of the manager, lost answers, failed and cancelled migrations: it is moved once or not at all.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::lifecycle::{Action, Answer, Ended, JobEvent, JobFailure, JobState, Whereabouts, step};
+use super::retry::RetryPolicy;
+
+const EPOCH: u64 = 7;
+
+fn failure(code: &str) -> JobFailure {
+    JobFailure { code: code.into(), message: String::new(), mend: String::new() }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    /// The queue starts it, if it waits.
+    Start,
+    /// The manager does its next action.
+    Act,
+    /// The same, and the answer is lost.
+    ActUnheard,
+    /// A request to begin that was sent arrives only now, or once more.
+    Late,
+    /// The agent's migration ends well, or not.
+    Complete,
+    Fail(bool),
+    /// The agent tells what its migration does.
+    Tell,
+    AgentRestarts,
+    ManagerCrashes,
+    Cancel,
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => Just(Op::Start),
+        8 => Just(Op::Act),
+        2 => Just(Op::ActUnheard),
+        1 => Just(Op::Late),
+        2 => Just(Op::Complete),
+        2 => any::<bool>().prop_map(Op::Fail),
+        2 => Just(Op::Tell),
+        1 => Just(Op::AgentRestarts),
+        2 => Just(Op::ManagerCrashes),
+        1 => Just(Op::Cancel),
+    ]
+}
+
+/// What the agent knows of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    UnderWay,
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+/// One manager after the other, the store, and the source's agent.
+struct World {
+    state: JobState,
+    stored: JobState,
+    actions: Vec<Action>,
+    known: BTreeMap<String, Known>,
+    sent: Vec<String>,
+    at_source: bool,
+    epoch: u64,
+    begun: u32,
+    moves: u32,
+    ids: u32,
+}
+
+impl World {
+    fn new() -> World {
+        World {
+            state: JobState::submitted(),
+            stored: JobState::submitted(),
+            actions: Vec::new(),
+            known: BTreeMap::new(),
+            sent: Vec::new(),
+            at_source: true,
+            epoch: EPOCH,
+            begun: 0,
+            moves: 0,
+            ids: 0,
+        }
+    }
+
+    fn tell(&mut self, event: JobEvent) {
+        let next = step(self.state.clone(), event, &RetryPolicy::default(), 0);
+        self.state = next.state;
+        self.actions.extend(next.actions);
+    }
+
+    fn is_moving(&self) -> bool {
+        self.known.values().any(|known| *known == Known::UnderWay)
+    }
+
+    /// The agent begins a migration, if it may: one id once, one migration a VM.
+    fn begin(&mut self, migration: &str) -> JobEvent {
+        let migration = migration.to_owned();
+        if self.known.contains_key(&migration) {
+            return JobEvent::Accepted { migration };
+        }
+        let code = if !self.at_source {
+            "not-found"
+        } else if self.is_moving() {
+            "busy"
+        } else {
+            ""
+        };
+        if !code.is_empty() {
+            return JobEvent::Refused { migration, failure: failure(code) };
+        }
+        self.begun += 1;
+        self.known.insert(migration.clone(), Known::UnderWay);
+        JobEvent::Accepted { migration }
+    }
+
+    fn answer(&self, migration: &str) -> Answer {
+        match self.known.get(migration) {
+            Some(Known::UnderWay) => Answer::UnderWay,
+            Some(Known::Completed) => Answer::Ended(Ended::Completed),
+            Some(Known::Failed) => Answer::Ended(Ended::Failed(failure("lane-lost"))),
+            Some(Known::Cancelled) => Answer::Ended(Ended::Cancelled),
+            None if self.at_source => Answer::NotKnown(Whereabouts::AtSource { epoch: self.epoch }),
+            None => Answer::NotKnown(Whereabouts::AtTarget),
+        }
+    }
+
+    fn end(&mut self, how: Known) {
+        for known in self.known.values_mut().filter(|known| **known == Known::UnderWay) {
+            *known = how;
+            if how == Known::Completed {
+                (self.at_source, self.moves) = (false, self.moves + 1);
+            }
+            // Each hand-over that was tried leaves another epoch behind.
+            self.epoch += 2;
+        }
+    }
+
+    fn act(&mut self, heard: bool) {
+        if self.actions.is_empty() {
+            return;
+        }
+        let action = self.actions.remove(0);
+        if !action.still_applies(&self.state) {
+            return;
+        }
+        match action {
+            Action::Save => self.stored = self.state.clone(),
+            Action::Begin { migration, .. } => {
+                assert_eq!(self.stored.migration(), Some(migration.as_str()), "begun before it was saved");
+                self.sent.push(migration.clone());
+                let answer = self.begin(&migration);
+                self.tell(if heard { answer } else { JobEvent::Unanswered { migration } });
+            }
+            Action::Ask { migration } => {
+                let answer = if heard { self.answer(&migration) } else { Answer::NoAnswer };
+                self.tell(JobEvent::Asked { migration, answer });
+            }
+            Action::CancelMigration { migration } => {
+                if self.known.get(&migration) == Some(&Known::UnderWay) {
+                    self.end(Known::Cancelled);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, op: Op) {
+        match op {
+            Op::Start => {
+                self.ids += 1;
+                let (migration, target) = (format!("m{}", self.ids), "b".to_owned());
+                if matches!(self.state, JobState::Waiting { .. }) && self.actions.is_empty() {
+                    self.tell(JobEvent::Start { migration, target, epoch: self.epoch });
+                }
+            }
+            Op::Act => self.act(true),
+            Op::ActUnheard => self.act(false),
+            Op::Late => {
+                if let Some(migration) = self.sent.last().cloned() {
+                    self.begin(&migration);
+                }
+            }
+            Op::Complete => self.end(Known::Completed),
+            Op::Fail(true) => self.end(Known::Failed),
+            Op::Fail(false) => self.end(Known::Cancelled),
+            Op::Tell => {
+                if let Some(migration) = self.state.migration().map(ToOwned::to_owned) {
+                    let answer = self.answer(&migration);
+                    if !matches!(answer, Answer::NotKnown(_)) {
+                        self.tell(JobEvent::Asked { migration, answer });
+                    }
+                }
+            }
+            Op::AgentRestarts => {
+                self.end(Known::Failed);
+                self.known.clear();
+                self.tell(JobEvent::Resumed);
+            }
+            Op::ManagerCrashes => {
+                (self.state, self.actions) = (self.stored.clone(), Vec::new());
+                self.tell(JobEvent::Resumed);
+            }
+            Op::Cancel => self.tell(JobEvent::Cancel),
+        }
+    }
+
+    /// Lets everything come to its end: no more faults.
+    fn settle(&mut self) -> bool {
+        for _ in 0..200 {
+            self.take(Op::Act);
+            self.take(Op::Tell);
+            if self.state.is_over() && self.actions.is_empty() && !self.is_moving() {
+                self.take(Op::Tell);
+                while !self.actions.is_empty() {
+                    self.act(true);
+                }
+                return true;
+            }
+            if self.actions.is_empty() {
+                self.take(Op::Start);
+                self.take(if self.is_moving() { Op::Complete } else { Op::Act });
+            }
+        }
+        false
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn it_is_moved_once_or_not_at_all(ops in prop::collection::vec(ops(), 1..60)) {
+        let mut world = World::new();
+        for op in ops {
+            world.take(op);
+            prop_assert!(world.moves <= 1, "moved twice");
+            prop_assert!(world.known.values().filter(|known| **known == Known::UnderWay).count() <= 1);
+            if let JobState::Done { .. } = world.state {
+                prop_assert!(!world.at_source, "done, and it is not there");
+            }
+        }
+        prop_assert!(world.settle(), "no end: {:?} {:?}", world.state, world.actions);
+        prop_assert_eq!(&world.state, &world.stored);
+        if let JobState::Done { .. } = world.state {
+            prop_assert_eq!(world.moves, 1);
+        }
+    }
+}
+
+#[test]
+fn a_manager_that_takes_over_begins_what_was_not_begun_with_the_id_that_was_noted() {
+    let mut world = World::new();
+    world.take(Op::Start);
+    world.take(Op::Act);
+    world.take(Op::ManagerCrashes);
+    assert_eq!(world.actions, [Action::Ask { migration: "m1".into() }]);
+    world.take(Op::Act);
+    assert_eq!(world.actions, [Action::Begin { migration: "m1".into(), target: "b".into() }]);
+    world.take(Op::Act);
+    assert!(matches!(&world.state, JobState::Running(attempt) if attempt.migration == "m1"));
+}
+
+#[test]
+fn a_cancel_waits_for_what_became_of_the_request_to_begin() {
+    let mut world = World::new();
+    for op in [Op::Start, Op::Act, Op::ActUnheard, Op::Cancel] {
+        world.take(op);
+    }
+    assert!(matches!(&world.state, JobState::Starting(attempt) if attempt.cancel));
+    assert!(world.settle());
+    assert!(matches!(world.state, JobState::Cancelled { .. }), "{:?}", world.state);
+    assert!(world.at_source && world.begun == 1);
+}
+
+#[test]
+fn what_was_forgotten_after_it_was_tried_is_tried_as_another_migration() {
+    let mut world = World::new();
+    for op in [Op::Start, Op::Act, Op::ActUnheard, Op::AgentRestarts, Op::Act] {
+        world.take(op);
+    }
+    assert!(
+        matches!(&world.state, JobState::Waiting { failed_attempts: 1, failure: Some(failure), .. }
+            if failure.code == "lost-track"),
+        "{:?}",
+        world.state
+    );
+}
+
+#[test]
+fn a_doubt_that_is_settled_at_the_target_ends_well() {
+    let policy = RetryPolicy::default();
+    let mut state = JobState::submitted();
+    let migration = || "m1".to_owned();
+    for event in [
+        JobEvent::Start { migration: migration(), target: "b".into(), epoch: 1 },
+        JobEvent::Accepted { migration: migration() },
+        JobEvent::Ended { migration: migration(), how: Ended::InDoubt(failure("in-doubt")) },
+    ] {
+        state = step(state, event, &policy, 0).state;
+    }
+    assert!(matches!(&state, JobState::Failed { failure, .. } if failure.code == "in-doubt"));
+    let completed = JobEvent::Ended { migration: migration(), how: Ended::Completed };
+    let state = step(state, completed, &policy, 0).state;
+    assert!(matches!(state, JobState::Done { cancelled_too_late: false, .. }));
+}

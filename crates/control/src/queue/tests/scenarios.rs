@@ -1,0 +1,163 @@
+//! One situation each, with what it comes to and what is told.
+
+use super::*;
+
+#[test]
+fn as_many_leave_as_the_link_allows_and_the_others_are_told_who_is_before_them() {
+    let given = Given::new((0..10).map(|n| job(&format!("vm{n}"))).collect());
+    let schedule = given.schedule();
+    assert_eq!(schedule.starts.len(), 8);
+    let WaitReason::SourceLimit { host, line } = &wait_of(&schedule, "vm9").reason else { panic!() };
+    assert_eq!((host.as_str(), line.limit, line.running, line.place), ("a", 8, 8, 2));
+    assert_eq!(wait_of(&schedule, "vm9").position, Some(2));
+    assert_eq!(
+        wait_of(&schedule, "vm8").text,
+        "moves out of a: 8 of 8 at once (vm0, vm1, vm2, vm3, vm4, vm5, vm6 and vm7); place 1 in line"
+    );
+}
+
+#[test]
+fn a_job_in_the_way_of_nobody_else_is_passed() {
+    let mut given = Given::new(vec![job("first"), WaitingJob { source: "c".into(), ..job("other") }]);
+    given.limits.hosts.insert("a".into(), HostLimit { out: Some(0), into: None });
+    given.waiting[0].priority = Priority::Urgent;
+    let schedule = given.schedule();
+    assert_eq!(started(&schedule), ["other"]);
+    assert_eq!(wait_of(&schedule, "first").text, "moves out of a: the limit is 0 (place 1 in line)");
+}
+
+#[test]
+fn each_limit_is_named_as_itself() {
+    let mut given = Given::new(vec![job("x")]);
+    let by_hand = RunningMove { group: None, ..running(&WaitingJob { source: "c".into(), ..job("y") }, "b") };
+    given.running.push(by_hand);
+    given.limits.hosts.insert("b".into(), HostLimit { out: None, into: Some(1) });
+    let text = |given: &Given| given.schedule().waits[0].text.clone();
+    assert_eq!(text(&given), "moves into target b: 1 of 1 at once (y); place 1 in line");
+    given.limits.datastores.insert("ceph".into(), 1);
+    assert_eq!(text(&given), "moves on datastore ceph: 1 of 1 at once (y); place 1 in line");
+    given.limits.total = Some(1);
+    assert_eq!(text(&given), "moves in all: 1 of 1 at once (y); place 1 in line");
+}
+
+#[test]
+fn memory_that_is_promised_is_not_free() {
+    let mut given = Given::new(vec![job("x")]);
+    (given.host("b").memory_free_bytes, given.host("b").memory_promised_bytes) = (6 * GIB, 3 * GIB);
+    let text = given.schedule().waits[0].text.clone();
+    assert_eq!(text, "memory at target b: it needs 4 GiB, 3 GiB are left");
+    given.host("b").memory_total_bytes = 2 * GIB;
+    let text = given.schedule().waits[0].text.clone();
+    assert!(text.ends_with("the host has 2 GiB in all, so it never fits there"), "{text}");
+    given.host("b").memory_promised_bytes = 0;
+    assert_eq!(started(&given.schedule()), ["x"]);
+}
+
+#[test]
+fn hosts_that_are_not_there_are_named() {
+    let reason = |change: fn(&mut Given)| {
+        let mut given = Given::new(vec![job("x")]);
+        change(&mut given);
+        let wait = given.schedule().waits.remove(0);
+        assert_eq!(wait.position, None, "{}", wait.text);
+        wait.text
+    };
+    let away = |given: &mut Given| given.host("a").presence = Presence::Away;
+    assert_eq!(reason(away), "source a is away: its agent does not answer");
+    let unknown = |given: &mut Given| given.host("b").presence = Presence::Unknown;
+    assert_eq!(reason(unknown), "target b has not been heard since this manager began");
+    let maintenance = |given: &mut Given| given.host("b").maintenance = true;
+    assert_eq!(reason(maintenance), "target b is in maintenance and takes no VMs");
+    let nowhere = |given: &mut Given| given.waiting[0].targets.clear();
+    assert_eq!(reason(nowhere), "no target is named: nothing says where it may go");
+    let gone = |given: &mut Given| given.waiting[0].source = "z".into();
+    assert_eq!(reason(gone), "source z is not in the inventory");
+    let there = |given: &mut Given| given.waiting[0].targets = vec!["a".into()];
+    assert_eq!(reason(there), "it runs on its target a already");
+}
+
+#[test]
+fn of_several_targets_the_first_that_can_be_had_is_taken() {
+    let mut given = Given::new(vec![job("x")]);
+    given.waiting[0].targets = ["b", "c", "d"].map(String::from).into();
+    given.host("b").maintenance = true;
+    assert_eq!(given.schedule().starts[0].target, "c");
+    given.host("c").memory_free_bytes = GIB;
+    given.host("d").presence = Presence::Away;
+    let schedule = given.schedule();
+    assert_eq!(
+        schedule.waits[0].text,
+        "none of its targets is to be had (1 without the memory, 1 away, 1 in maintenance); \
+         the best: memory at target c: it needs 4 GiB, 1 GiB are left"
+    );
+}
+
+#[test]
+fn a_vm_is_moved_by_one_at_a_time_and_in_the_order_of_submission() {
+    let later = WaitingJob { id: "x2".into(), submitted_ms: NOW + 1, priority: Priority::Urgent, ..job("x") };
+    let mut given = Given::new(vec![later, job("x")]);
+    let schedule = given.schedule();
+    assert_eq!(started(&schedule), ["x"]);
+    assert_eq!(schedule.waits[0].text, "job x of the same VM was submitted before it");
+    given.start();
+    let schedule = given.schedule();
+    assert_eq!(schedule.waits[0].text, "the VM is moving already, from a to b (migration m-x)");
+}
+
+#[test]
+fn a_failed_job_waits_for_its_time() {
+    let mut given = Given::new(vec![WaitingJob {
+        failed_attempts: 2,
+        not_before_ms: Some(NOW + 90_000),
+        last_failure: Some("lane-lost".into()),
+        ..job("x")
+    }]);
+    assert_eq!(
+        given.schedule().waits[0].text,
+        "tried again in 1 min 30 s: 2 attempts failed, the last with lane-lost \
+         (the migration network between the two hosts was cut)"
+    );
+    given.now_ms += 90_000;
+    assert_eq!(started(&given.schedule()), ["x"]);
+}
+
+#[test]
+fn a_reason_is_typed_in_json() {
+    let given = Given::new((0..9).map(|n| job(&format!("vm{n}"))).collect());
+    let json = serde_json::to_value(given.schedule()).unwrap();
+    assert_eq!(json["waits"][0]["reason"]["kind"], "source-limit");
+    assert_eq!(json["waits"][0]["reason"]["line"]["limit"], 8);
+    let back: Schedule = serde_json::from_value(json).unwrap();
+    assert_eq!(back, given.schedule());
+}
+
+#[test]
+fn short_moves_go_first_and_clones_after_the_first_of_them() {
+    let clone = |vm: &str, minutes: u64| WaitingJob {
+        reference_group: Some("debian".into()),
+        estimate_ms: minutes * MINUTE,
+        ..job(vm)
+    };
+    let mut given = Given::new(vec![
+        clone("clone1", 2),
+        clone("clone2", 2),
+        WaitingJob { estimate_ms: 9 * MINUTE, ..job("long") },
+        WaitingJob { estimate_ms: 3 * MINUTE, ..job("short") },
+    ]);
+    assert_eq!(started(&given.schedule()), ["clone1", "short", "long", "clone2"]);
+    // Once one of them is there they are as others are, together.
+    given.host("b").reference_groups.insert("debian".into());
+    assert_eq!(started(&given.schedule()), ["clone1", "clone2", "short", "long"]);
+}
+
+#[test]
+fn a_clone_rather_goes_where_one_is() {
+    let mut given = Given::new(vec![WaitingJob {
+        reference_group: Some("debian".into()),
+        targets: ["b", "c"].map(String::from).into(),
+        ..job("x")
+    }]);
+    assert_eq!(given.schedule().starts[0].target, "b");
+    given.host("c").reference_groups.insert("debian".into());
+    assert_eq!(given.schedule().starts[0].target, "c");
+}

@@ -1,0 +1,256 @@
+//! The manager's life: opens its store, follows the agents, leads where nobody else does, serves until a signal.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum_server::Handle;
+use axum_server::tls_rustls::RustlsConfig;
+use godwit_api::control::Problem;
+use godwit_pki::{Identity, PkiError};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::campaign::Campaign;
+use crate::config::Config;
+use crate::doors::{DoorError, Doors};
+use crate::manager::Manager;
+use crate::metrics;
+use crate::prune::prune_hourly;
+use crate::server;
+use crate::state::State;
+use crate::store::{Candidate, Loss, MeasuredStore, SqliteStore, Store, StoreError};
+
+/// How long requests that are being answered may take when the manager ends.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
+/// How often those are forgotten who have not asked lately.
+const FORGET_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Why the manager does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Its store can't be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What the store keeps can't be read.
+    #[error("what is kept can't be read: {0}")]
+    State(Problem),
+    /// Its certificate can't be used.
+    #[error("{0} (correct [tls] in the configuration; `godwit pki` makes certificates)")]
+    Certificate(#[from] PkiError),
+    /// An authority or an issuer of the configuration can't be used.
+    #[error(transparent)]
+    Door(#[from] DoorError),
+    /// A directory can't be made.
+    #[error(
+        "{path} can't be made: {source} (state_dir and socket of the configuration name where things go)"
+    )]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// An address is taken or is not this host's.
+    #[error("the manager can't listen on {address}: {source} (correct listen of the configuration)")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another manager answers on the socket.
+    #[error(
+        "another manager listens on {path} already (stop it, or give this one its own socket and state_dir)"
+    )]
+    SocketInUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Signals can't be caught.
+    #[error("signals can't be caught: {0} (is a limit of the system reached?)")]
+    Signals(io::Error),
+    /// Its name is not its certificate's.
+    #[error(
+        "this manager is called {name}, and its certificate is {certificate}'s: other managers would not know it (make the two the same)"
+    )]
+    Name {
+        /// As configured.
+        name: String,
+        /// As the certificate has it.
+        certificate: String,
+    },
+    /// This program can't speak to etcd.
+    #[cfg(not(feature = "etcd"))]
+    #[error("[etcd] is configured, and this program was built without it (build it with the feature `etcd`)")]
+    NoEtcd,
+    /// It does not lead any more.
+    #[error("this manager leads no more: {0} (it is to be started again)")]
+    Lost(Loss),
+}
+
+/// Runs the manager until SIGTERM or SIGINT. Migrations go on without it.
+///
+/// # Errors
+/// It can't begin, or has lost its leadership.
+pub async fn run(config: Config) -> Result<(), RunError> {
+    allow_many_files();
+    let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(RunError::Signals)?;
+    if UnixStream::connect(&config.socket).await.is_ok() {
+        return Err(RunError::SocketInUse { path: config.socket.clone() });
+    }
+    let identity = match &config.tls {
+        Some(tls) => Some(Identity::load(&tls.authority, &tls.certificate, &tls.key)?),
+        None => None,
+    };
+    let doors = Doors::open(&config)?;
+    let listeners = listen(&config.listen)?;
+    make_private(&config.state_dir)?;
+    let store: Arc<dyn Store> = Arc::new(MeasuredStore(open_store(&config)?));
+    let candidate = Candidate { name: config.name.clone(), address: config.public_address() };
+    if let (Some(identity), true) = (&identity, config.etcd.is_some()) {
+        check_name(identity, &config.name)?;
+    }
+    let state = Arc::new(State::with_limits(config.limits.clone()));
+    let manager = Manager::new(candidate.clone(), Arc::clone(&store), state, identity.clone());
+    let campaign = Campaign::new(Arc::clone(&manager), store, candidate, config.audit.retention());
+
+    manager.doors.set(doors);
+    let app = server::router(Arc::clone(&manager));
+    let handle = Handle::new();
+    let mut servers = JoinSet::new();
+    let local = bind(&config.socket)?;
+    let _socket = RemovedAtEnd(config.socket.clone());
+    servers.spawn(serve_local(local, server::local(app.clone())));
+    for listener in listeners {
+        servers.spawn(serve(listener, app.clone(), identity.clone(), handle.clone()));
+    }
+    servers.spawn(forget_idle(Arc::clone(&manager)));
+    servers.spawn(metrics::follow(Arc::clone(&manager)));
+    servers.spawn(prune_hourly(Arc::clone(&manager)));
+    if config.insecure {
+        tracing::warn!("insecure: tokens and what agents are told go unprotected");
+    }
+    tracing::info!(name = config.name, socket = %config.socket.display(), listen = ?config.listen, "manager ready");
+    let ended = tokio::select! {
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+        ended = campaign.run() => ended.err(),
+    };
+    campaign.resign().await;
+    handle.graceful_shutdown(Some(LAST_ANSWERS));
+    servers.shutdown().await;
+    ended.map_or(Ok(()), Err)
+}
+
+/// etcd for several managers, a file for one.
+fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
+    match &config.etcd {
+        #[cfg(feature = "etcd")]
+        Some(etcd) => Ok(Arc::new(crate::store::EtcdStore::new(&etcd.settings()?)?)),
+        #[cfg(not(feature = "etcd"))]
+        Some(_) => Err(RunError::NoEtcd),
+        None => {
+            let file = config.store_file();
+            Ok(Arc::new(tokio::task::block_in_place(|| SqliteStore::open(&file))?))
+        }
+    }
+}
+
+/// The others know this manager by its certificate and look for the name that it leads by.
+fn check_name(identity: &Identity, name: &str) -> Result<(), RunError> {
+    if identity.name() == name {
+        return Ok(());
+    }
+    Err(RunError::Name { name: name.to_owned(), certificate: identity.name().to_owned() })
+}
+
+/// A connection for each host, and one for each who asks: more than the 1,024 that a process usually begins with.
+fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, most) {
+        tracing::warn!(%error, "the manager may run out of files with many hosts");
+    }
+}
+
+fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RunError> {
+    let bound = addresses.iter().map(|&address| {
+        let failed = |source| RunError::Listen { address, source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(listener)
+    });
+    bound.collect()
+}
+
+fn make_private(path: &Path) -> Result<(), RunError> {
+    let failed = |source| RunError::Directory { path: path.to_owned(), source };
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)
+}
+
+/// Binds the socket. Under a name of its own first: nobody may connect before its mode is set.
+fn bind(path: &Path) -> Result<UnixListener, RunError> {
+    if let Some(parent) = path.parent() {
+        make_private(parent)?;
+    }
+    let fresh = path.with_extension("new");
+    let bound = || {
+        let _ = fs::remove_file(&fresh);
+        let listener = UnixListener::bind(&fresh)?;
+        fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600))?;
+        fs::rename(&fresh, path)?;
+        Ok(listener)
+    };
+    bound().map_err(|source| RunError::Directory { path: path.to_owned(), source })
+}
+
+async fn serve_local(listener: UnixListener, app: Router) {
+    if let Err(error) = axum::serve(listener, app).await {
+        tracing::error!(%error, "the socket's listener ended");
+    }
+}
+
+async fn serve(listener: TcpListener, app: Router, identity: Option<Identity>, handle: Handle<SocketAddr>) {
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    let served = match identity {
+        Some(identity) => {
+            let tls = RustlsConfig::from_config(Arc::clone(identity.server_for_users()));
+            match axum_server::from_tcp_rustls(listener, tls) {
+                Ok(server) => server.handle(handle).serve(service).await,
+                Err(error) => Err(error),
+            }
+        }
+        None => match axum_server::from_tcp(listener) {
+            Ok(server) => server.handle(handle).serve(service).await,
+            Err(error) => Err(error),
+        },
+    };
+    if let Err(error) = served {
+        tracing::error!(%error, "a listener ended");
+    }
+}
+
+async fn forget_idle(manager: Arc<Manager>) {
+    let mut interval = tokio::time::interval(FORGET_INTERVAL);
+    loop {
+        interval.tick().await;
+        manager.rates.forget_idle();
+    }
+}
+
+struct RemovedAtEnd(PathBuf);
+
+impl Drop for RemovedAtEnd {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}

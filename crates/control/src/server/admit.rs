@@ -1,0 +1,157 @@
+//! Who asks, whether they may, how often, and that it is noted: around every request.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::extract::{ConnectInfo, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
+use http::header::AUTHORIZATION;
+use http::{HeaderValue, Method};
+
+use super::answer::Refusal;
+use super::forward;
+use crate::access::oidc::is_web_token;
+use crate::access::{Caller, needed_role};
+use crate::manager::Manager;
+use crate::state::now_unix_ms;
+
+/// How a request came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Came {
+    /// By the network, from there.
+    From(IpAddr),
+    /// By the manager's own socket, which is root's.
+    BySocket,
+    /// By the socket of the manager of this name, which passed it on.
+    BySocketOf(String),
+}
+
+/// The host that an answer lets join: it shows no token of a caller's.
+#[derive(Clone, Debug)]
+pub(super) struct Joining(pub(super) String);
+
+impl Came {
+    /// A server that says nothing of its connections is taken for none of root's.
+    fn of(request: &Request) -> Came {
+        let extensions = request.extensions();
+        if let Some(Came::BySocket) = extensions.get::<Came>() {
+            return Came::BySocket;
+        }
+        if let Some(came) = forward::came(request) {
+            return came;
+        }
+        let address = extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
+        Came::From(address.unwrap_or(IpAddr::from([0, 0, 0, 0])))
+    }
+
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        match self {
+            Came::From(address) => Some(*address),
+            Came::BySocket | Came::BySocketOf(_) => None,
+        }
+    }
+}
+
+/// Lets a request through that its sender may make; [`Caller`] is among the request's extensions from here on.
+pub(super) async fn admit(State(manager): State<Arc<Manager>>, mut request: Request, next: Next) -> Response {
+    let came = Came::of(&request);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let shown = request.headers().get(AUTHORIZATION).cloned();
+    let (mut caller, mut admitted) = judge(&manager, &came, (&method, &path), shown.clone()).await;
+    if !manager.leads() && forward::is_leaders(&method, &path, admitted.as_ref().err()) {
+        match forward::leader(&manager, forward::is_passed_on(&request)).await {
+            // Whoever leads notes what was asked.
+            Ok(Some(leader)) => return forward::pass_on(&manager, &leader, &came, request).await,
+            Ok(None) => (caller, admitted) = judge(&manager, &came, (&method, &path), shown).await,
+            Err(problem) => return Refusal(problem).into_response(),
+        }
+    }
+    let response = match admitted {
+        Ok(admitted) => {
+            if let Some(caller) = admitted {
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        Err(problem) => Refusal(problem).into_response(),
+    };
+    let joined = response.extensions().get::<Joining>().map(|Joining(host)| format!("host {host}"));
+    note(&manager, &came, caller, joined, (&method, &path), &response);
+    response
+}
+
+/// Who asks, where that is known, and what they are let in as.
+async fn judge(
+    manager: &Manager,
+    came: &Came,
+    asked: (&Method, &str),
+    shown: Option<HeaderValue>,
+) -> (Option<Caller>, Result<Option<Caller>, Problem>) {
+    let caller = identify(manager, came, shown).await;
+    let admitted = match (&caller, needed_role(asked.0, asked.1)) {
+        (_, None) => Ok(None),
+        (Ok(caller), Some(needed)) => caller.check(needed).map(|()| Some(caller.clone())),
+        (Err(problem), Some(_)) => Err(problem.clone()),
+    };
+    let name = caller.as_ref().ok().map(|caller| caller.name.as_str());
+    let within = manager.rates.check(name, came.address());
+    (caller.ok(), within.and(admitted))
+}
+
+/// Who asks.
+async fn identify(manager: &Manager, came: &Came, shown: Option<HeaderValue>) -> Result<Caller, Problem> {
+    match came {
+        Came::BySocket => return Ok(Caller::root()),
+        Came::BySocketOf(manager) => {
+            return Ok(Caller { name: format!("root@{manager}"), ..Caller::root() });
+        }
+        Came::From(_) => {}
+    }
+    let missing = || {
+        let mend = "show a token of `godwit control token create`, as `Authorization: Bearer TOKEN`";
+        Problem::new(ProblemCode::Unauthenticated, "no token is shown", mend)
+    };
+    let shown = shown.ok_or_else(missing)?;
+    let shown = shown.to_str().ok().and_then(|shown| shown.split_once(' ')).ok_or_else(missing)?;
+    let (scheme, token) = shown;
+    if !scheme.eq_ignore_ascii_case("bearer") {
+        return Err(missing());
+    }
+    let token = token.trim();
+    match manager.doors.oidc() {
+        Some(oidc) if is_web_token(token) => oidc.identify(token, now_unix_ms()).await,
+        _ => manager.identify(token, now_unix_ms()),
+    }
+}
+
+/// What changes something, and what somebody may not, stands in the audit log. Looking does not.
+fn note(
+    manager: &Manager,
+    came: &Came,
+    caller: Option<Caller>,
+    joined: Option<String>,
+    asked: (&Method, &str),
+    response: &Response,
+) {
+    let (method, path) = asked;
+    let problem = response.extensions().get::<Problem>();
+    let kept_out = problem
+        .is_some_and(|problem| matches!(problem.code, ProblemCode::Unauthenticated | ProblemCode::Forbidden));
+    let only_looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    if only_looks && !kept_out {
+        return;
+    }
+    let status = response.status();
+    manager.audit(AuditEntry {
+        unix_ms: now_unix_ms(),
+        role: caller.as_ref().map(|caller| caller.role),
+        who: joined.or(caller.map(|caller| caller.name)).unwrap_or_else(|| "nobody".to_owned()),
+        from: came.address(),
+        what: format!("{method} {path}"),
+        outcome: if status.is_success() { AuditOutcome::Done } else { AuditOutcome::Refused },
+        status: status.as_u16(),
+        reason: problem.map(|problem| problem.detail.clone()),
+    });
+}

@@ -1,0 +1,128 @@
+//! Answers, and what the manager reads: every error is a problem document, also those of the framework.
+
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::response::{IntoResponse, Response};
+use godwit_api::ClientError;
+use godwit_api::control::{DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS, Problem, ProblemCode};
+use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{HeaderValue, StatusCode};
+use serde::de::DeserializeOwned;
+
+use crate::inventory::Cursor;
+
+/// The media type of problem documents (RFC 9457, section 3).
+const PROBLEM_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// A [`Problem`] as an HTTP response.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal(pub(crate) Problem);
+
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Refusal {
+        Refusal(problem)
+    }
+}
+
+impl From<ClientError> for Refusal {
+    fn from(error: ClientError) -> Refusal {
+        Refusal(match error {
+            ClientError::Refused(error) => Problem::of_agent(error),
+            away => Problem::new(ProblemCode::HostAway, away.to_string(), "see `godwit host list`"),
+        })
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = self.0.code.status();
+        let body = serde_json::to_vec(&self.0).unwrap_or_default();
+        let mut response = (status, body).into_response();
+        response.headers_mut().insert(CONTENT_TYPE, PROBLEM_TYPE);
+        if status == StatusCode::UNAUTHORIZED {
+            // RFC 6750, section 3.
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        // For the audit log, which stands around everything.
+        response.extensions_mut().insert(self.0);
+        response
+    }
+}
+
+/// What a request asks that nobody answers.
+pub(crate) async fn no_such_path() -> Refusal {
+    Refusal(Problem::new(ProblemCode::NotFound, "the manager knows no such request", "see /api/openapi.json"))
+}
+
+/// A path that is there, by a method that it does not take.
+pub(crate) async fn no_such_method() -> Refusal {
+    let detail = "that path does not take that method";
+    Refusal(Problem::new(ProblemCode::MethodNotAllowed, detail, "see /api/openapi.json"))
+}
+
+fn wrong(detail: impl Into<String>) -> Refusal {
+    Refusal(Problem::new(ProblemCode::InvalidRequest, detail, "see /api/openapi.json"))
+}
+
+/// A request's JSON body.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        let body = axum::Json::<T>::from_request(request, state).await;
+        body.map(|body| Body(body.0)).map_err(|rejection| match rejection {
+            JsonRejection::MissingJsonContentType(_) => {
+                let detail = "the request's body is not JSON by its content-type";
+                Refusal(Problem::new(ProblemCode::UnsupportedType, detail, "send application/json"))
+            }
+            rejection if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                let detail = "the request's body is longer than the manager reads";
+                Refusal(Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json"))
+            }
+            rejection => wrong(format!("the request's body is refused: {}", rejection.body_text())),
+        })
+    }
+}
+
+/// The names in a request's path.
+pub(crate) struct Path<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let path = axum::extract::Path::<T>::from_request_parts(parts, state).await;
+        path.map(|path| Path(path.0)).map_err(|rejection: PathRejection| wrong(rejection.body_text()))
+    }
+}
+
+/// The values behind a request's `?`.
+pub(crate) struct Query<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
+        query.map(|query| Query(query.0)).map_err(|rejection: QueryRejection| wrong(rejection.body_text()))
+    }
+}
+
+/// Where a page begins, from what a request says of it.
+pub(crate) fn cursor(behind: Option<String>, limit: Option<u32>) -> Result<Cursor, Refusal> {
+    let limit = limit.unwrap_or(DEFAULT_PAGE_ITEMS);
+    if !(1..=MAX_PAGE_ITEMS).contains(&limit) {
+        return Err(wrong(format!("limit={limit} is not possible: 1 to {MAX_PAGE_ITEMS}")));
+    }
+    Ok(Cursor { behind, limit: limit as usize })
+}
+
+/// A label that a filter asks for: `key=value`.
+pub(crate) fn label(text: Option<&str>) -> Result<Option<(String, String)>, Refusal> {
+    let Some(text) = text else { return Ok(None) };
+    let (key, value) = text.split_once('=').ok_or_else(|| wrong("label is written key=value"))?;
+    Ok(Some((key.to_owned(), value.to_owned())))
+}

@@ -1,0 +1,112 @@
+//! The requests about hosts.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use godwit_api::control::{AddHost, HostState, HostSummary, ManagedHost, Page, Problem, UpdateHost};
+use http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::answer::{Body, Path, Query, Refusal, cursor, label};
+use crate::inventory::HostFilter;
+use crate::manager::Manager;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
+    OpenApiRouter::new().routes(routes!(list, add)).routes(routes!(show, update, forget))
+}
+
+/// Which hosts, and which page of them.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListHosts {
+    /// Those in this state.
+    state: Option<HostState>,
+    /// Those in maintenance, or those that are not.
+    maintenance: Option<bool>,
+    /// Those with this in their name.
+    search: Option<String>,
+    /// Those with this label, `key=value`.
+    label: Option<String>,
+    /// Where the page begins: `next` of the page before.
+    cursor: Option<String>,
+    /// Items of the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u32>,
+}
+
+/// Hosts by name.
+#[utoipa::path(get, path = "/api/v1/hosts", tag = "hosts", params(ListHosts), responses(
+    (status = 200, description = "A page of hosts", body = Page<HostSummary>),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn list(
+    State(manager): State<Arc<Manager>>,
+    Query(query): Query<ListHosts>,
+) -> Result<Json<Page<HostSummary>>, Refusal> {
+    let filter = HostFilter {
+        state: query.state,
+        maintenance: query.maintenance,
+        search: query.search,
+        label: label(query.label.as_deref())?,
+    };
+    Ok(Json(manager.state.inventory().hosts(&filter, &cursor(query.cursor, query.limit)?)))
+}
+
+/// Takes a host in whose agent has a certificate already.
+#[utoipa::path(post, path = "/api/v1/hosts", tag = "hosts", request_body = AddHost, responses(
+    (status = 201, description = "It is followed from now on", body = ManagedHost),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn add(
+    State(manager): State<Arc<Manager>>,
+    Body(request): Body<AddHost>,
+) -> Result<(StatusCode, Json<ManagedHost>), Refusal> {
+    Ok((StatusCode::CREATED, Json(manager.add_host(request).await?)))
+}
+
+/// One host, with what its agent told last.
+#[utoipa::path(get, path = "/api/v1/hosts/{host}", tag = "hosts", params(("host" = String, Path, description = "Its name")), responses(
+    (status = 200, description = "The host", body = ManagedHost),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn show(
+    State(manager): State<Arc<Manager>>,
+    Path(host): Path<String>,
+) -> Result<Json<ManagedHost>, Refusal> {
+    Ok(Json(manager.host(&host)?))
+}
+
+/// Changes what is planned of a host.
+#[utoipa::path(patch, path = "/api/v1/hosts/{host}", tag = "hosts", params(("host" = String, Path, description = "Its name")),
+    request_body = UpdateHost, responses(
+    (status = 200, description = "As it is now", body = ManagedHost),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn update(
+    State(manager): State<Arc<Manager>>,
+    Path(host): Path<String>,
+    Body(request): Body<UpdateHost>,
+) -> Result<Json<ManagedHost>, Refusal> {
+    Ok(Json(manager.update_host(&host, request).await?))
+}
+
+/// Forgets a host. What runs there runs on; the manager does not know of it any more.
+#[utoipa::path(delete, path = "/api/v1/hosts/{host}", tag = "hosts", params(("host" = String, Path, description = "Its name")), responses(
+    (status = 204, description = "It is not known any more"),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn forget(
+    State(manager): State<Arc<Manager>>,
+    Path(host): Path<String>,
+) -> Result<StatusCode, Refusal> {
+    manager.forget_host(&host).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,110 @@
+//! The manager's API: `/api/v1`, described by `/api/openapi.json`, which is made of the same functions.
+
+#![allow(unused_qualifications, reason = "utoipa's macro writes them")]
+
+mod access;
+mod admit;
+mod answer;
+mod drains;
+mod events;
+mod forward;
+mod hosts;
+mod join;
+#[cfg(test)]
+mod join_tests;
+mod moves;
+#[cfg(test)]
+mod oidc_tests;
+mod preflight;
+mod repeat;
+#[cfg(test)]
+mod repeat_tests;
+#[cfg(test)]
+mod tests;
+mod vms;
+
+use std::sync::Arc;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::get;
+use axum::{Extension, Json, Router};
+use godwit_api::control::{Cluster, Problem};
+use utoipa::OpenApi;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::manager::Manager;
+use crate::metrics;
+
+/// The longest body of a request that is read.
+const MAX_BODY_BYTES: usize = 1 << 20;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Godwit's manager", description = "Moves running virtual machines between hosts without stopping them."),
+    modifiers(&BearerTokens),
+    security(("token" = [])),
+    tags(
+        (name = "cluster", description = "All of it"),
+        (name = "hosts", description = "Hosts, and what is planned of them"),
+        (name = "vms", description = "VMs, wherever they run"),
+        (name = "moves", description = "Moves: what was asked for, what waits for what, what became of it"),
+        (name = "drains", description = "Hosts that are emptied: a target for each VM, an ETA, what stays and why"),
+        (name = "access", description = "Tokens, and who did what"),
+    )
+)]
+struct Document;
+
+struct BearerTokens;
+
+impl utoipa::Modify for BearerTokens {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("token", SecurityScheme::Http(scheme));
+    }
+}
+
+/// Everything the manager serves, to those who come by the network.
+pub(crate) fn router(manager: Arc<Manager>) -> Router {
+    let (router, mut document) = OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(show_cluster))
+        .merge(hosts::routes())
+        .merge(vms::routes())
+        .merge(moves::routes())
+        .merge(preflight::routes())
+        .merge(drains::routes())
+        .merge(access::routes())
+        .merge(join::routes())
+        .merge(events::routes())
+        .split_for_parts();
+    repeat::describe(&mut document);
+    let document = Arc::new(document);
+    router
+        .route("/api/openapi.json", get(async move || Json(document.as_ref().clone())))
+        .route("/metrics", get(metrics::show))
+        .route("/healthz", get(async || "ok\n"))
+        .fallback(answer::no_such_path)
+        .method_not_allowed_fallback(answer::no_such_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(from_fn_with_state(Arc::clone(&manager), repeat::once))
+        .layer(from_fn_with_state(Arc::clone(&manager), admit::admit))
+        .layer(from_fn(metrics::time))
+        .with_state(manager)
+}
+
+/// The same to those who come by the manager's own socket, which is root's.
+pub(crate) fn local(router: Router) -> Router {
+    router.layer(Extension(admit::Came::BySocket))
+}
+
+/// The cluster as a whole.
+#[utoipa::path(get, path = "/api/v1/cluster", tag = "cluster", responses(
+    (status = 200, description = "The cluster", body = Cluster),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn show_cluster(State(manager): State<Arc<Manager>>) -> Json<Cluster> {
+    Json(manager.cluster().await)
+}

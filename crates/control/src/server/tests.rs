@@ -1,0 +1,238 @@
+use axum::body::Body;
+use godwit_api::control::{AuditEntry, CreatedToken, HostSummary, ManagedHost, Page, ProblemCode, Role};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{Method, Request, StatusCode};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::*;
+use crate::doors::Doors;
+use crate::keeper::Keeper;
+use crate::state::State as Cluster;
+use crate::store::{Candidate, MemoryStore, Store};
+
+/// A manager with nothing but a store in memory.
+pub(super) struct Managed {
+    pub(super) store: Arc<MemoryStore>,
+    pub(super) app: Router,
+    pub(super) manager: Arc<Manager>,
+}
+
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    kind: String,
+    pub(super) body: Value,
+}
+
+impl Answer {
+    pub(super) fn read<T: DeserializeOwned>(self) -> T {
+        serde_json::from_value(self.body).unwrap()
+    }
+
+    pub(super) fn problem(self) -> ProblemCode {
+        assert_eq!(self.kind, "application/problem+json", "{}", self.body);
+        let problem: Problem = serde_json::from_value(self.body).unwrap();
+        assert_eq!((problem.status, problem.code.status()), (self.status.as_u16(), self.status));
+        assert!(!problem.detail.is_empty());
+        problem.code
+    }
+}
+
+impl Managed {
+    pub(super) async fn begin() -> Managed {
+        Managed::with(Arc::new(MemoryStore::new())).await
+    }
+
+    pub(super) async fn with(store: Arc<MemoryStore>) -> Managed {
+        Managed::with_doors(store, Doors::default()).await
+    }
+
+    pub(super) async fn with_doors(store: Arc<MemoryStore>, doors: Doors) -> Managed {
+        store.end_leadership_silently();
+        let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
+        let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+        let keeper = Keeper::new(Arc::clone(&store) as _, leadership, candidate);
+        let state = Arc::<Cluster>::default();
+        let manager = Manager::open(keeper, state, None).await.unwrap();
+        manager.doors.set(doors);
+        Managed { store, app: router(Arc::clone(&manager)), manager }
+    }
+
+    pub(super) async fn send(&self, app: Router, request: Request<Body>) -> Answer {
+        let response = app.oneshot(request).await.unwrap();
+        let status = response.status();
+        let kind = response.headers().get(CONTENT_TYPE).map(|kind| kind.to_str().unwrap().to_owned());
+        let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        Answer { status, kind: kind.unwrap_or_default(), body }
+    }
+
+    /// By the manager's own socket.
+    pub(super) async fn root(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+        self.send(local(self.app.clone()), request(method, path, None, body)).await
+    }
+
+    /// By the network, with a token.
+    pub(super) async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        token: Option<&str>,
+        body: Option<Value>,
+    ) -> Answer {
+        self.send(self.app.clone(), request(method, path, token, body)).await
+    }
+
+    pub(super) async fn token(&self, role: Role) -> CreatedToken {
+        let body = json!({ "name": role.name(), "role": role });
+        self.root(Method::POST, "/api/v1/tokens", Some(body)).await.read()
+    }
+}
+
+pub(super) fn request(method: Method, path: &str, token: Option<&str>, body: Option<Value>) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path);
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    }
+    match body {
+        Some(body) => {
+            request.header(CONTENT_TYPE, "application/json").body(Body::from(body.to_string())).unwrap()
+        }
+        None => request.body(Body::empty()).unwrap(),
+    }
+}
+
+pub(super) fn host_a() -> Value {
+    json!({ "name": "a", "address": "http://127.0.0.1:1", "labels": { "rack": "r1" } })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hosts_are_added_changed_and_forgotten() {
+    let managed = Managed::begin().await;
+    let added = managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
+    assert_eq!(added.status, StatusCode::CREATED);
+    let again = managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
+    assert_eq!(again.problem(), ProblemCode::AlreadyExists);
+    let change = json!({ "maintenance": true });
+    let changed: ManagedHost = managed.root(Method::PATCH, "/api/v1/hosts/a", Some(change)).await.read();
+    assert!(changed.summary.maintenance && changed.summary.labels["rack"] == "r1");
+    let page: Page<HostSummary> =
+        managed.root(Method::GET, "/api/v1/hosts?maintenance=true", None).await.read();
+    assert_eq!((page.total, page.items[0].name.as_str()), (1, "a"));
+    let gone = managed.root(Method::DELETE, "/api/v1/hosts/a", None).await;
+    assert_eq!(gone.status, StatusCode::NO_CONTENT);
+    let missing = managed.root(Method::GET, "/api/v1/hosts/a", None).await;
+    assert_eq!(missing.problem(), ProblemCode::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_asked_for_outlives_the_manager() {
+    let managed = Managed::begin().await;
+    managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
+    let token = managed.token(Role::Viewer).await;
+    let Managed { store, app, manager } = managed;
+    drop((app, manager));
+    let managed = Managed::with(store).await;
+    let page: Page<HostSummary> =
+        managed.ask(Method::GET, "/api/v1/hosts", Some(&token.token), None).await.read();
+    assert_eq!(page.items[0].labels["rack"], "r1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_role_may_do_what_it_may_and_refusals_are_noted() {
+    let managed = Managed::begin().await;
+    let viewer = managed.token(Role::Viewer).await;
+    let admin = managed.token(Role::Admin).await;
+    let hosts = "/api/v1/hosts";
+    let nobody = managed.ask(Method::GET, hosts, None, None).await;
+    assert_eq!(nobody.problem(), ProblemCode::Unauthenticated);
+    let wrong = managed.ask(Method::GET, hosts, Some("godwit_00_11"), None).await;
+    assert_eq!(wrong.problem(), ProblemCode::Unauthenticated);
+    assert_eq!(managed.ask(Method::GET, hosts, Some(&viewer.token), None).await.status, StatusCode::OK);
+    let weaker = managed.ask(Method::POST, hosts, Some(&viewer.token), Some(host_a())).await;
+    assert_eq!(weaker.problem(), ProblemCode::Forbidden);
+    let done = managed.ask(Method::POST, hosts, Some(&admin.token), Some(host_a())).await;
+    assert_eq!(done.status, StatusCode::CREATED);
+    let path = format!("/api/v1/tokens/{}", viewer.info.id);
+    let revoked = managed.ask(Method::DELETE, &path, Some(&admin.token), None).await;
+    assert_eq!(revoked.status, StatusCode::NO_CONTENT);
+    let unknown = managed.ask(Method::GET, hosts, Some(&viewer.token), None).await;
+    assert_eq!(unknown.problem(), ProblemCode::Unauthenticated);
+    let noted = noted(&managed, 8).await;
+    let told: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
+    let newest = [("nobody", 401), ("admin", 204), ("admin", 201), ("viewer", 403)];
+    let oldest = [("nobody", 401), ("nobody", 401), ("root", 201), ("root", 201)];
+    assert_eq!(told, [newest, oldest].concat());
+    assert!(noted.iter().all(|entry| !format!("{entry:?}").contains(&viewer.token)));
+}
+
+/// The audit log, once it has so many entries: it is written behind the answers.
+pub(super) async fn noted(managed: &Managed, entries: usize) -> Vec<AuditEntry> {
+    loop {
+        let page: Page<AuditEntry> = managed.root(Method::GET, "/api/v1/audit", None).await.read();
+        if page.items.len() >= entries {
+            return page.items;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_wrong_is_a_problem_document() {
+    let managed = Managed::begin().await;
+    let big = json!({ "name": "x".repeat(2 << 20), "address": "http://127.0.0.1:1" });
+    for (method, path, body, code) in [
+        (Method::GET, "/api/v1/nothing", None, ProblemCode::NotFound),
+        (Method::PUT, "/api/v1/hosts", None, ProblemCode::MethodNotAllowed),
+        (Method::GET, "/api/v1/hosts?limit=0", None, ProblemCode::InvalidRequest),
+        (Method::GET, "/api/v1/hosts?limit=x", None, ProblemCode::InvalidRequest),
+        (Method::GET, "/api/v1/hosts?color=red", None, ProblemCode::InvalidRequest),
+        (Method::GET, "/api/v1/hosts?label=rack", None, ProblemCode::InvalidRequest),
+        (Method::POST, "/api/v1/hosts", None, ProblemCode::UnsupportedType),
+        (Method::POST, "/api/v1/hosts", Some(json!({})), ProblemCode::InvalidRequest),
+        (Method::POST, "/api/v1/hosts", Some(json!([])), ProblemCode::InvalidRequest),
+        (Method::POST, "/api/v1/hosts", Some(big), ProblemCode::TooLong),
+        (
+            Method::POST,
+            "/api/v1/hosts",
+            Some(json!({ "name": "../a", "address": "http://127.0.0.1:1" })),
+            ProblemCode::InvalidRequest,
+        ),
+        (
+            Method::POST,
+            "/api/v1/hosts",
+            Some(json!({ "name": "a", "address": "https://127.0.0.1:1" })),
+            ProblemCode::InvalidRequest,
+        ),
+        (
+            Method::POST,
+            "/api/v1/tokens",
+            Some(json!({ "name": "x", "role": "viewer", "days": 0 })),
+            ProblemCode::InvalidRequest,
+        ),
+        (Method::DELETE, "/api/v1/tokens/none", None, ProblemCode::NotFound),
+        (Method::GET, "/api/v1/vms/none", None, ProblemCode::NotFound),
+    ] {
+        let answer = managed.root(method.clone(), path, body).await;
+        assert_eq!(answer.problem(), code, "{method} {path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_has_every_request_with_its_answers() {
+    let managed = Managed::begin().await;
+    let document = managed.ask(Method::GET, "/api/openapi.json", None, None).await;
+    assert_eq!(document.status, StatusCode::OK);
+    assert!(document.body["openapi"].as_str().unwrap().starts_with("3.1"));
+    let paths = document.body["paths"].as_object().unwrap();
+    assert!(paths.contains_key("/api/v1/hosts/{host}"), "{:?}", paths.keys());
+    for (path, methods) in paths {
+        for (method, operation) in methods.as_object().unwrap() {
+            let responses = operation["responses"].as_object().unwrap();
+            assert!(responses.contains_key("4XX"), "{method} {path}");
+            assert!(responses.keys().any(|status| status.starts_with('2')), "{method} {path}");
+            assert!(operation["description"].is_string() || operation["summary"].is_string(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What the manager knows, behind its locks, and whom it tells of changes.
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use godwit_api::HostEvent;
+use godwit_api::control::Change;
+
+use crate::events::Events;
+use crate::inventory::Inventory;
+use crate::queue::{HostLimit, Limits};
+
+/// The cluster as this manager knows it.
+#[derive(Debug, Default)]
+pub struct State {
+    inventory: RwLock<Inventory>,
+    events: Arc<Events>,
+    /// How many migrations may run at once, as the configuration says.
+    limits: Limits,
+}
+
+/// Milliseconds since 1970.
+#[must_use]
+pub fn now_unix_ms() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl State {
+    /// Nothing known yet, with the limits of the configuration.
+    #[must_use]
+    pub fn with_limits(limits: Limits) -> State {
+        State { limits, ..State::default() }
+    }
+
+    /// How many migrations may run at once: by the configuration, and by what is planned of single hosts.
+    #[must_use]
+    pub fn limits(&self, inventory: &Inventory) -> Limits {
+        let mut limits = self.limits.clone();
+        for (name, plan) in inventory.plans() {
+            if let Some(most) = plan.most_moves {
+                limits.hosts.insert(name.to_owned(), HostLimit { out: Some(most), into: Some(most) });
+            }
+        }
+        limits
+    }
+
+    /// The inventory, to read.
+    pub fn inventory(&self) -> RwLockReadGuard<'_, Inventory> {
+        // A panic while it was held can't leave it half changed: each change is an insertion or a removal.
+        self.inventory.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the inventory, and tells it. Events come in the order of the changes: they are told under the same lock.
+    pub fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut Inventory) -> C) {
+        let mut inventory = self.inventory.write().unwrap_or_else(PoisonError::into_inner);
+        let changes = change(&mut inventory);
+        self.events.tell(changes, now_unix_ms());
+    }
+
+    /// Changes, as they come.
+    #[must_use]
+    pub fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    pub(crate) fn reached(&self, host: &str) {
+        self.change(|inventory| {
+            inventory.reached(host);
+            None
+        });
+    }
+
+    pub(crate) fn heard(&self, host: &str, event: HostEvent) {
+        self.change(|inventory| inventory.heard(host, event, now_unix_ms()));
+    }
+
+    pub(crate) fn lost(&self, host: &str, reason: &str) {
+        self.change(|inventory| inventory.lost(host, reason));
+    }
+}

@@ -1,0 +1,249 @@
+//! The store of one manager: a file of SQLite's, in WAL mode with every commit synced.
+//!
+//! One thread writes. It takes what waits together into one SQLite transaction, as the sync is what costs: each transaction in it is checked
+//! and written by itself, and answered when all of them are on the disk.
+
+mod file;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OptionalExtension};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use self::file::OpenFile;
+use self::writer::{Request, Writer};
+use super::error::{StoreError, Written};
+use super::history::{History, Watch};
+use super::leadership::{Candidate, Leader, Leadership, Standing, Tenure};
+use super::transaction::{Item, Page, Revision, Snapshot, Transaction, range};
+use super::{MOST_PAGE_ITEMS, Store};
+
+/// Transactions that may wait; who comes then waits to get in.
+const MOST_WAITING: usize = 256;
+
+/// A store in a file of this process's.
+#[derive(Debug)]
+pub struct SqliteStore {
+    path: PathBuf,
+    reader: Arc<Mutex<Connection>>,
+    history: Arc<History>,
+    seat: Arc<Seat>,
+    /// None: it is being dropped.
+    queue: Option<mpsc::Sender<Request>>,
+    writer: Option<JoinHandle<()>>,
+    /// Last, as fields are dropped in order: whoever opens the file next finds it closed.
+    _lock: std::fs::File,
+}
+
+/// Who leads here, and who waits.
+#[derive(Debug)]
+struct Seat {
+    free: Arc<Semaphore>,
+    leader: Mutex<Option<(Leader, Arc<Standing>)>>,
+}
+
+impl SqliteStore {
+    /// Opens the store in this file or makes it, checks it, and brings it to this version's format. Blocks while it does.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`], [`StoreError::Damaged`], [`StoreError::Foreign`], [`StoreError::Later`], [`StoreError::File`].
+    pub fn open(path: &Path) -> Result<SqliteStore, StoreError> {
+        let OpenFile { lock, reader, writer, revision } = file::open(path)?;
+        let history = History::new(revision);
+        let seat = Arc::new(Seat { free: Arc::new(Semaphore::new(1)), leader: Mutex::default() });
+        let (queue, requests) = mpsc::channel(MOST_WAITING);
+        let writer = Writer::new(path.to_owned(), writer, Arc::clone(&history), {
+            let seat = Arc::clone(&seat);
+            move |why| seat.fail(why)
+        });
+        let writer = std::thread::Builder::new()
+            .name("store-writer".to_owned())
+            .spawn(move || writer.run(requests))
+            .map_err(super::error::file_error(path, "given a thread that writes"))?;
+        Ok(SqliteStore {
+            path: path.to_owned(),
+            reader: Arc::new(Mutex::new(reader)),
+            history,
+            seat,
+            queue: Some(queue),
+            writer: Some(writer),
+            _lock: lock,
+        })
+    }
+
+    /// Writes a copy of the whole store into a new file, as of one revision, while the store goes on.
+    ///
+    /// # Errors
+    /// [`StoreError::File`]: there is such a file already, or it can't be written.
+    pub async fn back_up(&self, to: &Path) -> Result<(), StoreError> {
+        let (from, to) = (self.path.clone(), to.to_owned());
+        blocking(&self.path, move || file::back_up(&from, &to)).await
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Request,
+    ) -> Result<T, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let ended = |written| unavailable(&self.path, "its writing thread has ended".to_owned(), written);
+        let queue = self.queue.as_ref().ok_or_else(|| ended(Written::No))?;
+        queue.send(request(answer)).await.map_err(|_| ended(Written::No))?;
+        answered.await.unwrap_or_else(|_| Err(ended(Written::Unknown)))
+    }
+
+    /// Works with the reading connection, on a thread that may block.
+    async fn reading<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (reader, path) = (Arc::clone(&self.reader), self.path.clone());
+        blocking(&self.path, move || {
+            let reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&reader).map_err(|error| unavailable(&path, error.to_string(), Written::No))
+        })
+        .await
+    }
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        self.queue = None;
+        // What waits in the queue is still written: that is a few syncs.
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+        let (from, to) = range(prefix, None);
+        self.reading(move |reader| {
+            let at_once = reader.unchecked_transaction()?;
+            let items = items(&at_once, &from, &to, i64::MAX)?;
+            Ok(Snapshot { items, revision: file::revision(&at_once)? })
+        })
+        .await
+    }
+
+    async fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        let (from, to) = range(prefix, after);
+        let limit = limit.clamp(1, MOST_PAGE_ITEMS);
+        self.reading(move |reader| {
+            let at_once = reader.unchecked_transaction()?;
+            let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
+            let mut items = items(&at_once, &from, &to, most)?;
+            let more = items.len() > limit;
+            items.truncate(limit);
+            Ok(Page { items, revision: file::revision(&at_once)?, more })
+        })
+        .await
+    }
+
+    async fn commit(
+        &self,
+        leadership: &Leadership,
+        transaction: Transaction,
+    ) -> Result<Revision, StoreError> {
+        transaction.check()?;
+        leadership.check()?;
+        let epoch = leadership.epoch();
+        let done = self.ask(|answer| Request::Commit { epoch, transaction, answer }).await?;
+        done.ok_or_else(|| leadership.ended())
+    }
+
+    async fn lead(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.seat.free)
+            .acquire_owned()
+            .await
+            .map_err(|error| unavailable(&self.path, error.to_string(), Written::No))?;
+        let epoch = self.ask(|answer| Request::NextEpoch { answer }).await?;
+        let standing = Standing::new(None);
+        let leader = Leader { candidate: candidate.clone(), epoch };
+        *self.seat.leader() = Some((leader, Arc::clone(&standing)));
+        let tenure = SqliteTenure { seat: Arc::clone(&self.seat), _permit: permit };
+        Ok(Leadership::new(epoch, standing, Box::new(tenure)))
+    }
+
+    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
+        Ok(self.seat.leader().as_ref().map(|(leader, _)| leader.clone()))
+    }
+
+    /// What was before this manager started is not remembered: those who follow a manager of one file live in it.
+    async fn watch(&self, prefix: &str, since: Revision) -> Result<Watch, StoreError> {
+        Ok(self.history.watch(prefix, since))
+    }
+}
+
+/// Items with keys from `from` up to `to`, `most` of them.
+fn items(reader: &Connection, from: &str, to: &str, most: i64) -> rusqlite::Result<Vec<Item>> {
+    let mut select = reader.prepare_cached(
+        "SELECT key, value, revision FROM items WHERE key >= ?1 AND key < ?2 ORDER BY key LIMIT ?3",
+    )?;
+    let rows = select.query_map((from, to, most), |row| {
+        Ok(Item {
+            key: row.get(0)?,
+            value: row.get(1)?,
+            revision: Revision(row.get::<_, i64>(2)?.cast_unsigned()),
+        })
+    })?;
+    rows.collect()
+}
+
+/// The revision of a key's last change; none: it is absent.
+fn revision_of(connection: &Connection, key: &str) -> rusqlite::Result<Option<Revision>> {
+    let mut select = connection.prepare_cached("SELECT revision FROM items WHERE key = ?1")?;
+    let revision = select.query_row([key], |row| row.get::<_, i64>(0)).optional()?;
+    Ok(revision.map(|revision| Revision(revision.cast_unsigned())))
+}
+
+fn unavailable(path: &Path, why: String, written: Written) -> StoreError {
+    StoreError::Unavailable { store: path.display().to_string(), why, written }
+}
+
+async fn blocking<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    let ended = |error: tokio::task::JoinError| unavailable(path, error.to_string(), Written::No);
+    tokio::task::spawn_blocking(work).await.map_err(ended)?
+}
+
+impl Seat {
+    fn leader(&self) -> std::sync::MutexGuard<'_, Option<(Leader, Arc<Standing>)>> {
+        self.leader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file can't be written any more.
+    fn fail(&self, why: String) {
+        if let Some((_, standing)) = &*self.leader() {
+            standing.lose(super::Loss::StoreFailed(why));
+        }
+    }
+}
+
+/// A leadership in this process.
+struct SqliteTenure {
+    seat: Arc<Seat>,
+    /// After the drop's own work: who waits gets an empty seat.
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for SqliteTenure {
+    fn drop(&mut self) {
+        *self.seat.leader() = None;
+    }
+}
+
+#[async_trait]
+impl Tenure for SqliteTenure {
+    async fn resign(self: Box<Self>) -> Result<(), StoreError> {
+        Ok(())
+    }
+}

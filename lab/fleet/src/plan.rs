@@ -1,0 +1,114 @@
+//! What a fleet is made of.
+
+use godwit_api::{HostInfo, VmInfo};
+use godwit_qemu::DEFAULT_CPU_MODEL;
+use serde_json::json;
+
+/// What a fleet is made of.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct FleetPlan {
+    /// Hosts.
+    pub hosts: usize,
+    /// VMs, spread over the first of them.
+    pub vms: usize,
+    /// Hosts that have VMs at the beginning, the first ones.
+    pub hosts_with_vms: usize,
+    /// Memory of the VMs, by turns, bytes.
+    pub vm_memory_bytes: Vec<u64>,
+    /// Memory of a host, bytes.
+    pub host_memory_bytes: u64,
+    /// What a host's link carries each way, bits per second.
+    pub link_bits_per_s: u64,
+    /// So many times faster than real time migrations are.
+    pub speed: f64,
+}
+
+impl Default for FleetPlan {
+    fn default() -> Self {
+        FleetPlan {
+            hosts: 8,
+            vms: 200,
+            hosts_with_vms: 8,
+            vm_memory_bytes: vec![256 << 20, 512 << 20, 1 << 30],
+            host_memory_bytes: 256 << 30,
+            link_bits_per_s: 1_000_000_000,
+            speed: 1.0,
+        }
+    }
+}
+
+/// Features of a server CPU of ten years ago, by QEMU's names.
+const FEATURES: [&str; 24] = [
+    "aes",
+    "apic",
+    "avx",
+    "avx2",
+    "bmi1",
+    "bmi2",
+    "cx16",
+    "fma",
+    "fpu",
+    "lahf-lm",
+    "lm",
+    "movbe",
+    "nx",
+    "pclmulqdq",
+    "pni",
+    "popcnt",
+    "rdtscp",
+    "sse",
+    "sse2",
+    "sse4.1",
+    "sse4.2",
+    "ssse3",
+    "syscall",
+    "xsave",
+];
+
+impl FleetPlan {
+    /// The name of the host of this number.
+    #[must_use]
+    pub fn host_name(&self, number: usize) -> String {
+        format!("host-{number:04}")
+    }
+
+    /// The name of the VM of this number.
+    #[must_use]
+    pub fn vm_name(&self, number: usize) -> String {
+        format!("vm-{number:05}")
+    }
+
+    /// The number of the host on which a VM begins.
+    pub(crate) fn host_of(&self, vm: usize) -> usize {
+        vm % self.hosts_with_vms.clamp(1, self.hosts.max(1))
+    }
+
+    /// What a host tells of itself that has no VMs. Made of JSON: what later versions of the type add is left to its defaults.
+    pub(crate) fn host(&self, number: usize) -> Result<HostInfo, serde_json::Error> {
+        serde_json::from_value(json!({
+            "name": self.host_name(number), "version": env!("CARGO_PKG_VERSION"), "kernel": "6.1.0-stand-in",
+            "qemu": "/usr/bin/qemu-system-x86_64", "qemu_version": "10.0.0", "kvm": true, "kvm_reason": "a stand-in for QEMU: nothing runs here",
+            "cpu": {
+                "vendor": "GenuineIntel", "name": "a stand-in", "accel": "kvm", "level": "x86-64-v3", "features": FEATURES,
+                "models": [DEFAULT_CPU_MODEL, "x86-64-v2", "x86-64-v3"],
+                "generations": { DEFAULT_CPU_MODEL: { "features": FEATURES, "aliases": ["Westmere"] } },
+            },
+            "logical_cores": 32, "load_average_1min": 4.0,
+            "memory_total_bytes": self.host_memory_bytes, "memory_available_bytes": self.host_memory_bytes, "memory_committed_bytes": 0,
+            "huge_pages": true, "migration_addresses": ["127.0.0.1"], "networks": { "lan": { "bridge": "br0" } }, "peers": {}, "vms": 0,
+        }))
+    }
+
+    /// What a host tells of a VM that runs there.
+    pub(crate) fn vm(&self, number: usize, host: &str) -> Result<VmInfo, serde_json::Error> {
+        let turns = self.vm_memory_bytes.len().max(1);
+        let memory_bytes = self.vm_memory_bytes.get(number % turns).copied().unwrap_or(256 << 20);
+        let name = self.vm_name(number);
+        let address = format!("10.{}.{}.{}", 64 + (number >> 16), (number >> 8) & 255, number & 255);
+        serde_json::from_value(json!({
+            "name": name, "host": host, "state": "running", "epoch": 1, "pid": 1000 + number, "memory_bytes": memory_bytes, "vcpus": 2,
+            "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": [address],
+            "spec": { "name": name, "memory": memory_bytes.to_string(), "vcpus": 2, "kernel": "/srv/images/vmlinuz", "accel": "kvm", "machine": "pc-q35-10.0" },
+        }))
+    }
+}

@@ -1,0 +1,246 @@
+//! The agents' API over the table: as much of it as a manager uses.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::Bytes;
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use futures::{Stream, stream};
+use godwit_api::{
+    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
+    SetPeers, StopVm, VmInfo,
+};
+use godwit_migration::DryRun;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use crate::world::World;
+
+/// So often an agent says something, if only that it lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+
+/// What all agents share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    world: Mutex<World>,
+    began: Instant,
+    /// Hosts whose agents hang.
+    silent: watch::Sender<BTreeSet<usize>>,
+}
+
+impl Shared {
+    pub(crate) fn new(world: World) -> Shared {
+        Shared { world: Mutex::new(world), began: Instant::now(), silent: watch::channel(BTreeSet::new()).0 }
+    }
+
+    pub(crate) fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Milliseconds of the fleet's clock.
+    pub(crate) fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn silence(&self, at: usize, silent: bool) {
+        self.world().silence(at, silent);
+        self.silent.send_modify(|hosts| {
+            if silent {
+                hosts.insert(at)
+            } else {
+                hosts.remove(&at)
+            };
+        });
+    }
+
+    /// Waits until an agent does not hang.
+    async fn speaks(&self, at: usize) {
+        // The sender lives as long as this.
+        let _ = self.silent.subscribe().wait_for(|hosts| !hosts.contains(&at)).await;
+    }
+}
+
+/// One agent.
+#[derive(Clone, Debug)]
+struct Agent {
+    shared: Arc<Shared>,
+    at: usize,
+}
+
+/// The API of the agent of the host of that number.
+pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
+    let agent = Agent { shared, at };
+    Router::new()
+        .route("/v1/watch", get(follow))
+        .route("/v1/host", get(host))
+        .route("/v1/peers", put(set_peers))
+        .route("/v1/vms", get(list_vms).post(create_vm))
+        .route("/v1/vms/{name}", get(show_vm).delete(delete_vm))
+        .route("/v1/vms/{name}/start", post(start_vm))
+        .route("/v1/vms/{name}/stop", post(stop_vm))
+        .route("/v1/vms/{name}/migrations", post(migrate))
+        .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
+        .route("/v1/migrations", get(list_migrations))
+        .route("/v1/migrations/{id}", get(show_migration).delete(cancel))
+        .fallback(async || {
+            let message = "a simulated agent knows no such request";
+            Refusal(ApiError::new(ErrorCode::NotFound, message, "lab/fleet says what it knows"))
+        })
+        .layer(from_fn_with_state(agent.clone(), hang))
+        .with_state(agent)
+}
+
+async fn hang(State(agent): State<Agent>, request: Request, next: Next) -> Response {
+    agent.shared.speaks(agent.at).await;
+    next.run(request).await
+}
+
+struct Refusal(ApiError);
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Refusal(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0.code.status(), Json(self.0)).into_response()
+    }
+}
+
+type Answer<T> = Result<Json<T>, Refusal>;
+
+fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, ApiError> {
+    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
+    serde_json::from_slice(bytes).map_err(|error| {
+        let message = format!("the request's body is refused: {error}");
+        ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md")
+    })
+}
+
+fn unix_ms() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Every agent of the fleet has a host.
+fn no_host() -> Refusal {
+    Refusal(ApiError::new(ErrorCode::HostFailed, "there is no such host", ""))
+}
+
+async fn host(State(agent): State<Agent>) -> Answer<HostInfo> {
+    let world = agent.shared.world();
+    Ok(Json(world.host(agent.at).ok_or_else(no_host)?.info.clone()))
+}
+
+async fn set_peers(State(agent): State<Agent>, bytes: Bytes) -> Answer<SetPeers> {
+    let peers = body(&bytes)?;
+    Ok(Json(agent.shared.world().set_peers(agent.at, peers)))
+}
+
+async fn list_vms(State(agent): State<Agent>) -> Answer<Vec<VmInfo>> {
+    let world = agent.shared.world();
+    Ok(Json(world.host(agent.at).ok_or_else(no_host)?.vms.values().cloned().collect()))
+}
+
+async fn show_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<VmInfo> {
+    let world = agent.shared.world();
+    let host = world.host(agent.at).ok_or_else(no_host)?;
+    let message = || format!("no VM \"{name}\" on host {}", host.info.name);
+    let missing = || ApiError::new(ErrorCode::NotFound, message(), "see `godwit vm list`");
+    Ok(Json(host.vms.get(&name).cloned().ok_or_else(missing)?))
+}
+
+async fn create_vm(State(agent): State<Agent>, bytes: Bytes) -> Result<(StatusCode, Json<VmInfo>), Refusal> {
+    let request: CreateVm = body(&bytes)?;
+    Ok((StatusCode::CREATED, Json(agent.shared.world().create_vm(agent.at, request)?)))
+}
+
+async fn delete_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Result<StatusCode, Refusal> {
+    agent.shared.world().delete_vm(agent.at, &name)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn start_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<VmInfo> {
+    Ok(Json(agent.shared.world().power(agent.at, &name, true)?))
+}
+
+async fn stop_vm(State(agent): State<Agent>, Path(name): Path<String>, bytes: Bytes) -> Answer<VmInfo> {
+    let _: StopVm = body(&bytes)?;
+    Ok(Json(agent.shared.world().power(agent.at, &name, false)?))
+}
+
+async fn migrate(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<MigrationAccepted>), Refusal> {
+    let request: MigrationRequest = body(&bytes)?;
+    let now_ms = agent.shared.now_ms();
+    let accepted = agent.shared.world().migrate(agent.at, &name, &request, now_ms, unix_ms())?;
+    Ok((StatusCode::ACCEPTED, Json(accepted)))
+}
+
+async fn dry_run(State(agent): State<Agent>, Path(name): Path<String>, bytes: Bytes) -> Answer<DryRun> {
+    let request: MigrationRequest = body(&bytes)?;
+    Ok(Json(agent.shared.world().dry_run(agent.at, &name, &request)?))
+}
+
+async fn list_migrations(State(agent): State<Agent>) -> Answer<Vec<MigrationStatus>> {
+    let world = agent.shared.world();
+    Ok(Json(world.host(agent.at).ok_or_else(no_host)?.migrations.iter().rev().cloned().collect()))
+}
+
+async fn show_migration(State(agent): State<Agent>, Path(id): Path<String>) -> Answer<MigrationStatus> {
+    Ok(Json(agent.shared.world().migration(agent.at, &id)?))
+}
+
+async fn cancel(State(agent): State<Agent>, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+    agent.shared.world().cancel(agent.at, &id)?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+async fn follow(
+    State(agent): State<Agent>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
+    let events = agent.shared.world().watch(agent.at).ok_or_else(no_host)?;
+    Ok(Sse::new(stream::unfold((agent, events), async |(agent, mut events)| {
+        let event = next_event(&agent, &mut events).await?;
+        Some((Ok(event), (agent, events)))
+    })))
+}
+
+/// What is told next; none: those who watch are to ask again.
+async fn next_event(agent: &Agent, events: &mut mpsc::UnboundedReceiver<HostEvent>) -> Option<Event> {
+    loop {
+        match timeout(KEEP_ALIVE, events.recv()).await {
+            Ok(event) => return event.and_then(|event| told(&event)),
+            Err(_) if agent.shared.world().is_silent(agent.at) => {}
+            Err(_) => return Some(Event::default().comment("")),
+        }
+    }
+}
+
+fn told(event: &HostEvent) -> Option<Event> {
+    fn named(name: &str, data: &impl Serialize) -> Option<Event> {
+        Event::default().event(name).json_data(data).ok()
+    }
+    match event {
+        HostEvent::Host(info) => named("host", info),
+        HostEvent::Vm(info) => named("vm", info),
+        HostEvent::VmGone(name) => named("vm-gone", name),
+        HostEvent::Migration(status) => named("migration", status),
+        HostEvent::Known => named("known", &()),
+    }
+}

@@ -1,0 +1,270 @@
+//! Hosts, their VMs and migrations between them. No I/O and no clock: time is told.
+
+mod migrating;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use godwit_api::{
+    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, SetPeers, VmInfo, VmState,
+};
+use tokio::sync::mpsc;
+
+use crate::{Counts, FleetPlan};
+
+/// How often a host tells what it has, where that has changed, milliseconds.
+const HOST_INTERVAL_MS: u64 = 2_000;
+
+/// What goes wrong with the next migrations of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Its host refuses to begin, with this code.
+    Refuse(ErrorCode),
+    /// Its link breaks half-way.
+    FailHalfWay,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(crate) struct World {
+    plan: FleetPlan,
+    hosts: Vec<Host>,
+    by_name: HashMap<String, usize>,
+    running: Vec<migrating::Running>,
+    stepped_ms: u64,
+    pub(crate) counts: Counts,
+    faults: HashMap<String, (Fault, u32)>,
+}
+
+/// One host, as its agent has it.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) info: HostInfo,
+    pub(crate) vms: BTreeMap<String, VmInfo>,
+    /// The oldest first.
+    pub(crate) migrations: VecDeque<MigrationStatus>,
+    watchers: Vec<mpsc::UnboundedSender<HostEvent>>,
+    /// Its agent hangs: whoever watched before hears nothing, and their connections stay open.
+    silent: bool,
+    changed: bool,
+    told_ms: u64,
+}
+
+impl Host {
+    fn tell(&mut self, event: &HostEvent) {
+        if !self.silent {
+            self.watchers.retain(|watcher| watcher.send(event.clone()).is_ok());
+        }
+    }
+
+    pub(crate) fn tell_vm(&mut self, name: &str) {
+        if let Some(vm) = self.vms.get(name).cloned() {
+            self.tell(&HostEvent::Vm(Box::new(vm)));
+        }
+    }
+
+    fn recount(&mut self) {
+        let is_active = |vm: &&VmInfo| !matches!(vm.state, VmState::Stopped | VmState::Failed);
+        let committed: u64 = self.vms.values().filter(is_active).map(|vm| vm.memory_bytes).sum();
+        self.info.vms = self.vms.len();
+        self.info.memory_committed_bytes = committed;
+        self.info.memory_available_bytes = self.info.memory_total_bytes.saturating_sub(committed);
+        self.changed = true;
+    }
+
+    fn no_vm(&self, name: &str) -> ApiError {
+        let message = format!("no VM \"{name}\" on host {}", self.info.name);
+        ApiError::new(ErrorCode::NotFound, message, "see `godwit vm list`")
+    }
+}
+
+impl World {
+    pub(crate) fn new(plan: FleetPlan) -> Result<World, serde_json::Error> {
+        let mut hosts = Vec::new();
+        for number in 0..plan.hosts {
+            let info = plan.host(number)?;
+            hosts.push(Host {
+                info,
+                vms: BTreeMap::new(),
+                migrations: VecDeque::new(),
+                watchers: Vec::new(),
+                silent: false,
+                changed: false,
+                told_ms: 0,
+            });
+        }
+        for number in 0..plan.vms {
+            if let Some(host) = hosts.get_mut(plan.host_of(number)) {
+                let vm = plan.vm(number, &host.info.name)?;
+                host.vms.insert(vm.name.clone(), vm);
+            }
+        }
+        hosts.iter_mut().for_each(Host::recount);
+        let by_name = hosts.iter().enumerate().map(|(at, host)| (host.info.name.clone(), at)).collect();
+        Ok(World {
+            plan,
+            hosts,
+            by_name,
+            running: Vec::new(),
+            stepped_ms: 0,
+            counts: Counts::default(),
+            faults: HashMap::new(),
+        })
+    }
+
+    pub(crate) fn host(&self, at: usize) -> Option<&Host> {
+        self.hosts.get(at)
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    pub(crate) fn fault(&mut self, vm: &str, fault: Fault, times: u32) {
+        self.faults.insert(vm.to_owned(), (fault, times));
+    }
+
+    /// Takes a fault that is due.
+    fn take_fault(&mut self, vm: &str, is_it: impl Fn(Fault) -> bool) -> Option<Fault> {
+        let (fault, times) = self.faults.get_mut(vm).filter(|(fault, times)| *times > 0 && is_it(*fault))?;
+        *times -= 1;
+        Some(*fault)
+    }
+
+    /// Its agent hangs, or goes on.
+    pub(crate) fn silence(&mut self, at: usize, silent: bool) {
+        if let Some(host) = self.hosts.get_mut(at) {
+            host.silent = silent;
+            if !silent {
+                // They have missed something: they are to ask again.
+                host.watchers.clear();
+            }
+        }
+    }
+
+    pub(crate) fn is_silent(&self, at: usize) -> bool {
+        self.hosts.get(at).is_some_and(|host| host.silent)
+    }
+
+    /// Everything that a host has, then each change.
+    pub(crate) fn watch(&mut self, at: usize) -> Option<mpsc::UnboundedReceiver<HostEvent>> {
+        let host = self.hosts.get_mut(at)?;
+        let (events, watcher) = mpsc::unbounded_channel();
+        let everything = std::iter::once(HostEvent::Host(Box::new(host.info.clone())))
+            .chain(host.vms.values().map(|vm| HostEvent::Vm(Box::new(vm.clone()))))
+            .chain(
+                host.migrations
+                    .iter()
+                    .filter(|one| one.report.is_none())
+                    .map(|one| HostEvent::Migration(Box::new(one.clone()))),
+            )
+            .chain([HostEvent::Known]);
+        for event in everything {
+            // Its other end is here.
+            let _ = events.send(event);
+        }
+        host.watchers.push(events);
+        Some(watcher)
+    }
+
+    pub(crate) fn set_peers(&mut self, at: usize, mut peers: SetPeers) -> SetPeers {
+        if let Some(host) = self.hosts.get_mut(at) {
+            peers.peers.remove(&host.info.name);
+            host.info.peers.clone_from(&peers.peers);
+            host.changed = true;
+        }
+        peers
+    }
+
+    pub(crate) fn create_vm(&mut self, at: usize, request: CreateVm) -> Result<VmInfo, ApiError> {
+        let failed = |error: String| ApiError::new(ErrorCode::HostFailed, error, "");
+        let template =
+            self.plan.vm(0, &self.plan.host_name(at)).map_err(|error| failed(error.to_string()))?;
+        let host = self.hosts.get_mut(at).ok_or_else(|| failed("no such host".to_owned()))?;
+        let name = request.spec.name.clone();
+        if host.vms.contains_key(&name) {
+            let message = format!("VM \"{name}\" is on host {} already", host.info.name);
+            return Err(ApiError::new(ErrorCode::AlreadyExists, message, "take another name"));
+        }
+        let memory_bytes = request.spec.memory.iter().map(|block| block.size.bytes()).sum();
+        let vm = VmInfo {
+            name: name.clone(),
+            state: if request.start { VmState::Running } else { VmState::Stopped },
+            memory_bytes,
+            vcpus: request.spec.vcpus,
+            addresses: Vec::new(),
+            spec: request.spec,
+            ..template
+        };
+        host.vms.insert(name.clone(), vm.clone());
+        host.recount();
+        host.tell_vm(&name);
+        Ok(vm)
+    }
+
+    /// Starts a VM or stops it.
+    pub(crate) fn power(&mut self, at: usize, name: &str, on: bool) -> Result<VmInfo, ApiError> {
+        let host =
+            self.hosts.get_mut(at).ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "no such host", ""))?;
+        let missing = host.no_vm(name);
+        let vm = host.vms.get_mut(name).ok_or(missing)?;
+        if matches!(vm.state, VmState::MigratingIn | VmState::MigratingOut) {
+            let message = format!("VM \"{name}\" is on its way to another host");
+            return Err(ApiError::new(ErrorCode::Busy, message, "wait for the end of its migration"));
+        }
+        vm.state = if on { VmState::Running } else { VmState::Stopped };
+        vm.reason = None;
+        let now = vm.clone();
+        host.recount();
+        host.tell_vm(name);
+        Ok(now)
+    }
+
+    pub(crate) fn delete_vm(&mut self, at: usize, name: &str) -> Result<(), ApiError> {
+        let host =
+            self.hosts.get_mut(at).ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "no such host", ""))?;
+        let state = host.vms.get(name).map(|vm| vm.state).ok_or_else(|| host.no_vm(name))?;
+        if state != VmState::Stopped {
+            let message = format!("VM \"{name}\" is {state}");
+            return Err(ApiError::new(ErrorCode::WrongState, message, "stop it first"));
+        }
+        host.vms.remove(name);
+        host.recount();
+        host.tell(&HostEvent::VmGone(name.to_owned()));
+        Ok(())
+    }
+
+    /// Tells what hosts have, where that has changed and it is time.
+    fn tell_hosts(&mut self, now_ms: u64) {
+        for host in &mut self.hosts {
+            if host.changed && now_ms.saturating_sub(host.told_ms) >= HOST_INTERVAL_MS {
+                (host.changed, host.told_ms) = (false, now_ms);
+                let event = HostEvent::Host(Box::new(host.info.clone()));
+                host.tell(&event);
+            }
+        }
+    }
+
+    /// A little of what changes all the time: the load of a host, and a VM that pauses or goes on. `turn` says whose it is.
+    pub(crate) fn disturb(&mut self, turn: usize) {
+        let hosts = self.hosts.len().max(1);
+        let Some(host) = self.hosts.get_mut((turn / 2) % hosts) else { return };
+        // Twice for each VM, so that it goes on as soon as it has paused.
+        let vm = (turn / (2 * hosts)) % host.vms.len().max(1);
+        if turn.is_multiple_of(2) {
+            host.info.load_average_1min = f64::from(u16::try_from(turn % 640).unwrap_or(0)) / 20.0;
+            host.changed = true;
+        }
+        let Some(vm) = host.vms.values_mut().nth(vm) else { return };
+        (vm.state, vm.reason) = match vm.state {
+            VmState::Running if turn.is_multiple_of(2) => {
+                (VmState::Paused, Some("its vCPUs were stopped".to_owned()))
+            }
+            VmState::Paused => (VmState::Running, None),
+            state => (state, vm.reason.take()),
+        };
+        let name = vm.name.clone();
+        host.tell_vm(&name);
+    }
+}

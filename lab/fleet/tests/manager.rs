@@ -1,0 +1,156 @@
+//! The real manager, by its real API, over simulated agents with a stand-in for QEMU.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use godwit_api::control::{Cluster, Drain, DrainState, DrainVmState, Move};
+use godwit_control::{Config, run};
+use godwit_fleet::{Asker, Fault, Fleet, FleetPlan, Looks};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+/// However slow the machine is, nothing takes so long.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Moves out of a host and into it at a time, at 1 Gb/s.
+const MOST_MOVES: u32 = 4;
+
+/// A manager with simulated hosts.
+struct Managed {
+    fleet: Fleet,
+    asker: Asker,
+    manager: JoinHandle<()>,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        self.manager.abort();
+    }
+}
+
+impl Managed {
+    async fn begin(plan: FleetPlan) -> Managed {
+        let dir = tempfile::tempdir().unwrap();
+        let socket: PathBuf = dir.path().join("control.sock");
+        let config = format!(
+            "name = \"m1\"\ninsecure = true\nsocket = \"{}\"\nstate_dir = \"{}\"",
+            socket.display(),
+            dir.path().join("state").display()
+        );
+        let config = Config::parse(&config, dir.path()).unwrap();
+        let manager = tokio::spawn(async move { run(config).await.unwrap() });
+        let vms = plan.vms as u64;
+        let fleet = Fleet::begin(plan).await.unwrap();
+        let mut managed = Managed { fleet, asker: Asker::new(&socket), manager, _dir: dir };
+        managed.until(|cluster| cluster.leader.is_some()).await;
+        let agents = managed.fleet.agents().clone();
+        let hosts = agents.len() as u64;
+        for (name, address) in agents {
+            let host = json!({ "name": name, "address": address, "link_bits_per_s": 1_000_000_000 });
+            let _: serde_json::Value = managed.asker.post("/api/v1/hosts", &host).await.unwrap();
+        }
+        managed.until(|cluster| (cluster.hosts_up, cluster.vms) == (hosts, vms)).await;
+        managed
+    }
+
+    /// Until the cluster is so.
+    async fn until(&mut self, is_so: impl Fn(&Cluster) -> bool) {
+        let wait = async {
+            loop {
+                if self.asker.get::<Cluster>("/api/v1/cluster").await.is_ok_and(|cluster| is_so(&cluster)) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, wait).await.unwrap();
+    }
+
+    /// A drain when it is over: it hears of its last move a little later than others do.
+    async fn drained(&mut self, id: &str) -> Drain {
+        let wait = async {
+            loop {
+                let drain: Drain = self.asker.get(&format!("/api/v1/drains/{id}")).await.unwrap();
+                if drain.state != DrainState::Running {
+                    return drain;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, wait).await.unwrap()
+    }
+
+    async fn until_over(&mut self) -> Looks {
+        let mut looks = Looks::default();
+        looks.until_over(&mut self.asker, LIMIT).await.unwrap();
+        looks
+    }
+
+    /// No move twice, none in excess of a limit, and none that waits without a reason.
+    fn check(&self, looks: &Looks) {
+        let counts = self.fleet.counts();
+        assert_eq!((counts.double_begins, counts.not_there), (0, 0), "{counts:?}");
+        assert!(counts.most_out_of_one() <= MOST_MOVES && counts.most_into_one() <= MOST_MOVES, "{counts:?}");
+        assert_eq!(looks.unexplained, 0, "{looks:?}");
+    }
+}
+
+fn plan() -> FleetPlan {
+    FleetPlan { speed: 40.0, ..FleetPlan::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_is_drained_within_all_limits_and_every_wait_is_explained() {
+    let mut managed = Managed::begin(plan()).await;
+    let asked: Drain = managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();
+    assert_eq!(asked.vms.len(), 25);
+    let looks = managed.until_over().await;
+    let drain = managed.drained(&asked.id).await;
+    assert!(drain.vms.iter().all(|vm| vm.state == DrainVmState::Gone), "{drain:?}");
+    assert_eq!(drain.state, DrainState::Done);
+    assert!(managed.fleet.vms_of("host-0000").is_empty());
+    managed.check(&looks);
+    assert_eq!(managed.fleet.counts().begun_more_than(1), Vec::<&str>::new());
+    assert!(looks.waiting > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
+    let mut managed = Managed::begin(plan()).await;
+    managed.fleet.fault("vm-00001", Fault::FailHalfWay, 1);
+    let mut moves = Vec::new();
+    for vm in 0..80 {
+        // All to the two first hosts.
+        let (from, to) = (vm % 8, if vm % 2 == 0 { 1 } else { 0 });
+        if from != to {
+            let path = format!("/api/v1/vms/vm-{vm:05}/moves");
+            let asked: Move =
+                managed.asker.post(&path, &json!({ "to": format!("host-{to:04}") })).await.unwrap();
+            moves.push((asked.id, to));
+        }
+    }
+    // What failed is tried again later than a test waits: it is called off.
+    let looks = {
+        let failed = async {
+            loop {
+                let page: godwit_api::control::Page<Move> =
+                    managed.asker.get("/api/v1/moves?vm=vm-00001").await.unwrap();
+                let tried = page.items.first().filter(|one| one.failure.is_some()).cloned();
+                if let Some(tried) = tried {
+                    return tried;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let tried = tokio::time::timeout(LIMIT, failed).await.unwrap();
+        assert_eq!(tried.waits.as_ref().map(|waits| waits.code.as_str()), Some("retry-at"), "{tried:?}");
+        let path = format!("/api/v1/moves/{}", tried.id);
+        managed.asker.ask(http::Method::DELETE, &path, None).await.unwrap();
+        managed.until_over().await
+    };
+    managed.check(&looks);
+    let counts = managed.fleet.counts();
+    assert_eq!((counts.completed, counts.failed), (moves.len() as u64 - 1, 1));
+}
