@@ -1,18 +1,28 @@
 //! The command line. Every command has an example; `--help` and docs/cli.md say the same.
 
+mod control;
+mod lab;
+mod moves;
+
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, RateLimit};
-use godwit_lab::{BitRate, Family, Loss, Rtt};
+use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, Endpoint, RateLimit};
 use godwit_migration::{Compression, EngineKind, Intent, ReferenceUse};
+use godwit_pki::Fingerprint;
 use godwit_qemu::ByteSize;
 
 use crate::exit::EXIT_CODES;
 use crate::units::parse_duration;
+
+pub(crate) use control::{
+    ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
+};
+pub(crate) use lab::{GuestCommand, LabCommand, LabPlace, LabUpArgs};
+pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 
 /// Godwit moves running virtual machines between hosts without stopping them.
 #[derive(Debug, Parser)]
@@ -41,7 +51,11 @@ impl Cli {
             Command::Migrate(options) => &options.hosts,
             Command::Probe(options) => &options.hosts,
             Command::Lab { command: LabCommand::Guest { hosts, .. } } => hosts,
-            Command::Lab { .. } | Command::Pki { .. } | Command::Watch(_) | Command::Completions { .. } => {
+            Command::Lab { .. }
+            | Command::Pki { .. }
+            | Command::Control { .. }
+            | Command::Watch(_)
+            | Command::Completions { .. } => {
                 return self.hosts.clone();
             }
         };
@@ -107,6 +121,18 @@ for some seconds. Ctrl-C ends it.")]
         hosts: HostsFile,
         #[command(subcommand)]
         command: MigrationCommand,
+    },
+    /// The manager of all hosts: run it, ask it
+    #[command(after_help = "Examples:
+  godwit control run --config /etc/godwit/control.toml
+  godwit control status
+  godwit control host list
+  godwit control token create monitoring --role viewer")]
+    Control {
+        #[command(flatten)]
+        place: ManagerPlace,
+        #[command(subcommand)]
+        command: ControlCommand,
     },
     /// The authority and the certificates of hosts and operators
     #[command(after_help = "Examples:
@@ -218,6 +244,14 @@ pub(crate) enum HostCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Join a cluster: make this host's key, have the manager sign for it, write the agent's configuration
+    #[command(after_help = "Examples:
+  godwit host join --manager https://m1:7800 --token-file c.token --address https://10.77.0.13:7700
+  godwit host join --manager https://m1:7800 --token-file c.token --authority ca.pem
+
+An admin makes the token: godwit control join-token create HOST. It is good once, and tells this host by which authority it \
+knows the manager. The key never leaves this host. It can be repeated: a host that has joined is left as it is.")]
+    Join(JoinArgs),
     /// Show what a host is and has
     #[command(after_help = "Example:
   godwit host show a")]
@@ -227,6 +261,21 @@ pub(crate) enum HostCommand {
     },
     /// List the hosts and whether they answer
     List,
+    /// Empty a host by the manager: every VM that can go gets a target, the others are named with the reason
+    #[command(after_help = "Examples:
+  godwit host drain a --plan
+  godwit host drain a
+  godwit host drain a --detach --priority high
+  godwit host drain a --undo
+
+The host is in maintenance from then on and takes no VMs, until it is undone or `godwit control host maintenance a off`. \
+Ctrl-C ends the looking alone.")]
+    Drain(DrainArgs),
+    /// List the manager's drains
+    Drains {
+        #[command(flatten)]
+        place: ManagerPlace,
+    },
     /// Show how fast guests' pages may leave a host, or set that until its agent ends
     #[command(after_help = "Examples:
   godwit host limit
@@ -250,6 +299,34 @@ configuration holds again when the agent has been restarted.")]
     },
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct JoinArgs {
+    /// The manager's address
+    #[arg(long, value_name = "URL")]
+    pub(crate) manager: Endpoint,
+    /// The file with the join token
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: PathBuf,
+    /// The authority's certificate, if the token is not to be believed
+    #[arg(long, value_name = "FILE", conflicts_with = "fingerprint")]
+    pub(crate) authority: Option<PathBuf>,
+    /// The same by its fingerprint, SHA256:…
+    #[arg(long, value_name = "SHA256:HEX")]
+    pub(crate) fingerprint: Option<Fingerprint>,
+    /// Where the manager reaches this host's agent [default: what the token was made with]
+    #[arg(long, value_name = "URL")]
+    pub(crate) address: Option<Endpoint>,
+    /// An address of this host at which migrations arrive (repeatable)
+    #[arg(long = "migration-address", value_name = "IP")]
+    pub(crate) migration_addresses: Vec<IpAddr>,
+    /// Where key and certificates go
+    #[arg(long, value_name = "DIR", default_value = "/etc/godwit/pki")]
+    pub(crate) dir: PathBuf,
+    /// The agent's configuration, written if there is none
+    #[arg(long, value_name = "FILE", default_value = "/etc/godwit/agent.toml")]
+    pub(crate) config: PathBuf,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
     /// Define a VM
@@ -261,6 +338,14 @@ pub(crate) enum VmCommand {
     Create(Box<CreateArgs>),
     /// List VMs of all hosts
     List,
+    /// Tell what stands in the way of a VM's move, or without a target where it can go, best first (by the manager)
+    #[command(after_help = "Examples:
+  godwit vm preflight web --to b
+  godwit vm preflight web --to b --predict
+  godwit vm preflight web
+
+It ends with exit code 5 where the VM can't move.")]
+    Preflight(PreflightArgs),
     /// Show a VM
     Show {
         /// Its name
@@ -607,119 +692,6 @@ certainly never did, --keep-memory lets the guest go on as it was.")]
         #[arg(long)]
         keep_memory: bool,
     },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum LabCommand {
-    /// Bring the lab up
-    #[command(after_help = "Examples:
-  godwit lab up
-  godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%
-  godwit lab up --lane 1gbit --lane 250mbit --family ipv4")]
-    Up(LabUpArgs),
-    /// Take the lab down; nothing of it is left
-    #[command(after_help = "Examples:
-  godwit lab down
-  godwit lab down --prefix trial")]
-    Down(LabPlace),
-    /// Show the lab
-    #[command(after_help = "Example:
-  godwit lab status --json")]
-    Status(LabPlace),
-    /// Ask the lab's guest, from the client's namespace
-    #[command(after_help = "Examples:
-  godwit lab guest web status
-  godwit lab guest web workload dirty:rate=5000,ws=256M,order=random
-  godwit lab guest web verify")]
-    Guest {
-        /// The VM
-        vm: String,
-        /// The guest's address [default: that of its first NIC that has one]
-        #[arg(long, value_name = "IP")]
-        address: Option<IpAddr>,
-        #[command(flatten)]
-        hosts: HostsFile,
-        #[command(subcommand)]
-        command: GuestCommand,
-    },
-    /// A process of the lab
-    #[command(hide = true)]
-    Daemon {
-        kind: String,
-        #[arg(long)]
-        config: PathBuf,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum GuestCommand {
-    /// What it does and how fast
-    Status,
-    /// Check every page of its memory
-    Verify,
-    /// Give it other work: idle, compute, dirty:rate=…,ws=…,order=…
-    Workload {
-        /// The work
-        spec: String,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LabPlace {
-    /// What the names of the lab's namespaces begin with
-    #[arg(long, value_name = "NAME")]
-    pub(crate) prefix: Option<String>,
-    /// Where its files are
-    #[arg(long, value_name = "DIR")]
-    pub(crate) state_dir: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LabUpArgs {
-    /// How many hosts
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub(crate) hosts: u32,
-    /// Rate of each host's link on the migration network [default: as fast as the machine]
-    #[arg(long, value_name = "RATE")]
-    pub(crate) link: Option<BitRate>,
-    /// Several migration networks, each with a NIC on each host: the rate of each one's links
-    #[arg(long = "lane", value_name = "RATE", value_delimiter = ',', conflicts_with = "link")]
-    pub(crate) lanes: Vec<BitRate>,
-    /// Addresses on the migration networks: ipv4, ipv6 or both
-    #[arg(long, value_name = "FAMILY", default_value = "both")]
-    pub(crate) family: Family,
-    /// The most that each TCP connection gets on a migration network [default: all of the link]
-    #[arg(long, value_name = "RATE")]
-    pub(crate) flow_cap: Option<BitRate>,
-    /// Round-trip time between two hosts
-    #[arg(long, value_name = "TIME", default_value = "0ms")]
-    pub(crate) rtt: Rtt,
-    /// Packet loss in each direction
-    #[arg(long, value_name = "SHARE", default_value = "0%")]
-    pub(crate) loss: Loss,
-    /// Use the project's own link emulator also where the kernel could do it
-    #[arg(long)]
-    pub(crate) emulator: bool,
-    /// Networks only, no agents
-    #[arg(long)]
-    pub(crate) no_agents: bool,
-    /// The agents' QEMU
-    #[arg(long, value_name = "PATH")]
-    pub(crate) qemu: Option<PathBuf>,
-    /// The one user that all QEMUs run as; otherwise each has its own
-    #[arg(long, value_name = "USER")]
-    pub(crate) qemu_user: Option<String>,
-    /// Agents and migrations go unprotected; otherwise the lab has certificates of its own
-    #[arg(long)]
-    pub(crate) insecure: bool,
-    /// The tracker library
-    #[arg(long, value_name = "PATH")]
-    pub(crate) tracker: Option<PathBuf>,
-    /// Take a lab with other options down first
-    #[arg(long)]
-    pub(crate) replace: bool,
-    #[command(flatten)]
-    pub(crate) place: LabPlace,
 }
 
 #[derive(Debug, Args)]

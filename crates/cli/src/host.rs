@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use futures::future::join_all;
-use godwit_api::{Client, ClientError, HostInfo, LimitOf, Limits, RateLimit, ReferencesInfo};
+use godwit_api::{Client, ClientError, HostCpuInfo, HostInfo, LimitOf, Limits, RateLimit, ReferencesInfo};
 use godwit_host::{Config, RunError};
+use godwit_qemu::CpuFeatures;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
@@ -55,7 +56,10 @@ pub(crate) async fn ask(
             set_limit(hosts, only, (of, limit), output).await
         }
         // Does not ask: main has run it.
-        HostCommand::Run { .. } => Ok(Exit::Ok),
+        HostCommand::Run { .. }
+        | HostCommand::Join(_)
+        | HostCommand::Drain(_)
+        | HostCommand::Drains { .. } => Ok(Exit::Ok),
     }
 }
 
@@ -166,8 +170,15 @@ fn describe(info: &HostInfo) -> String {
         ("kernel", info.kernel.clone()),
         ("qemu", qemu),
         ("kvm", kvm),
+        ("processor", processor(info)),
+        ("cpu of guests", info.cpu.as_ref().map_or_else(|| "not asked yet".to_owned(), guests_cpu)),
+        (
+            "cpu models",
+            info.cpu.as_ref().map_or_else(|| "not asked yet".to_owned(), |cpu| list(best_models(cpu))),
+        ),
+        ("cpu features", list(info.cpu.iter().flat_map(|cpu| cpu.features.clone()).collect())),
         ("tracking", info.tracking_problem.clone().unwrap_or_else(|| "yes".to_owned())),
-        ("memory left", byte_count(info.memory_available_bytes)),
+        ("memory left", memory_left(info)),
         ("memory promised", byte_count(info.memory_committed_bytes)),
         ("kept for returns", kept(&info.references)),
         ("huge pages", if info.huge_pages { "yes" } else { "no" }.to_owned()),
@@ -181,6 +192,36 @@ fn describe(info: &HostInfo) -> String {
         ("peers", list(info.peers.keys().cloned().collect())),
         ("vms", info.vms.to_string()),
     ])
+}
+
+/// What the host has to compute with, and how much of it is wanted at the moment.
+fn processor(info: &HostInfo) -> String {
+    let name = match &info.cpu {
+        Some(cpu) if !cpu.name.is_empty() => format!("{} ({}), ", cpu.name, cpu.vendor),
+        _ => String::new(),
+    };
+    let cores = if info.logical_cores == 1 { "core" } else { "cores" };
+    format!("{name}{} logical {cores}, load {:.2}", info.logical_cores, info.load_average_1min)
+}
+
+/// What programs in a guest can count on.
+fn guests_cpu(cpu: &HostCpuInfo) -> String {
+    let level = cpu.level.as_deref().unwrap_or("less than x86-64-v1");
+    format!("{level} by {}, {} features", cpu.accel, cpu.features.len())
+}
+
+/// The models that run here best, one of each generation; what must be taken from them stands behind.
+fn best_models(cpu: &HostCpuInfo) -> Vec<String> {
+    let without = |missing: &CpuFeatures| missing.iter().map(|name| format!(",-{name}")).collect::<String>();
+    cpu.generations.iter().map(|(name, info)| format!("{name}{}", without(&info.missing))).collect()
+}
+
+fn memory_left(info: &HostInfo) -> String {
+    let left = byte_count(info.memory_available_bytes);
+    match info.memory_total_bytes {
+        0 => left,
+        total => format!("{left} of {}", byte_count(total)),
+    }
 }
 
 /// The memory of VMs that left, which their way back needs not bring again.

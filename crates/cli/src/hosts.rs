@@ -20,6 +20,8 @@ struct HostsFile {
     #[serde(default)]
     hosts: BTreeMap<String, HostEntry>,
     watch: Option<WatchEntry>,
+    /// The manager that is asked where none is named.
+    manager: Option<HostEntry>,
     /// What hosts with https:// are shown: an operator's certificate.
     tls: Option<TlsEntry>,
 }
@@ -62,11 +64,26 @@ pub(crate) struct Found<'a> {
     pub(crate) vm: VmInfo,
 }
 
+/// The hosts file that is `named`, or the first of the defaults that is there.
+fn hosts_file(named: Option<&Path>) -> Option<PathBuf> {
+    let default = || HOSTS_FILES.iter().map(PathBuf::from).find(|path| path.exists());
+    named.map(Path::to_owned).or_else(default)
+}
+
+/// The manager that the hosts file names, `named` or a default one; none: it names none, or there is no such file.
+pub(crate) fn manager_of(named: Option<&Path>) -> Result<Option<Endpoint>, Failure> {
+    let Some(path) = hosts_file(named) else { return Ok(None) };
+    let wrong = |why: String| Failure::usage(format!("{}: {why}", path.display()), "see docs/cli.md");
+    let text = std::fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
+    let file: HostsFile = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+    let parse = |entry: HostEntry| entry.api.parse().map_err(|error| wrong(format!("manager.api: {error}")));
+    file.manager.map(parse).transpose()
+}
+
 impl Hosts {
     /// Reads the hosts file that `named` or the defaults give; without one there is this machine's agent alone.
     pub(crate) fn load(named: Option<&Path>) -> Result<Hosts, Failure> {
-        let default = || HOSTS_FILES.iter().map(PathBuf::from).find(|path| path.exists());
-        let Some(path) = named.map(Path::to_owned).or_else(default) else {
+        let Some(path) = hosts_file(named) else {
             let client = Client::new(Endpoint::Unix(DEFAULT_SOCKET.into()));
             return Ok(Hosts {
                 clients: BTreeMap::from([("local".to_owned(), client)]),
@@ -110,7 +127,7 @@ impl Hosts {
                         "hosts.{name}.api: https:// needs [tls] with an operator's certificate"
                     )));
                 }
-                (Endpoint::Tls(_), Some(identity)) => Client::secure(endpoint, identity.clone(), &name),
+                (Endpoint::Tls(_), Some(identity)) => Client::secure(endpoint, identity, &name),
                 _ => Client::new(endpoint),
             };
             clients.insert(name, client);

@@ -65,6 +65,7 @@ fn wanted(options: LabUpArgs) -> LabOptions {
         loss: options.loss,
         force_emulator: options.emulator,
         agents: !options.no_agents,
+        manager: !options.no_manager && !options.no_agents,
         qemu: options.qemu,
         qemu_user: options.qemu_user,
         tracker: options.tracker,

@@ -1,14 +1,18 @@
 //! The `godwit` command: the agent, its client and the lab behind one name.
 
 mod args;
+mod control;
 mod exit;
 mod guest;
 mod host;
 mod hosts;
+mod join;
 mod lab;
 mod migrate;
+mod moves;
 mod output;
 mod pki;
+mod preflight;
 mod probe;
 mod report;
 mod units;
@@ -20,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use crate::args::{Cli, Command, HostCommand};
+use crate::args::{Cli, Command, ControlCommand, HostCommand, VmCommand};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::output::Output;
@@ -80,6 +84,27 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
     if let Command::Host { command: HostCommand::Run { config }, .. } = &cli.command {
         return host::run(config).await;
     }
+    if let Command::Host { command: HostCommand::Join(options), .. } = cli.command {
+        return join::run(options, output).await;
+    }
+    if let Command::Control { place, command } = cli.command {
+        return match command {
+            ControlCommand::Run { config } => control::run(&config).await,
+            command => control::ask(command, &place, hosts_file, output).await,
+        };
+    }
+    match cli.command {
+        Command::Host { command: HostCommand::Drain(args), .. } => {
+            return moves::drain(args, hosts_file, output).await;
+        }
+        Command::Host { command: HostCommand::Drains { place }, .. } => {
+            return moves::drains(&control::client(&place, hosts_file)?, output).await;
+        }
+        Command::Vm { command: VmCommand::Preflight(args), .. } => {
+            return preflight::run(args, hosts_file, output).await;
+        }
+        _ => {}
+    }
     if let Command::Watch(options) = cli.command {
         return watch::run(options, hosts_file, output).await;
     }
@@ -91,8 +116,10 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Migrate(options) => migrate::run(options, &hosts, only, output).await,
         Command::Probe(options) => probe::run(options, &hosts, only, output).await,
         Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
-        Command::Lab { .. } | Command::Pki { .. } | Command::Watch(_) | Command::Completions { .. } => {
-            Ok(Exit::Ok)
-        }
+        Command::Lab { .. }
+        | Command::Pki { .. }
+        | Command::Control { .. }
+        | Command::Watch(_)
+        | Command::Completions { .. } => Ok(Exit::Ok),
     }
 }

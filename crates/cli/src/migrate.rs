@@ -1,7 +1,7 @@
 //! `godwit migrate` and `godwit migration`: begins migrations, follows them, cancels them.
 
 mod blackout;
-mod dry_run;
+pub(crate) mod dry_run;
 mod eta;
 mod line;
 
@@ -110,6 +110,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     }
     Ok(MigrationRequest {
         to: options.to.clone(),
+        id: None,
         engine: EngineKind::from(options.engine),
         switchover_budget_ms: options.switchover_budget.as_secs_f64() * 1e3,
         policy: options.policy.unwrap_or_default(),

@@ -28,6 +28,8 @@ pub(crate) async fn run(
             let (_, client) = hosts.one(only)?;
             told(&client.create_vm(&CreateVm { spec, start }).await?, output)
         }
+        // Asks the manager: main has run it.
+        VmCommand::Preflight(_) => Ok(Exit::Ok),
         VmCommand::List => list(hosts, only, output).await,
         VmCommand::Show { name } => {
             let found = hosts.find(&name, only, output).await?;

@@ -48,7 +48,7 @@ pub(super) async fn run(
     Ok(Exit::of_dry_run(&dry_run))
 }
 
-fn render(dry_run: &DryRun, output: Output) -> String {
+pub(crate) fn render(dry_run: &DryRun, output: Output) -> String {
     let DryRun { vm, from, to, error, predicted, .. } = dry_run;
     let moves = predicted.as_ref().is_some_and(|predicted| predicted.means != Means::None);
     let (tone, line) = match moves {

@@ -1,0 +1,201 @@
+//! The command line of the manager.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use godwit_api::Endpoint;
+use godwit_api::control::Role;
+use godwit_lab::BitRate;
+
+use super::MoveCommand;
+use crate::units::parse_duration;
+
+/// Where the manager is that is asked.
+#[derive(Debug, Args)]
+pub(crate) struct ManagerPlace {
+    /// The manager's address, unix:PATH or https://HOST:PORT [default: unix:/run/godwit/control.sock]
+    #[arg(long, global = true, value_name = "URL", env = "GODWIT_MANAGER", hide_env_values = true)]
+    pub(crate) manager: Option<Endpoint>,
+    /// The authority's certificate that an https:// address is checked by
+    #[arg(long, global = true, value_name = "FILE", env = "GODWIT_CA", hide_env_values = true)]
+    pub(crate) ca: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ControlCommand {
+    /// Run the manager until SIGTERM; migrations go on without it
+    #[command(after_help = "Example:
+  godwit control run --config /etc/godwit/control.toml")]
+    Run {
+        /// The manager's configuration
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Show the cluster as a whole
+    Status,
+    /// Hosts, as the manager knows them
+    #[command(after_help = "Examples:
+  godwit control host add a --address https://10.77.0.11:7700 --label rack=r1 --link 10gbit
+  godwit control host list
+  godwit control host forget a")]
+    Host {
+        #[command(subcommand)]
+        command: ManagedHostCommand,
+    },
+    /// VMs of all hosts, as their agents tell
+    Vms,
+    /// Moves of VMs: who waits for what, who is on the way, what became of it
+    #[command(after_help = "Examples:
+  godwit control move create web --to b
+  godwit control move list
+  godwit control move cancel v69204f1e-0c3a55d1")]
+    Move {
+        #[command(subcommand)]
+        command: MoveCommand,
+    },
+    /// Who did what, and who was refused, the newest first (needs the role admin)
+    Audit {
+        /// Lines to show
+        #[arg(long, value_name = "LINES", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        lines: u16,
+    },
+    /// Tokens, by which people and programs ask the manager
+    #[command(after_help = "Examples:
+  godwit control token create monitoring --role viewer --days 365
+  godwit control token list
+  godwit control token revoke 1f0c9a3b77d2
+
+The secret is shown once. Give it to commands in the environment: GODWIT_TOKEN.")]
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
+    /// Tokens by which hosts join, one host each, once
+    #[command(after_help = "Examples:
+  godwit control join-token create c --valid 1h >c.token
+  godwit control join-token create c --address https://10.77.0.13:7700
+  godwit control join-token list
+  godwit control join-token revoke 1f0c9a3b77d2
+
+The token is shown once. On the host: godwit host join --manager https://m1:7800 --token-file c.token")]
+    JoinToken {
+        #[command(subcommand)]
+        command: JoinTokenCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JoinTokenCommand {
+    /// Make a token by which one host joins, and show it this once
+    Create {
+        /// The host's name
+        host: String,
+        /// Its agent's address; without it the host says it itself
+        #[arg(long, value_name = "URL")]
+        address: Option<Endpoint>,
+        /// How long it is good for, 168h at most
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1h")]
+        valid: Duration,
+    },
+    /// List the join tokens, without their secrets
+    List,
+    /// Revoke a join token; a host that has joined by it stays
+    Revoke {
+        /// Its id
+        id: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ManagedHostCommand {
+    /// Take a host in whose agent has a certificate of the cluster's authority
+    Add {
+        /// Its name, as in its certificate
+        name: String,
+        /// Its agent's address
+        #[arg(long, value_name = "URL")]
+        address: Endpoint,
+        /// What rules may name it by (repeatable)
+        #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+        labels: Vec<(String, String)>,
+        /// What its link carries
+        #[arg(long, value_name = "RATE")]
+        link: Option<BitRate>,
+    },
+    /// List the hosts and whether they are heard
+    List,
+    /// Show a host
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Keep new VMs from a host, or let it take them again; its own VMs stay (`godwit host drain` moves them)
+    Maintenance {
+        /// Its name
+        name: String,
+        /// on: it takes none; off: it takes them
+        #[arg(value_enum)]
+        switch: Switch,
+    },
+    /// Forget a host; what runs there runs on
+    Forget {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Make a token, and show its secret this once
+    Create {
+        /// Whose it is; stands in the audit log
+        name: String,
+        /// What it allows: each role may do what those before it may
+        #[arg(long)]
+        role: RoleName,
+        /// How long it is good for
+        #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
+        days: u32,
+    },
+    /// List the tokens, without their secrets
+    List,
+    /// Revoke a token: it is unknown from now on
+    Revoke {
+        /// Its id
+        id: String,
+    },
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+/// [`Role`], as the command line has it.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum RoleName {
+    /// Look
+    Viewer,
+    /// Work with VMs, moves and drains
+    Operator,
+    /// Work with hosts, rules, limits and tokens
+    Admin,
+}
+
+impl From<RoleName> for Role {
+    fn from(name: RoleName) -> Role {
+        match name {
+            RoleName::Viewer => Role::Viewer,
+            RoleName::Operator => Role::Operator,
+            RoleName::Admin => Role::Admin,
+        }
+    }
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
+    if key.is_empty() { Err("the key is empty".to_owned()) } else { Ok((key.to_owned(), value.to_owned())) }
+}

@@ -1,0 +1,204 @@
+//! `godwit control`: runs the manager, and asks it.
+
+use std::path::Path;
+
+use godwit_api::Endpoint;
+use godwit_api::control::{
+    AddHost, Cluster, CreateToken, HostSummary, ManagerClient, ManagerError, ProblemCode, TOKEN_VARIABLE,
+    TokenInfo, UpdateHost, VmSummary,
+};
+use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
+use godwit_lab::BitRate;
+use godwit_pki::Trust;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand};
+use crate::exit::{Exit, Failure};
+use crate::hosts::manager_of;
+use crate::join;
+use crate::moves;
+use crate::output::{Output, fields, table};
+use crate::units::byte_count;
+
+/// Runs the manager in the foreground. It logs to standard error; RUST_LOG sets how much.
+pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let config = Config::load(config).map_err(|error| Failure::usage(error.to_string(), ""))?;
+    match godwit_control::run(config).await {
+        Ok(()) => Ok(Exit::Ok),
+        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::new(Exit::Conflict, error.to_string(), "")),
+        Err(error) => Err(Failure::new(Exit::Failure, error.to_string(), "")),
+    }
+}
+
+pub(crate) async fn ask(
+    command: ControlCommand,
+    place: &ManagerPlace,
+    hosts: Option<&Path>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let manager = client(place, hosts)?;
+    match command {
+        ControlCommand::Status => {
+            let cluster = manager.cluster().await?;
+            output.result(&cluster, || status(&cluster))?;
+        }
+        ControlCommand::Host { command } => host(command, &manager, output).await?,
+        ControlCommand::Vms => {
+            let vms = manager.vms().await?;
+            let rows: Vec<_> = vms.iter().map(vm_row).collect();
+            output.result(&vms, || table(&["vm", "host", "state", "memory", "vcpus"], &rows))?;
+        }
+        ControlCommand::Move { command } => return moves::run(command, &manager, output).await,
+        ControlCommand::Audit { lines } => return moves::audit(&manager, usize::from(lines), output).await,
+        ControlCommand::Token { command } => token(command, &manager, output).await?,
+        ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
+        // Does not ask: main has run it.
+        ControlCommand::Run { .. } => {}
+    }
+    Ok(Exit::Ok)
+}
+
+/// By the socket, unless another place is named, on the command line or in the hosts file; there a token is shown, where there is one.
+pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<ManagerClient, Failure> {
+    let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
+    let of_file = if place.manager.is_some() { None } else { manager_of(hosts)? };
+    let by_default = || Endpoint::Unix(DEFAULT_MANAGER_SOCKET.into());
+    let endpoint = place.manager.clone().or(of_file).unwrap_or_else(by_default);
+    let Endpoint::Tls(authority) = &endpoint else { return Ok(ManagerClient::new(endpoint, token)) };
+    let Some(ca) = &place.ca else {
+        let message = format!("{endpoint} is checked by a certificate, and none is named");
+        return Err(Failure::usage(message, "name the authority's: --ca FILE, or GODWIT_CA"));
+    };
+    let trust = Trust::load(ca).map_err(|error| Failure::usage(error.to_string(), ""))?;
+    let name = authority.rsplit_once(':').map_or(authority.as_str(), |(name, _)| name);
+    let name = name.trim_start_matches('[').trim_end_matches(']').to_owned();
+    Ok(ManagerClient::trusting(endpoint, &trust, &name, token))
+}
+
+fn status(cluster: &Cluster) -> String {
+    let leader = cluster.leader.as_ref().map_or("none at the moment".to_owned(), |leader| {
+        let which = if leader.is_self { ", the one that answers" } else { ", which another one answers for" };
+        format!("{} at {}{which}", leader.name, leader.address)
+    });
+    fields(&[
+        ("manager", cluster.version.clone()),
+        ("leader", leader),
+        ("hosts", format!("{}, {} of them heard", cluster.hosts, cluster.hosts_up)),
+        ("vms", format!("{}, {} of them running", cluster.vms, cluster.vms_running)),
+        ("moves", format!("{} running, {} waiting", cluster.moves_running, cluster.moves_waiting)),
+    ])
+}
+
+async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Output) -> Result<(), Failure> {
+    match command {
+        ManagedHostCommand::Add { name, address, labels, link } => {
+            let request = AddHost {
+                name,
+                address: address.to_string(),
+                labels: labels.into_iter().collect(),
+                link_bits_per_s: link.map(BitRate::bits_per_second),
+                most_moves: None,
+            };
+            let added = manager.add_host(&request).await?;
+            output.result(&added, || format!("host {} is followed", added.summary.name))
+        }
+        ManagedHostCommand::List => {
+            let hosts = manager.hosts().await?;
+            let rows: Vec<_> = hosts.iter().map(host_row).collect();
+            output.result(&hosts, || table(&["host", "state", "vms", "memory left", "api"], &rows))
+        }
+        ManagedHostCommand::Show { name } => {
+            let host = manager.host(&name).await?;
+            output.result(&host, || {
+                let HostSummary { name, address, maintenance, vms, reason, .. } = &host.summary;
+                fields(&[
+                    ("host", name.clone()),
+                    ("api", address.clone()),
+                    ("state", host.summary.state.name().to_owned()),
+                    ("why", reason.clone().unwrap_or_default()),
+                    ("maintenance", if *maintenance { "yes" } else { "no" }.to_owned()),
+                    ("vms", vms.to_string()),
+                    ("memory left", byte_count(host.summary.memory_available_bytes)),
+                ])
+            })
+        }
+        ManagedHostCommand::Maintenance { name, switch } => {
+            let change = UpdateHost { maintenance: Some(switch == Switch::On), ..UpdateHost::default() };
+            let host = manager.update_host(&name, &change).await?;
+            let takes = if host.summary.maintenance { "takes no VMs" } else { "takes VMs" };
+            output.result(&host, || format!("host {name} {takes}"))
+        }
+        ManagedHostCommand::Forget { name } => {
+            manager.forget_host(&name).await?;
+            output.result(&serde_json::json!({ "forgotten": name }), || format!("host {name} is forgotten"))
+        }
+    }
+}
+
+fn host_row(host: &HostSummary) -> Vec<String> {
+    let state = if host.maintenance { "maintenance" } else { host.state.name() };
+    vec![
+        host.name.clone(),
+        state.to_owned(),
+        host.vms.to_string(),
+        byte_count(host.memory_available_bytes),
+        host.address.clone(),
+    ]
+}
+
+fn vm_row(vm: &VmSummary) -> Vec<String> {
+    let state = if vm.is_current { vm.state.to_string() } else { format!("{} (host away)", vm.state) };
+    vec![vm.name.clone(), vm.host.clone(), state, byte_count(vm.memory_bytes), vm.vcpus.to_string()]
+}
+
+async fn token(command: TokenCommand, manager: &ManagerClient, output: Output) -> Result<(), Failure> {
+    match command {
+        TokenCommand::Create { name, role, days } => {
+            let made = manager.create_token(&CreateToken { name, role: role.into(), days }).await?;
+            // Alone on standard output: `GODWIT_TOKEN=$(godwit control token create …)`.
+            output.result(&made, || made.token.clone())
+        }
+        TokenCommand::List => {
+            let tokens = manager.tokens().await?;
+            let rows: Vec<_> = tokens.iter().map(token_row).collect();
+            output.result(&tokens, || table(&["id", "name", "role", "made by"], &rows))
+        }
+        TokenCommand::Revoke { id } => {
+            manager.revoke_token(&id).await?;
+            output.result(&serde_json::json!({ "revoked": id }), || format!("token {id} is revoked"))
+        }
+    }
+}
+
+fn token_row(token: &TokenInfo) -> Vec<String> {
+    vec![token.id.clone(), token.name.clone(), token.role.name().to_owned(), token.made_by.clone()]
+}
+
+impl From<ManagerError> for Failure {
+    fn from(error: ManagerError) -> Failure {
+        match error {
+            ManagerError::Refused(problem) => {
+                let exit = of_code(problem.code);
+                Failure { exit, code: problem.code.name(), message: problem.detail, mend: problem.mend }
+            }
+            ManagerError::Unreachable { .. } => Failure::new(Exit::Unreachable, error.to_string(), ""),
+            ManagerError::Protocol { .. } => Failure::new(Exit::Failure, error.to_string(), ""),
+        }
+    }
+}
+
+fn of_code(code: ProblemCode) -> Exit {
+    use ProblemCode as P;
+    match code {
+        P::InvalidRequest | P::KeyReused | P::TooLong | P::UnsupportedType | P::MethodNotAllowed => {
+            Exit::Usage
+        }
+        P::NotFound => Exit::NotFound,
+        P::AlreadyExists | P::WrongState | P::Conflict | P::TooManyRequests => Exit::Conflict,
+        P::Unauthenticated | P::Forbidden | P::Preflight | P::NoHost => Exit::Preflight,
+        P::HostAway | P::NoLeader | P::StoreAway => Exit::Unreachable,
+        P::HostRefused | P::ManagerFailed | P::Unknown => Exit::Failure,
+    }
+}

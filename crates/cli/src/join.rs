@@ -1,0 +1,110 @@
+//! `godwit control join-token` on the manager's side, `godwit host join` on the host's.
+
+use std::fs;
+
+use godwit_api::control::{JoinGrant, JoinTokenInfo, JoinTokenText, ManagerClient};
+use godwit_host::{JoinError, JoinOptions, JoinedHost};
+use godwit_pki::Fingerprint;
+use serde_json::json;
+
+use crate::args::{JoinArgs, JoinTokenCommand};
+use crate::exit::{Exit, Failure};
+use crate::output::{Output, table};
+
+pub(crate) async fn token(
+    command: JoinTokenCommand,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), Failure> {
+    match command {
+        JoinTokenCommand::Create { host, address, valid } => {
+            // Begun minutes count: no token is good for none.
+            let minutes = u32::try_from(valid.as_secs().div_ceil(60)).unwrap_or(u32::MAX);
+            let address = address.map(|address| address.to_string());
+            let made = manager.create_join_token(&JoinGrant { host, address, minutes }).await?;
+            // Alone on standard output: `godwit control join-token create c >c.token`.
+            output.result(&made, || made.token.clone())
+        }
+        JoinTokenCommand::List => {
+            let tokens = manager.join_tokens().await?;
+            let rows: Vec<_> = tokens.iter().map(row).collect();
+            output.result(&tokens, || table(&["id", "host", "used", "made by"], &rows))
+        }
+        JoinTokenCommand::Revoke { id } => {
+            manager.revoke_join_token(&id).await?;
+            output.result(&json!({ "revoked": id }), || format!("join token {id} is revoked"))
+        }
+    }
+}
+
+fn row(token: &JoinTokenInfo) -> Vec<String> {
+    let used = if token.used_unix_ms.is_some() { "yes" } else { "no" };
+    vec![token.id.clone(), token.host.clone(), used.to_owned(), token.made_by.clone()]
+}
+
+pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failure> {
+    let file = &options.token_file;
+    let text = fs::read_to_string(file)
+        .map_err(|error| Failure::usage(format!("{} can't be read: {error}", file.display()), ""))?;
+    let token: JoinTokenText = text.parse().map_err(|why| {
+        let mend = "make one with `godwit control join-token create HOST`";
+        Failure::usage(format!("{}: {why}", file.display()), mend)
+    })?;
+    check_authority(&options, &token)?;
+    let config = options.config.clone();
+    let joined = godwit_host::join(&JoinOptions {
+        manager: options.manager,
+        token,
+        address: options.address.map(|address| address.to_string()),
+        migration_addresses: options.migration_addresses,
+        dir: options.dir,
+        config: options.config,
+    })
+    .await?;
+    let JoinedHost { name, had_joined, authority, certificate, key, to_configure } = &joined;
+    let told = json!({
+        "host": name, "had_joined": had_joined, "authority": authority, "certificate": certificate, "key": key,
+        "config": config, "to_configure": to_configure,
+    });
+    output.result(&told, || {
+        let has = if *had_joined { "had joined already" } else { "has joined" };
+        let first = format!("host {name} {has}: its certificate is {}", certificate.display());
+        let (config, run) = (config.display(), "godwit host run --config");
+        match to_configure {
+            None => format!("{first}\nstart its agent: {run} {config}"),
+            Some(text) => {
+                format!("{first}\nput this into {config}:\n{text}and start its agent: {run} {config}")
+            }
+        }
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// What somebody says of the authority besides the token has to be what the token says.
+fn check_authority(options: &JoinArgs, token: &JoinTokenText) -> Result<(), Failure> {
+    let said = match &options.authority {
+        Some(file) => Some(Fingerprint::of_certificate(file)?),
+        None => options.fingerprint,
+    };
+    match said {
+        Some(said) if said != token.authority => {
+            let message = format!("the token is of the authority {}, and not of {said}", token.authority);
+            Err(Failure::usage(message, "have a token made by the manager of that authority"))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl From<JoinError> for Failure {
+    fn from(error: JoinError) -> Failure {
+        match error {
+            JoinError::Manager(error) => error.into(),
+            JoinError::Pki(error) => error.into(),
+            JoinError::Unprotected { .. } => Failure::usage(error.to_string(), ""),
+            JoinError::OtherAuthority { .. } => Failure::new(Exit::Conflict, error.to_string(), ""),
+            JoinError::Answer(_) | JoinError::File { .. } => {
+                Failure::new(Exit::Failure, error.to_string(), "")
+            }
+        }
+    }
+}
