@@ -4,12 +4,12 @@ CARGO ?= cargo
 SOAK_MOVES ?= 1000
 SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
-SCENARIOS ?= switchover bandwidth lanes references impact converge predict cancel debian scan
+SCENARIOS ?= switchover bandwidth lanes references impact converge predict cancel debian scan control-scale control-drain drain
 # Where rustup puts cargo, also for a root shell that was never told.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test sim fuzz bench reliability soak soak-mixed fmt lint ci clean
+.PHONY: help deps build demo test sim schemathesis fuzz bench reliability soak soak-mixed fmt lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ soak: build ## 1,000 moves of 8 guests under faults drawn at random (SOAK_MOVES=
 
 soak-mixed: build ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak_mixed::
+
+schemathesis: build ## Check every answer of the manager's API against its OpenAPI document (EXAMPLES=N, SEED=N)
+	scripts/schemathesis.sh
 
 fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")
 	scripts/fuzz.sh

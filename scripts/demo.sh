@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Moves a running guest from one host to the other and back while it dirties memory and a client talks to it.
+# Moves a running guest from one host to the other while it dirties memory and a client talks to it, then empties that host: all of it by
+# the manager.
 # Expects `make build` before it. `make demo` does both.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,21 +11,39 @@ VM=demo
 WORKLOAD=dirty:rate=5000,ws=256M,order=random,zero=10,compressible=40
 
 check_lab
-say "lab up: two hosts, a and b, and a client, each a network namespace"
+say "lab up: two hosts, a and b, and a client, each a network namespace, and a manager that knows both hosts"
 lab_up --hosts 2
-$GODWIT host list
+$GODWIT control status
+$GODWIT control host list
 
 say "create a guest of 1 GiB on host a; it fills 512 MiB and dirties 5,000 pages a second"
 create_guest $VM 21 1GiB "godwit.fill=512M godwit.workload=$WORKLOAD"
 $GODWIT vm list
 
-for to in b a; do
-  say "migrate to host $to, the guest running, a client probing it a thousand times a second"
-  $GODWIT migrate $VM --to $to
+verify() {
   say "the guest checks every page of its memory while it goes on dirtying it"
   $GODWIT lab guest $VM verify
-done
+}
+
+say "the manager moves it to host b, the guest running, a client probing it a thousand times a second"
+seen=$(mktemp)
+$GODWIT watch 10.88.0.21 >"$seen" 2>&1 &
+watching=$!
+$GODWIT control move create $VM --to b
+kill -INT $watching
+wait $watching || true
+say "what the client saw"
+cat "$seen"
+rm "$seen"
+verify
+
+say "empty host b: the manager says who would go where"
+$GODWIT host drain b --plan
+say "and does it"
+$GODWIT host drain b
+verify
 
 say "delete the guest"
 $GODWIT vm delete $VM --force
 say "done: the guest moved twice while it ran, and no page of it is wrong"
+$GODWIT control move list --all

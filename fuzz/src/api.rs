@@ -1,10 +1,10 @@
 //! Bodies of requests and of answers, and events.
 
 use godwit_api::{
-    ApiError, CreateVm, EventParser, HostInfo, IncomingAccepted, IncomingChecked, IncomingProbeAccepted,
+    ApiError, CreateVm, EventParser, HostEvent, HostInfo, IncomingAccepted, IncomingChecked, IncomingProbeAccepted,
     IncomingProbeRequest, IncomingProbeStatus, IncomingRequest, IncomingResume, IncomingRun, IncomingStatus,
     Limits, MigrationAccepted, MigrationEvent, MigrationRequest, MigrationStatus, PageInAnswer,
-    PageInRequest, ProbeEvent, ProbeRequest, Resolve, Resolved, SetLimit, StopVm, Told, VmInfo,
+    PageInRequest, ProbeEvent, ProbeRequest, Resolve, Resolved, SetLimit, SetPeers, StopVm, Told, VmInfo,
 };
 use godwit_migration::DryRun;
 use godwit_migration::handover::Known;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// What a body may be, by the first byte of the input.
-const BODIES: [fn(&[u8]); 28] = [
+const BODIES: [fn(&[u8]); 30] = [
     same::<CreateVm>,
     same::<Resolve>,
     same::<StopVm>,
@@ -41,6 +41,8 @@ const BODIES: [fn(&[u8]); 28] = [
     same::<IncomingResume>,
     same::<Known>,
     same::<Resolved>,
+    same::<SetPeers>,
+    events::<HostEvent>,
 ];
 
 pub fn run(data: &[u8]) {

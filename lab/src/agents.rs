@@ -24,7 +24,7 @@ const CLOCK_FILE_BYTES: usize = 24;
 const SMALL_STATE_BYTES: u64 = 1 << 20;
 
 /// How long the lab's certificates are good for: longer than a lab stays up.
-const CERTIFICATE_DAYS: u32 = 365;
+pub(crate) const CERTIFICATE_DAYS: u32 = 365;
 
 /// An agent's configuration, as `godwit host run --config` reads it.
 #[derive(Serialize)]
@@ -53,10 +53,10 @@ struct AgentConfig<'a> {
 }
 
 #[derive(Serialize)]
-struct Tls {
-    authority: PathBuf,
-    certificate: PathBuf,
-    key: PathBuf,
+pub(crate) struct Tls {
+    pub(crate) authority: PathBuf,
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 #[derive(Serialize)]
@@ -195,14 +195,19 @@ fn listen(host: &Host, options: &LabOptions) -> Vec<SocketAddr> {
     addresses.map(|address| SocketAddr::new(address, AGENT_PORT)).collect()
 }
 
-/// A certificate of the lab's own authority, made where it is missing.
-fn certificate(paths: &LabPaths, host: &Host, options: &LabOptions) -> Result<Tls> {
+/// The lab's own authority, made where it is missing.
+pub(crate) fn authority(paths: &LabPaths) -> Result<Authority> {
     let dir = paths.pki();
     let authority = match Authority::open(&dir) {
         Err(PkiError::NoAuthority { .. }) => Authority::create(&dir, "godwit lab", CERTIFICATE_DAYS),
         opened => opened,
     };
-    let authority = authority.context("the lab's authority")?;
+    authority.context("the lab's authority")
+}
+
+/// A certificate of the lab's own authority, made where it is missing.
+fn certificate(paths: &LabPaths, host: &Host, options: &LabOptions) -> Result<Tls> {
+    let (dir, authority) = (paths.pki(), authority(paths)?);
     let (certificate, key) = (dir.join(format!("{}.pem", host.name)), dir.join(format!("{}.key", host.name)));
     if !certificate.exists() {
         let addresses = host.migration_addresses(&options.lanes(), options.family);
@@ -213,13 +218,14 @@ fn certificate(paths: &LabPaths, host: &Host, options: &LabOptions) -> Result<Tl
 }
 
 fn peers_of<'a>(host: &Host, topology: &'a Topology, options: &LabOptions) -> BTreeMap<&'a str, String> {
-    let scheme = if options.insecure { "http" } else { "https" };
     let others = topology.hosts.iter().filter(|other| other.name != host.name);
-    let url = |other: &'a Host| {
-        let at = listen(other, options).into_iter().next()?;
-        Some((other.name.as_str(), format!("{scheme}://{at}")))
-    };
-    others.filter_map(url).collect()
+    others.filter_map(|other| Some((other.name.as_str(), url(other, options)?))).collect()
+}
+
+/// Where others reach a host's agent; none: there is no migration network.
+pub(crate) fn url(host: &Host, options: &LabOptions) -> Option<String> {
+    let scheme = if options.insecure { "http" } else { "https" };
+    Some(format!("{scheme}://{}", listen(host, options).into_iter().next()?))
 }
 
 /// Makes each host's directories.
@@ -248,6 +254,8 @@ pub(crate) fn make_directories(topology: &Topology, options: &LabOptions, paths:
 struct HostsFile<'a> {
     hosts: BTreeMap<&'a str, HostEntry>,
     watch: WatchEntry,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    manager: Option<HostEntry>,
 }
 
 #[derive(Serialize)]
@@ -261,11 +269,13 @@ struct WatchEntry {
 }
 
 /// The hosts file: where the CLI finds the agents and the client.
-pub(crate) fn write_hosts_file(topology: &Topology, paths: &LabPaths) -> Result<()> {
+pub(crate) fn write_hosts_file(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> Result<()> {
+    let manager = HostEntry { api: format!("unix:{}", paths.manager_socket().display()) };
     let entry = |host: &'_ Host| HostEntry { api: format!("unix:{}", socket(paths, &host.name).display()) };
     let file = HostsFile {
         hosts: topology.hosts.iter().map(|host| (host.name.as_str(), entry(host))).collect(),
         watch: WatchEntry { socket: paths.client_socket() },
+        manager: options.manager.then_some(manager),
     };
     write_whole(&paths.hosts_file(), &toml::to_string(&file)?)
 }
@@ -338,7 +348,7 @@ mod tests {
     fn the_hosts_file_names_sockets() {
         let directory = tempfile::tempdir().unwrap();
         let paths = LabPaths::new(directory.path());
-        write_hosts_file(&Topology::new("godwit", 2), &paths).unwrap();
+        write_hosts_file(&Topology::new("godwit", 2), &LabOptions::default(), &paths).unwrap();
         let value: toml::Table = std::fs::read_to_string(paths.hosts_file()).unwrap().parse().unwrap();
         let api = value["hosts"]["a"]["api"].as_str().unwrap();
         assert!(api.starts_with("unix:/") && api.ends_with("/hosts/a/agent.sock"), "{api}");

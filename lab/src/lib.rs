@@ -23,6 +23,7 @@ pub mod faults;
 pub mod image;
 pub mod iperf;
 pub mod links;
+mod manager;
 pub mod namespace;
 mod options;
 mod process;

@@ -33,6 +33,9 @@ pub struct LabOptions {
     pub force_emulator: bool,
     /// Whether an agent is started on each host.
     pub agents: bool,
+    /// Whether a manager is started that knows all hosts.
+    #[serde(default)]
+    pub manager: bool,
     /// The QEMU of all agents; `None` is `qemu-system-x86_64` of PATH.
     pub qemu: Option<PathBuf>,
     /// The one user that all QEMUs run as; `None`: each has its own.
@@ -77,6 +80,7 @@ impl Default for LabOptions {
             loss: Loss::default(),
             force_emulator: false,
             agents: true,
+            manager: false,
             qemu: None,
             qemu_user: None,
             tracker: None,
@@ -113,6 +117,11 @@ impl LabOptions {
     /// The rates of the migration networks' links.
     fn rates(&self) -> Vec<Option<BitRate>> {
         if self.lanes.is_empty() { vec![self.link] } else { self.lanes.iter().copied().map(Some).collect() }
+    }
+
+    /// The rate of the first lane's links; none: as fast as the machine.
+    pub(crate) fn first_rate(&self) -> Option<BitRate> {
+        self.rates().into_iter().next().flatten()
     }
 
     /// Whether both ask for the same lab.

@@ -20,6 +20,7 @@ use crate::topology::LabPaths;
 pub(crate) enum Role {
     Emulator,
     Client,
+    Manager,
     /// The agent of the host of that name.
     Agent(String),
 }

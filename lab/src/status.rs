@@ -97,6 +97,7 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
         let what = match &process.role {
             Role::Emulator => "the link emulator".to_owned(),
             Role::Client => "the client prober".to_owned(),
+            Role::Manager => "the manager".to_owned(),
             Role::Agent(host) => format!("the agent of host {host}"),
         };
         problems

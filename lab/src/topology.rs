@@ -193,6 +193,30 @@ impl LabPaths {
         self.root.join("pki")
     }
 
+    /// Unix socket of the manager.
+    #[must_use]
+    pub fn manager_socket(&self) -> PathBuf {
+        self.root.join("control.sock")
+    }
+
+    /// Log of the manager.
+    #[must_use]
+    pub fn manager_log(&self) -> PathBuf {
+        self.root.join("control.log")
+    }
+
+    /// Configuration of the manager.
+    #[must_use]
+    pub fn manager_config(&self) -> PathBuf {
+        self.root.join("control.toml")
+    }
+
+    /// What the manager keeps.
+    #[must_use]
+    pub fn manager_state(&self) -> PathBuf {
+        self.root.join("control")
+    }
+
     /// Unix socket of the client prober.
     #[must_use]
     pub fn client_socket(&self) -> PathBuf {

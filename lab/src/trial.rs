@@ -114,10 +114,12 @@ impl Trial {
         let lab = up(&self.options, &self.godwit)?;
         ensure!(lab.up, "{lab}");
         for host in self.hosts() {
-            // The guest that tries KVM is none of the VMs whose traces are looked for.
-            until(&format!("the agent of host {host} knows whether KVM runs"), LIMIT, || {
+            // The QEMUs that are asked for KVM and for their CPUs are none of the VMs whose traces are looked for.
+            until(&format!("the agent of host {host} knows its QEMU"), LIMIT, || {
                 let info = self.ask(self.agent(&host).host())?;
-                Ok((info.kvm.is_some() || info.qemu_problem.is_some()).then_some(()))
+                let is_known =
+                    info.qemu_problem.is_some() || info.cpu_problem.is_some() || info.cpu.is_some();
+                Ok(is_known.then_some(()))
             })?;
         }
         Ok(())

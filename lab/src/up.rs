@@ -1,5 +1,6 @@
 //! Brings a lab up.
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use crate::client::ClientConfig;
 use crate::daemon::{self, DaemonKind};
 use crate::down::{LabName, leftovers, tear_down};
 use crate::links::{self, LinkEngine};
+use crate::manager;
 use crate::namespace;
 use crate::options::LabOptions;
 use crate::process;
@@ -116,7 +118,8 @@ impl Builder<'_> {
             agents::write_configs(&self.topology, self.options, &self.paths, tools)?;
         }
         self.start_agents()?;
-        agents::write_hosts_file(&self.topology, &self.paths)?;
+        agents::write_hosts_file(&self.topology, self.options, &self.paths)?;
+        self.start_manager()?;
         self.state.complete = true;
         self.state.save(&self.paths)
     }
@@ -137,7 +140,8 @@ impl Builder<'_> {
         if !self.runs(&Role::Client) {
             self.start_client()?;
         }
-        self.start_agents()
+        self.start_agents()?;
+        self.start_manager()
     }
 
     fn runs(&self, role: &Role) -> bool {
@@ -190,6 +194,26 @@ impl Builder<'_> {
         self.state.set_process(role, started.id);
         self.state.save(&self.paths)?;
         started.wait_ready_line(what, log, DAEMON_LIMIT)
+    }
+
+    /// Starts the manager where one is wanted and none runs, beside the first host's agent, and tells it of all hosts.
+    fn start_manager(&mut self) -> Result<()> {
+        let (true, Some(first)) = (self.options.manager && self.options.agents, self.topology.hosts.first())
+        else {
+            return Ok(());
+        };
+        if !self.runs(&Role::Manager) {
+            manager::write_config(self.options, &self.paths)?;
+            let (command, log) = (manager::command(self.godwit, &self.paths), self.paths.manager_log());
+            let started = process::start(&first.namespace, command, &log, false)
+                .context("the manager does not start")?;
+            self.state.set_process(Role::Manager, started.id);
+            self.state.save(&self.paths)?;
+            let socket = self.paths.manager_socket();
+            let is_there = || UnixStream::connect(&socket).is_ok();
+            started.wait_until("the manager", &log, AGENT_LIMIT, is_there)?;
+        }
+        manager::add_hosts(self.godwit, &self.topology, self.options, &self.paths)
     }
 
     /// Starts all agents that do not run, then waits for them together.

@@ -35,7 +35,7 @@ impl Machine {
     }
 
     /// Looks at the machine; what can't be read is told as such.
-    fn look(qemu: &Path) -> Machine {
+    pub(crate) fn look(qemu: &Path) -> Machine {
         let unknown = || "unknown".to_owned();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, key: &str| {

@@ -3,9 +3,12 @@
 
 mod bandwidth;
 mod cancel;
+mod control;
 mod converge;
 mod cpu;
+mod cpu_baseline;
 mod debian;
+mod drain;
 mod faults;
 mod figures;
 mod footprint;
@@ -80,6 +83,16 @@ enum Scenario {
   godwit-bench cancel
   godwit-bench cancel --runs 5 --link 10gbit")]
     Cancel(cancel::Settings),
+    /// Empty a host with clones of one guest by the manager, and the same by QEMU's own engine
+    #[command(after_help = "Examples:
+  godwit-bench drain
+  godwit-bench drain --clones 8 --runs 1 --concurrency 4")]
+    Drain(drain::Settings),
+    /// Have guests compute with a CPU baseline and with all that the host has
+    #[command(after_help = "Examples:
+  godwit-bench cpu-baseline
+  godwit-bench cpu-baseline --baseline x86-64-v3 --runs 9")]
+    CpuBaseline(cpu_baseline::Settings),
     /// Kill, cut, fill and corrupt at each phase of a migration, and see where the guest is and that it is whole
     #[command(after_help = "Examples:
   godwit-bench faults
@@ -87,6 +100,16 @@ enum Scenario {
   godwit-bench faults --fault kill-source-agent --phase committed
   godwit-bench faults --seed 7 --write")]
     Faults(faults::Settings),
+    /// Have a manager know 1,000 simulated hosts with 50,000 VMs, and ask it while all of that changes
+    #[command(after_help = "Examples:
+  godwit-bench control-scale
+  godwit-bench control-scale --hosts 100 --vms 5000 --requests 50")]
+    ControlScale(control::scale::Settings),
+    /// Empty one of eight simulated hosts through a manager, and move many VMs at once
+    #[command(after_help = "Examples:
+  godwit-bench control-drain
+  godwit-bench control-drain --all-on-one --speed 100")]
+    ControlDrain(control::drain::Settings),
 }
 
 fn main() -> ExitCode {
@@ -100,7 +123,11 @@ fn main() -> ExitCode {
         Scenario::Predict(settings) => predict::run(&settings),
         Scenario::Debian(settings) => debian::run(&settings),
         Scenario::Cancel(settings) => cancel::run(&settings),
+        Scenario::Drain(settings) => drain::run(&settings),
+        Scenario::CpuBaseline(settings) => cpu_baseline::run(&settings),
         Scenario::Faults(settings) => faults::run(&settings),
+        Scenario::ControlScale(settings) => control::scale::run(&settings),
+        Scenario::ControlDrain(settings) => control::drain::run(&settings),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,12 +1,15 @@
 //! The guest's control protocol: TCP port 7000, one JSON object a line in each direction.
 //!
-//! `{"cmd":"status"}`, `{"cmd":"workload","spec":"dirty:rate=5000"}`, `{"cmd":"verify"}`, `{"cmd":"poweroff"}`.
+//! `{"cmd":"status"}`, `{"cmd":"workload","spec":"dirty:rate=5000"}`, `{"cmd":"verify"}`, `{"cmd":"kernels","millis":2000}`,
+//! `{"cmd":"poweroff"}`.
 //! Every answer carries `ok`; where it is false, `error` says why. `verify` answers `ok: false` also when a page
 //! or a count is wrong, so that a careless caller notices.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 
 use serde::{Deserialize, Serialize};
+
+use crate::kernels::KernelRates;
 
 /// TCP port of the control protocol.
 pub const CONTROL_PORT: u16 = 7000;
@@ -28,6 +31,11 @@ pub enum Request {
     },
     /// Check every page and every count; takes as long as it takes.
     Verify {},
+    /// Compute for so long each, beside the workload, and tell how fast that is.
+    Kernels {
+        /// Of each of [`crate::kernels`], at most [`crate::kernels::MOST_MILLIS`].
+        millis: u64,
+    },
     /// Switch the machine off.
     Poweroff {},
 }
@@ -71,6 +79,12 @@ pub struct Answer {
     /// The first wrong page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_wrong: Option<WrongPage>,
+    /// Answer to `kernels`: how fast they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<KernelRates>,
+    /// Answer to `kernels`: what of the CPU they use.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<String>,
     /// How long the check took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
@@ -171,6 +185,7 @@ mod tests {
         for (request, line) in [
             (Request::Status {}, r#"{"cmd":"status"}"#),
             (Request::Verify {}, r#"{"cmd":"verify"}"#),
+            (Request::Kernels { millis: 5 }, r#"{"cmd":"kernels","millis":5}"#),
             (Request::Workload { spec: "idle".to_owned() }, r#"{"cmd":"workload","spec":"idle"}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), line);

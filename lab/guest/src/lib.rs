@@ -5,6 +5,7 @@
 //! tests, benchmarks and the lab use the very code that runs in the guest.
 
 pub mod control;
+pub mod kernels;
 pub mod memory;
 pub mod options;
 pub mod pattern;

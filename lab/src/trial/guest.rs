@@ -270,6 +270,17 @@ impl Guest {
         Ok(verdict)
     }
 
+    /// Has it compute for so long with each of its kernels, and tells how fast they are.
+    ///
+    /// # Errors
+    /// It does not answer, or that is longer than it may take.
+    pub fn kernels(&self, each: Duration) -> Result<Answer> {
+        let millis = u64::try_from(each.as_millis()).unwrap_or(u64::MAX);
+        let answer = self.ask_at(self.ipv4.into(), &Request::Kernels { millis })?;
+        ensure!(answer.ok && answer.kernels.is_some(), "the guest does not compute: {answer:?}");
+        Ok(answer)
+    }
+
     /// Asks over the network, from inside the client's namespace as the guest's users do.
     fn ask_at(&self, address: IpAddr, request: &Request) -> Result<Answer> {
         let mut stream = self.connect(address, CONNECT_LIMIT)?;

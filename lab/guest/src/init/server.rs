@@ -9,12 +9,13 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use godwit_guest::{
     control::{Answer, CONTROL_PORT, LINE_BYTES, Request, WrongPage},
+    kernels::{self, MOST_MILLIS},
     memory::Memory,
     workload::Workload,
 };
@@ -103,6 +104,7 @@ fn carry_out(guest: &Guest, line: &str) -> anyhow::Result<Answer> {
             guest.set_workload(workload);
         }
         Request::Verify {} => return verify(guest),
+        Request::Kernels { millis } => return compute(guest, millis),
         Request::Poweroff {} => rustix::system::reboot(RebootCommand::PowerOff).context("switching off")?,
     }
     Ok(guest.status())
@@ -121,6 +123,18 @@ fn filled(guest: &Guest) -> anyhow::Result<&Memory> {
         }
         None => bail!("the memory is not allocated yet: ask again"),
     }
+}
+
+/// Computes on equal terms with the workload.
+fn compute(guest: &Guest, millis: u64) -> anyhow::Result<Answer> {
+    if millis > MOST_MILLIS {
+        bail!("{millis} ms are longer than the {MOST_MILLIS} ms that a kernel may run");
+    }
+    set_niceness(BACKGROUND);
+    let rates = kernels::measure(Duration::from_millis(millis));
+    set_niceness(PROMPT);
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
+    Ok(Answer { kernels: Some(rates?), extensions: kernels::extensions(&cpuinfo), ..guest.status() })
 }
 
 fn verify(guest: &Guest) -> anyhow::Result<Answer> {

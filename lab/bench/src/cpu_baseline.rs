@@ -1,0 +1,188 @@
+//! What a CPU baseline costs a guest: the same computations with the baseline, and with all that the host has.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use godwit_api::HostCpuInfo;
+use godwit_lab::LabOptions;
+use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
+use godwit_qemu::{Baseline, ByteSize, DEFAULT_CPU_MODEL, HostCpu, VmSpec, common_baseline};
+use serde::Serialize;
+
+use crate::figures::Spread;
+use crate::machine::Machine;
+use crate::results::{self, as_text};
+
+/// Options of the scenario.
+#[derive(Debug, Clone, Args, Serialize)]
+pub(crate) struct Settings {
+    /// What the guest's CPU is to be compared with the host's best: a model, or x86-64-v1 to x86-64-v4
+    #[arg(long, value_name = "MODEL", default_value = DEFAULT_CPU_MODEL)]
+    baseline: String,
+    /// Guests booted of each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// How long each of the three computations goes on in each guest
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=20))]
+    seconds: u64,
+    /// The guest's memory
+    #[arg(long, value_name = "SIZE", default_value = "320MiB")]
+    #[serde(serialize_with = "as_text")]
+    memory: ByteSize,
+    /// Where the JSON file goes
+    #[arg(long, value_name = "DIR", default_value = "out/bench")]
+    out: PathBuf,
+}
+
+/// One guest's.
+#[derive(Debug, Clone, Serialize)]
+struct Run {
+    /// Of what the computations use, what the guest found in its CPU.
+    extensions: Vec<String>,
+    vector_per_s: f64,
+    crypto_per_s: f64,
+    integer_per_s: f64,
+}
+
+/// All guests with one CPU.
+#[derive(Debug, Serialize)]
+struct Part {
+    what: &'static str,
+    cpu_model: String,
+    features: usize,
+    runs: Vec<Run>,
+    vector_per_s: Option<Spread>,
+    crypto_per_s: Option<Spread>,
+    integer_per_s: Option<Spread>,
+}
+
+impl Part {
+    fn new(what: &'static str, baseline: Baseline) -> Part {
+        Part {
+            what,
+            cpu_model: baseline.cpu_model,
+            features: baseline.features.len(),
+            runs: Vec::new(),
+            vector_per_s: None,
+            crypto_per_s: None,
+            integer_per_s: None,
+        }
+    }
+
+    fn sum_up(&mut self) {
+        let spread = |of: fn(&Run) -> f64| Spread::of(self.runs.iter().map(of));
+        let (vector, crypto) = (spread(|run| run.vector_per_s), spread(|run| run.crypto_per_s));
+        let integer = spread(|run| run.integer_per_s);
+        (self.vector_per_s, self.crypto_per_s, self.integer_per_s) = (vector, crypto, integer);
+    }
+}
+
+/// Measures, prints, writes.
+pub(crate) fn run(settings: &Settings) -> Result<bool> {
+    let machine = Machine::ready()?;
+    let trial =
+        Trial::begin_with("bench-cpu-baseline", LabOptions::default())?.context("no lab can be had here")?;
+    let info = asked(&trial)?;
+    let cpu = info.to_host_cpu();
+    println!(
+        "settings  {} guests of each CPU by turns, {} s a computation; guests by {} on {}\n",
+        settings.runs, settings.seconds, info.accel, info.name
+    );
+    let mut parts = parts(&settings.baseline, &cpu)?;
+    for _ in 0..settings.runs {
+        // By turns, so that what else the machine does meets both alike.
+        for part in &mut parts {
+            part.runs.push(measure(settings, &trial, &part.cpu_model)?);
+        }
+    }
+    trial.finish()?;
+    parts.iter_mut().for_each(Part::sum_up);
+    print(&parts);
+    results::write(
+        &settings.out,
+        "cpu-baseline",
+        &machine,
+        settings,
+        &serde_json::json!({ "host": info, "parts": parts }),
+    )?;
+    Ok(true)
+}
+
+/// The host's CPU, once its agent has asked.
+fn asked(trial: &Trial) -> Result<HostCpuInfo> {
+    let agent = trial.agent("a");
+    until("the host knows what CPU its guests can have", LIMIT, || Ok(trial.ask(agent.host())?.cpu))
+}
+
+fn parts(baseline: &str, cpu: &HostCpu) -> Result<[Part; 2]> {
+    let hosts = [("a", cpu)];
+    let best = common_baseline(&hosts)?.baseline;
+    let baseline = Baseline::named(baseline, &hosts).with_context(|| {
+        format!("{baseline} is no level and no model that runs here best of its generation: see `godwit host show`")
+    })?;
+    let lacking = cpu.lacks_of(&baseline);
+    if !lacking.is_empty() {
+        let lacking: Vec<String> = lacking.into_iter().collect();
+        bail!("this host lacks of {}: {}", baseline.cpu_model, lacking.join(", "));
+    }
+    Ok([Part::new("baseline", baseline), Part::new("host's best", best)])
+}
+
+/// Boots a guest with that CPU, has it compute, and ends it.
+fn measure(settings: &Settings, trial: &Trial, cpu_model: &str) -> Result<Run> {
+    let plan =
+        GuestPlan { memory: vec![settings.memory], fill: ByteSize::from_mib(16), ..GuestPlan::new("bench") };
+    let spec = VmSpec { cpu_model: Some(cpu_model.to_owned()), ..plan.spec(trial.image()) };
+    let guest = trial.guest_of("a", &plan, spec)?;
+    let answer = guest.kernels(Duration::from_secs(settings.seconds))?;
+    let rates = answer.kernels.context("the guest tells no figures")?;
+    trial.delete("a", &plan.name)?;
+    Ok(Run {
+        extensions: answer.extensions,
+        vector_per_s: rates.vector_per_s,
+        crypto_per_s: rates.crypto_per_s,
+        integer_per_s: rates.integer_per_s,
+    })
+}
+
+fn print(parts: &[Part; 2]) {
+    println!("{:12} {:>4} {:>28} {:>28} {:>28}", "cpu", "n", "vector, op/s", "crypto, op/s", "integer, op/s");
+    for part in parts {
+        println!(
+            "{:12} {:4} {:>28} {:>28} {:>28}",
+            part.what,
+            part.runs.len(),
+            text(part.vector_per_s),
+            text(part.crypto_per_s),
+            text(part.integer_per_s)
+        );
+    }
+    let [baseline, best] = parts;
+    let share = |of: fn(&Part) -> Option<Spread>| match (of(baseline), of(best)) {
+        (Some(baseline), Some(best)) if best.median > 0.0 => format!("{:.2}", baseline.median / best.median),
+        _ => "-".to_owned(),
+    };
+    println!(
+        "{:12} {:4} {:>28} {:>28} {:>28}\n",
+        "ratio",
+        "",
+        share(|part| part.vector_per_s),
+        share(|part| part.crypto_per_s),
+        share(|part| part.integer_per_s)
+    );
+    println!(
+        "an operation: 256 KiB hashed by BLAKE3, 16 KiB encrypted by AES-256-GCM, 65,536 numbers sorted"
+    );
+    for part in parts {
+        let found = part.runs.first().map(|run| run.extensions.join(" ")).unwrap_or_default();
+        println!("{}: -cpu {}\n  {} features, used here: {found}", part.what, part.cpu_model, part.features);
+    }
+}
+
+fn text(spread: Option<Spread>) -> String {
+    spread.map_or("-".to_owned(), |spread| {
+        format!("{:.0} ({:.0} to {:.0})", spread.median, spread.min, spread.max)
+    })
+}

@@ -1,0 +1,267 @@
+//! A host with clones of one guest is emptied by the manager, the engines taking turns; QEMU's own by the settings and the number of moves at
+//! once that are best for it here.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use godwit_api::control::{CreateDrain, Drain, DrainState, DrainVmState, ManagerClient, UpdateHost};
+use godwit_api::{Endpoint, QemuEngineOptions};
+use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host, until};
+use godwit_lab::{BitRate, LabOptions};
+use godwit_migration::EngineKind;
+use godwit_qemu::ByteSize;
+use rustix::process::Signal;
+use serde::Serialize;
+
+use crate::figures::Spread;
+use crate::machine::Machine;
+use crate::results;
+use crate::results::as_text;
+use crate::switchover::ODD_BYTES;
+
+/// How many times as fast as QEMU's own engine a drain is to be.
+const GOAL: f64 = 3.0;
+/// Numbers of addresses that the lab has for guests begin here.
+const FIRST_NUMBER: u8 = 21;
+/// A drain takes no longer.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// Options of the scenario.
+#[derive(Debug, Clone, Args, Serialize)]
+pub(crate) struct Settings {
+    /// Drains by each engine
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// The link between the hosts
+    #[arg(long, value_name = "RATE", default_value = "1gbit")]
+    #[serde(serialize_with = "as_text")]
+    link: BitRate,
+    /// How many clones
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(2..=70))]
+    clones: u8,
+    /// The memory of each
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    #[serde(serialize_with = "as_text")]
+    memory: ByteSize,
+    /// How much of it holds content
+    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    #[serde(serialize_with = "as_text")]
+    fill: ByteSize,
+    /// Moves at once that are tried for QEMU's own engine, one drain each; the fastest is compared
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    concurrency: Vec<u32>,
+    /// Where the JSON file goes
+    #[arg(long, value_name = "DIR", default_value = "out/bench")]
+    out: PathBuf,
+    /// Fail where the goal is missed
+    #[arg(long)]
+    check: bool,
+}
+
+/// By whom a host is emptied, and how.
+#[derive(Debug, Clone, Serialize)]
+struct Way {
+    name: String,
+    engine: EngineKind,
+    qemu: QemuEngineOptions,
+    /// Moves at once; none: the manager's own limit for the link.
+    at_once: Option<u32>,
+}
+
+/// One drain.
+#[derive(Debug, Clone, Serialize)]
+struct Run {
+    /// From the request to the last guest at the other host.
+    seconds: f64,
+    /// Until the request was answered, with a target for every guest.
+    planned_ms: f64,
+    wire_mb: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Measured {
+    tried: Vec<(Way, Run)>,
+    godwit: Vec<Run>,
+    qemu_way: Way,
+    qemu: Vec<Run>,
+    /// Seconds by QEMU's engine to seconds by Godwit's, of medians.
+    times_as_fast: f64,
+    goal: f64,
+    met: bool,
+}
+
+/// Measures, prints, writes. False where the goal was missed and that was to be checked.
+pub(crate) fn run(settings: &Settings) -> Result<bool> {
+    let machine = Machine::ready()?;
+    println!(
+        "settings  link {}; {} clones of {} with {} of content each, idle; Godwit by TLS, QEMU in the clear; QEMU's own tried with {:?} at \
+         once, plain and by multifd with zstd; agents are restarted before each drain, so that nothing is known of earlier ones",
+        settings.link, settings.clones, settings.memory, settings.fill, settings.concurrency
+    );
+    let options = LabOptions { link: Some(settings.link), manager: true, ..LabOptions::default() };
+    let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
+    let lab =
+        Lab { manager: ManagerClient::new(Endpoint::Unix(trial.paths().manager_socket()), None), trial };
+    let mut guests = lab.boot(settings)?;
+    let measured = measure(settings, &lab, &mut guests)?;
+    lab.trial.finish()?;
+    println!("\nmedians (least to most)\n{}", render(&measured));
+    let met = measured.met;
+    results::write(&settings.out, "drain", &machine, settings, &measured)?;
+    Ok(met || !settings.check)
+}
+
+struct Lab {
+    trial: Trial,
+    manager: ManagerClient,
+}
+
+fn measure(settings: &Settings, lab: &Lab, guests: &mut [Guest]) -> Result<Measured> {
+    let godwit = Way {
+        name: "godwit".to_owned(),
+        engine: EngineKind::Godwit,
+        qemu: QemuEngineOptions::default(),
+        at_once: None,
+    };
+    let mut tried = Vec::new();
+    for way in ways_of_qemu(settings) {
+        let run = lab.drain(guests, &way)?;
+        eprintln!("  {}: {:.1} s", way.name, run.seconds);
+        tried.push((way, run));
+    }
+    let best = tried.iter().min_by(|(_, one), (_, other)| one.seconds.total_cmp(&other.seconds));
+    let qemu_way = best.context("no concurrency is named")?.0.clone();
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..settings.runs {
+        ours.push(lab.drain(guests, &godwit)?);
+        theirs.push(lab.drain(guests, &qemu_way)?);
+        if let (Some(one), Some(other)) = (ours.last(), theirs.last()) {
+            eprintln!("  godwit {:.1} s, {} {:.1} s", one.seconds, qemu_way.name, other.seconds);
+        }
+    }
+    let median = |runs: &[Run]| Spread::of(runs.iter().map(|run| run.seconds)).map_or(0.0, |all| all.median);
+    let times_as_fast = median(&theirs) / median(&ours);
+    let met = times_as_fast >= GOAL;
+    Ok(Measured { tried, godwit: ours, qemu_way, qemu: theirs, times_as_fast, goal: GOAL, met })
+}
+
+fn ways_of_qemu(settings: &Settings) -> Vec<Way> {
+    let way = |at_once: u32, name: &str, qemu: QemuEngineOptions| Way {
+        name: format!("qemu{name}, {at_once} at once"),
+        engine: EngineKind::Qemu,
+        qemu,
+        at_once: Some(at_once),
+    };
+    let plain = QemuEngineOptions { plaintext: true, ..QemuEngineOptions::default() };
+    let zstd = QemuEngineOptions {
+        multifd_channels: Some(2),
+        compression: Some("zstd".to_owned()),
+        ..plain.clone()
+    };
+    let of = |&at_once: &u32| [way(at_once, "", plain.clone()), way(at_once, " multifd zstd", zstd.clone())];
+    settings.concurrency.iter().flat_map(of).collect()
+}
+
+impl Lab {
+    fn boot(&self, settings: &Settings) -> Result<Vec<Guest>> {
+        let clones = 0..settings.clones;
+        let booted = clones.map(|clone| {
+            let plan = GuestPlan {
+                number: FIRST_NUMBER + clone,
+                memory: vec![ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES))],
+                fill: settings.fill,
+                ..GuestPlan::new(&format!("clone-{clone}"))
+            };
+            self.trial.clone_guest("a", &plan)
+        });
+        booted.collect()
+    }
+
+    /// Empties the host that has the guests, and looks whether all are whole.
+    fn drain(&self, guests: &mut [Guest], way: &Way) -> Result<Run> {
+        let from = guests.first().context("no guests")?.host.clone();
+        let to = other_host(&from);
+        for host in [from.as_str(), to] {
+            self.trial.end_agent(host, Signal::TERM)?;
+        }
+        self.trial.start_missing()?;
+        for host in [from.as_str(), to] {
+            let change = UpdateHost {
+                maintenance: Some(false),
+                // As many as the way wants; back to the link's own limit is not to be had by an update, and is named.
+                most_moves: Some(way.at_once.unwrap_or_else(|| at_link(self.trial.options().link))),
+                ..UpdateHost::default()
+            };
+            self.trial.ask(self.manager.update_host(host, &change))?;
+            until(&format!("the manager hears host {host}"), LIMIT, || {
+                let known = self.trial.ask(self.manager.host(host))?;
+                let wanted = if host == from { guests.len() as u64 } else { 0 };
+                let is_up = known.summary.state == godwit_api::control::HostState::Up;
+                Ok((is_up && known.summary.vms == wanted).then_some(()))
+            })?;
+        }
+        let request = CreateDrain { engine: way.engine, qemu: way.qemu.clone(), ..CreateDrain::default() };
+        let since = Instant::now();
+        let begun = self.trial.ask(self.manager.create_drain(&from, &request))?;
+        let planned_ms = since.elapsed().as_secs_f64() * 1e3;
+        let over = until("the drain is over", LIMIT, || {
+            let now = self.trial.ask(self.manager.drain(&begun.id))?;
+            Ok((now.state != DrainState::Running).then_some(now))
+        })?;
+        let wire_mb = self.wire_mb(&over)?;
+        let ended = over.ended_unix_ms.context("a drain that is over says when")?;
+        for guest in guests.iter_mut() {
+            to.clone_into(&mut guest.host);
+            guest.verify().with_context(|| format!("{} after the drain of {from}", guest.name))?;
+        }
+        let milliseconds = ended.saturating_sub(over.asked_unix_ms);
+        Ok(Run { seconds: Duration::from_millis(milliseconds).as_secs_f64(), planned_ms, wire_mb })
+    }
+
+    /// What its moves have sent, once all have gone.
+    fn wire_mb(&self, drain: &Drain) -> Result<f64> {
+        let mut bytes = 0;
+        for vm in &drain.vms {
+            ensure!(vm.state == DrainVmState::Gone, "{vm:?}");
+            let Some(id) = &vm.r#move else { bail!("{vm:?}") };
+            let report = self.trial.ask(self.manager.find_move(id))?.report;
+            bytes += report.map_or(0, |report| report.wire_bytes);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
+        Ok(bytes as f64 / 1e6)
+    }
+}
+
+/// Moves at once that the manager has for a link (docs/queue.md).
+fn at_link(link: Option<BitRate>) -> u32 {
+    link.map_or(2, |link| if link.bits_per_second() >= 10_000_000_000 { 8 } else { 4 })
+}
+
+fn render(measured: &Measured) -> String {
+    let text = |runs: &[Run], of: fn(&Run) -> f64| {
+        Spread::of(runs.iter().map(of)).map_or_else(
+            || "-".to_owned(),
+            |Spread { median, min, max, .. }| format!("{median:.1} ({min:.1}-{max:.1})"),
+        )
+    };
+    let mut lines =
+        vec![format!("  {:<28} {:>22} {:>22} {:>18}", "engine", "drain, s", "wire, MB", "planned, ms")];
+    let row = |name: &str, runs: &[Run]| {
+        let (seconds, wire) = (text(runs, |run| run.seconds), text(runs, |run| run.wire_mb));
+        format!("  {name:<28} {seconds:>22} {wire:>22} {:>18}", text(runs, |run| run.planned_ms))
+    };
+    lines.extend(
+        measured
+            .tried
+            .iter()
+            .map(|(way, run)| row(&format!("{} (tried)", way.name), std::slice::from_ref(run))),
+    );
+    lines.push(row("godwit", &measured.godwit));
+    lines.push(row(&measured.qemu_way.name, &measured.qemu));
+    let verdict = if measured.met { "pass" } else { "FAIL" };
+    lines
+        .push(format!("  {verdict}  {:.1} times as fast, at least {GOAL:.1} wanted", measured.times_as_fast));
+    lines.join("\n")
+}

@@ -1,0 +1,102 @@
+//! The lab's manager: a process beside the agent of the first host, which knows all hosts of the lab.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use godwit_pki::{Grant, Role};
+use serde::Serialize;
+
+use crate::agents::{Tls, authority, url};
+use crate::options::LabOptions;
+use crate::state::write_whole;
+use crate::topology::{LabPaths, Topology};
+use crate::trial::until;
+
+/// Its name, also in its certificate.
+const NAME: &str = "manager";
+/// The exit code of `godwit` where something is there already (docs/cli.md).
+const CONFLICT: i32 = 4;
+
+/// By when the manager hears all agents.
+const HEARD_LIMIT: Duration = Duration::from_secs(30);
+
+/// As `godwit control run --config` reads it.
+#[derive(Serialize)]
+struct ManagerConfig {
+    name: &'static str,
+    socket: PathBuf,
+    state_dir: PathBuf,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    insecure: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<Tls>,
+}
+
+/// Writes its configuration, and makes its certificate where that is missing.
+pub(crate) fn write_config(options: &LabOptions, paths: &LabPaths) -> Result<()> {
+    let tls = if options.insecure { None } else { Some(certificate(paths)?) };
+    let text = toml::to_string(&ManagerConfig {
+        name: NAME,
+        socket: paths.manager_socket(),
+        state_dir: paths.manager_state(),
+        insecure: options.insecure,
+        tls,
+    })?;
+    write_whole(&paths.manager_config(), &text)
+}
+
+/// An operator's: agents do what it asks.
+fn certificate(paths: &LabPaths) -> Result<Tls> {
+    let (dir, authority) = (paths.pki(), authority(paths)?);
+    let (certificate, key) = (dir.join(format!("{NAME}.pem")), dir.join(format!("{NAME}.key")));
+    if !certificate.exists() {
+        let days = crate::agents::CERTIFICATE_DAYS;
+        let grant = Grant { name: NAME.to_owned(), role: Role::Operator, addresses: Vec::new(), days };
+        authority.issue(&grant).context("the manager's certificate")?;
+    }
+    Ok(Tls { authority: authority.certificate(), certificate, key })
+}
+
+/// The command that runs it.
+pub(crate) fn command(godwit: &Path, paths: &LabPaths) -> Command {
+    let mut command = Command::new(godwit);
+    command.args(["control", "run", "--config"]).arg(paths.manager_config());
+    command
+}
+
+/// Tells it of every host that it does not know yet, and waits until it hears them all.
+pub(crate) fn add_hosts(
+    godwit: &Path,
+    topology: &Topology,
+    options: &LabOptions,
+    paths: &LabPaths,
+) -> Result<()> {
+    for host in &topology.hosts {
+        let address = url(host, options).context("the lab has no migration network")?;
+        let mut command = Command::new(godwit);
+        command.args(["control", "host", "add", &host.name, "--address", &address, "--manager"]);
+        command.arg(format!("unix:{}", paths.manager_socket().display()));
+        if let Some(rate) = options.first_rate() {
+            command.args(["--link", &rate.to_string()]);
+        }
+        let output = command.output().with_context(|| format!("can't run {}", godwit.display()))?;
+        if !output.status.success() && output.status.code() != Some(CONFLICT) {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!("the manager does not take host {} in: {}", host.name, said.trim());
+        }
+    }
+    wait_until_heard(godwit, topology.hosts.len() as u64, paths)
+}
+
+fn wait_until_heard(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
+    until("the manager hears all hosts", HEARD_LIMIT, || {
+        let mut command = Command::new(godwit);
+        command.args(["--json", "control", "status", "--manager"]);
+        command.arg(format!("unix:{}", paths.manager_socket().display()));
+        let output = command.output().with_context(|| format!("can't run {}", godwit.display()))?;
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        Ok((status["hosts_up"].as_u64() == Some(hosts)).then_some(()))
+    })
+}
