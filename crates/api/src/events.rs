@@ -1,8 +1,10 @@
 //! What an agent tells as it happens: server-sent events, each of a kind that the stream's type knows.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use hyper::body::Incoming;
+use tokio::time::timeout;
 
 use crate::client::next_bytes;
 use crate::sse::EventParser;
@@ -78,24 +80,51 @@ impl<E: Told> Events<E> {
     /// # Errors
     /// [`ClientError`]: the agent is gone, or sends what is no event.
     pub async fn next(&mut self) -> Result<Option<E>, ClientError> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Ok(Some(event));
-            }
-            let Some(bytes) = next_bytes(&self.endpoint, &mut self.body).await? else {
+        while self.ready.is_empty() {
+            if !self.hear().await? {
                 return Ok(None);
-            };
-            let protocol = |why: String| ClientError::Protocol { endpoint: self.endpoint.clone(), why };
-            for event in self.parser.push(&bytes).map_err(|error| protocol(error.to_string()))? {
-                self.ready
-                    .extend(E::read(&event.name, &event.data).map_err(|error| protocol(error.to_string()))?);
             }
         }
+        Ok(self.ready.pop_front())
+    }
+
+    /// The next event of an agent that says something at least this often, if only that it lives; none when it closed the stream.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next), and where the agent has been silent for longer.
+    pub async fn next_unless_silent(&mut self, limit: Duration) -> Result<Option<E>, ClientError> {
+        while self.ready.is_empty() {
+            let heard = timeout(limit, self.hear()).await.map_err(|_| ClientError::Unreachable {
+                endpoint: self.endpoint.clone(),
+                why: format!("it has said nothing for {} s", limit.as_secs_f64()),
+            })?;
+            if !heard? {
+                return Ok(None);
+            }
+        }
+        Ok(self.ready.pop_front())
+    }
+
+    /// Takes in what comes next, which may be a part of an event, or that the agent lives; false: the agent closed the stream.
+    async fn hear(&mut self) -> Result<bool, ClientError> {
+        let Some(bytes) = next_bytes(&self.endpoint, &mut self.body).await? else {
+            return Ok(false);
+        };
+        let protocol = |why: String| ClientError::Protocol { endpoint: self.endpoint.clone(), why };
+        for event in self.parser.push(&bytes).map_err(|error| protocol(error.to_string()))? {
+            self.ready
+                .extend(E::read(&event.name, &event.data).map_err(|error| protocol(error.to_string()))?);
+        }
+        Ok(true)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
     use crate::{ApiError, ErrorCode};
 
@@ -107,5 +136,32 @@ mod tests {
         let error = ApiError::new(ErrorCode::Busy, "another probe", "wait");
         let data = serde_json::to_string(&error).unwrap();
         assert_eq!(ProbeEvent::read("failed", &data).unwrap(), Some(ProbeEvent::Failed(error)));
+    }
+
+    /// An agent that has no news for longer than the limit, but lives; then it hangs.
+    #[tokio::test]
+    async fn an_agent_without_news_is_not_silent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let limit = Duration::from_secs(2);
+        let agent = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+            let began = Instant::now();
+            while began.elapsed() < limit + Duration::from_millis(500) {
+                stream.write_all(b":\n\n").await.unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            stream.write_all(b"event: known\ndata: null\n\n").await.unwrap();
+            stream
+        });
+        let mut events = crate::Client::new(Endpoint::Unix(path)).watch().await.unwrap();
+        assert_eq!(events.next_unless_silent(limit).await.unwrap(), Some(HostEvent::Known));
+        let _hangs = agent.await.unwrap();
+        let silent = events.next_unless_silent(Duration::from_millis(10)).await;
+        assert!(matches!(silent, Err(ClientError::Unreachable { .. })), "{silent:?}");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use godwit_api::{Client, ClientError, HostEvent, MigrationStatus};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::state::State;
 
@@ -98,11 +98,7 @@ async fn hear(
     let mut events = client.watch().await?;
     state.reached(host);
     loop {
-        let next = timeout(SILENCE_LIMIT, events.next()).await.map_err(|_| ClientError::Unreachable {
-            endpoint: client.endpoint().clone(),
-            why: format!("it has said nothing for {} s", SILENCE_LIMIT.as_secs()),
-        })?;
-        let Some(event) = next? else { return Ok(()) };
+        let Some(event) = events.next_unless_silent(SILENCE_LIMIT).await? else { return Ok(()) };
         match event {
             HostEvent::Migration(status) => told.tell(host, *status),
             event => {
