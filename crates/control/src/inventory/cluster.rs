@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use godwit_qemu::Baseline;
+use godwit_qemu::{Baseline, CpuFeatures};
 
 use super::Inventory;
 use crate::placement::Rule;
@@ -19,6 +19,21 @@ impl Inventory {
     #[must_use]
     pub fn baseline(&self) -> Option<&Baseline> {
         self.cluster.baseline.as_ref()
+    }
+
+    /// What QEMU's `-cpu` takes for a VM that names no model of its own: the cluster's baseline, with all its features and settings. None:
+    /// there is none, and the host's default holds.
+    #[must_use]
+    pub fn guest_cpu_model(&self) -> Option<&str> {
+        self.baseline().map(|baseline| baseline.cpu_model.as_str())
+    }
+
+    /// What a host lacks of the cluster's baseline, by what its agent told last. Empty: nothing, or there is no baseline. None: it has not
+    /// told what CPU its guests can have, or it is not known.
+    #[must_use]
+    pub fn lacks_of_baseline(&self, host: &str) -> Option<CpuFeatures> {
+        let cpu = self.host_info(host)?.cpu.as_ref()?;
+        Some(self.baseline().map(|baseline| cpu.lacks_of(baseline)).unwrap_or_default())
     }
 
     /// Sets the CPU that guests of the cluster get.
@@ -44,5 +59,45 @@ impl Inventory {
             Some(rule) => drop(self.cluster.rules.insert(name.to_owned(), rule)),
             None => drop(self.cluster.rules.remove(name)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::{HostEvent, HostInfo};
+    use serde_json::json;
+
+    use super::*;
+    use crate::inventory::HostPlan;
+
+    fn host(name: &str, features: &[&str]) -> HostInfo {
+        let cpu = json!({
+            "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm", "features": features, "models": ["Nehalem-v1", "max"],
+            "generations": { "Nehalem-v1": { "features": ["lm", "pni"] } },
+        });
+        let info = json!({
+            "name": name, "version": "0.5.0", "kernel": "6.18", "cpu": cpu, "memory_available_bytes": 0, "memory_committed_bytes": 0,
+            "huge_pages": true, "migration_addresses": [], "networks": {}, "peers": {}, "vms": 0,
+        });
+        serde_json::from_value(info).unwrap()
+    }
+
+    #[test]
+    fn a_host_that_has_told_its_cpu_meets_the_baseline_or_lacks_some_of_it() {
+        let mut inventory = Inventory::default();
+        for (name, features) in [("a", &["lm", "pni", "aes"][..]), ("b", &["lm", "pni"])] {
+            inventory.plan_host(name, HostPlan::default());
+            inventory.heard(name, HostEvent::Host(Box::new(host(name, features))), 1);
+        }
+        inventory.plan_host("silent", HostPlan::default());
+        assert_eq!(inventory.guest_cpu_model(), None);
+        assert_eq!(inventory.lacks_of_baseline("b"), Some(CpuFeatures::new()));
+        let features = ["lm", "pni", "aes"].map(str::to_owned).into();
+        inventory.plan_baseline(Some(Baseline { cpu_model: "Nehalem-v1,+aes".to_owned(), features }));
+        assert_eq!(inventory.guest_cpu_model(), Some("Nehalem-v1,+aes"));
+        assert_eq!(inventory.lacks_of_baseline("a"), Some(CpuFeatures::new()));
+        assert_eq!(inventory.lacks_of_baseline("b"), Some(["aes".to_owned()].into()));
+        assert_eq!(inventory.lacks_of_baseline("silent"), None);
+        assert_eq!(inventory.lacks_of_baseline("nobody"), None);
     }
 }
