@@ -51,6 +51,10 @@ fn default_days() -> u32 {
 
 /// A token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "id": "8c1f0a52b7d94e36", "name": "monitoring", "role": "viewer", "made_unix_ms": 1_795_444_970_237_u64,
+    "expires_unix_ms": 1_803_220_970_237_u64, "made_by": "root"
+}))]
 pub struct TokenInfo {
     /// Names it.
     pub id: String,
@@ -68,6 +72,10 @@ pub struct TokenInfo {
 
 /// The answer to [`CreateToken`]: the one time that its secret is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "id": "8c1f0a52b7d94e36", "name": "monitoring", "role": "viewer", "made_unix_ms": 1_795_444_970_237_u64,
+    "expires_unix_ms": 1_803_220_970_237_u64, "made_by": "root", "token": "godwit_8c1f0a52b7d94e36_SECRET"
+}))]
 pub struct CreatedToken {
     /// What is kept of it.
     #[serde(flatten)]
@@ -88,6 +96,10 @@ pub enum AuditOutcome {
 
 /// A line of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "unix_ms": 1_795_444_970_253_u64, "who": "ana", "role": "viewer", "from": "10.0.0.9", "what": "POST /api/v1/vms/web/moves",
+    "outcome": "refused", "status": 403, "reason": "the role viewer may not do that"
+}))]
 pub struct AuditEntry {
     /// When, milliseconds since 1970.
     pub unix_ms: u64,

@@ -5,6 +5,11 @@ use utoipa::ToSchema;
 
 /// `GET /api/v1/cluster`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "version": "0.1.0", "leader": { "name": "m1", "address": "https://m1.example:7800", "is_self": true }, "hosts": 3, "hosts_up": 3,
+    "vms": 42, "vms_running": 40, "moves_running": 2, "moves_waiting": 5,
+    "limits": { "out_of_host": null, "into_host": null, "per_datastore": null, "in_all": 20 }
+}))]
 pub struct Cluster {
     /// The manager's version.
     pub version: String,

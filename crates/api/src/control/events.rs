@@ -7,6 +7,9 @@ use super::{Drain, HostSummary, Move, VmSummary};
 
 /// A change of the cluster, with its number: who was cut off goes on behind the last one that came (`Last-Event-ID`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "number": 1201, "unix_ms": 1_795_444_970_253_u64, "kind": "vm-gone", "data": "web"
+}))]
 pub struct ClusterEvent {
     /// Grows by one with each; begins anew with each manager that leads.
     pub number: u64,

@@ -33,6 +33,10 @@ impl HostState {
 
 /// A host in a list.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "host-a", "address": "https://10.0.0.11:7700", "state": "up", "maintenance": false, "labels": { "rack": "r1" }, "vms": 12,
+    "memory_available_bytes": 206_158_430_208_u64, "memory_committed_bytes": 68_719_476_736_u64, "moves_out": 1, "moves_in": 0
+}))]
 pub struct HostSummary {
     /// Its name.
     pub name: String,
@@ -62,6 +66,12 @@ pub struct HostSummary {
 
 /// `GET /api/v1/hosts/{host}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "host-a", "address": "https://10.0.0.11:7700", "state": "away", "reason": "it has been silent for 10 s", "maintenance": false,
+    "labels": { "rack": "r1" }, "vms": 12, "memory_available_bytes": 206_158_430_208_u64, "memory_committed_bytes": 68_719_476_736_u64,
+    "moves_out": 0, "moves_in": 0, "link_bits_per_s": 25_000_000_000_u64, "most_moves": 4, "info": null,
+    "heard_unix_ms": 1_795_444_970_339_u64
+}))]
 pub struct ManagedHost {
     /// As in the list.
     #[serde(flatten)]
@@ -106,6 +116,7 @@ pub struct AddHost {
 /// `PATCH /api/v1/hosts/{host}`: what is absent stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(example = json!({ "labels": { "rack": "r2" }, "maintenance": true }))]
 pub struct UpdateHost {
     /// Its agent's address.
     pub address: Option<String>,

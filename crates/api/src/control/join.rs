@@ -31,6 +31,10 @@ fn default_minutes() -> u32 {
 
 /// A join token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "id": "1c9035cc7e6c241b", "host": "host-c", "address": "https://10.0.0.13:7700", "made_unix_ms": 1_795_444_970_237_u64,
+    "expires_unix_ms": 1_795_448_570_237_u64, "made_by": "ana", "used_unix_ms": 1_795_445_030_237_u64
+}))]
 pub struct JoinTokenInfo {
     /// Names it.
     pub id: String,
@@ -52,6 +56,10 @@ pub struct JoinTokenInfo {
 
 /// The answer to a [`JoinGrant`]: the one time that its secret is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "id": "1c9035cc7e6c241b", "host": "host-c", "address": "https://10.0.0.13:7700", "made_unix_ms": 1_795_444_970_237_u64,
+    "expires_unix_ms": 1_795_448_570_237_u64, "made_by": "ana", "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c"
+}))]
 pub struct JoinToken {
     /// What is kept of it.
     #[serde(flatten)]
@@ -63,6 +71,11 @@ pub struct JoinToken {
 /// `POST /api/v1/join`: the token in it says that the host may.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c", "host": "host-c", "address": "https://10.0.0.13:7700",
+    "addresses": ["10.0.0.13", "10.1.0.13"],
+    "request": "-----BEGIN CERTIFICATE REQUEST-----\nBASE64\n-----END CERTIFICATE REQUEST-----\n"
+}))]
 pub struct JoinRequest {
     /// The join token, as it was made.
     pub token: String,
@@ -81,6 +94,10 @@ pub struct JoinRequest {
 
 /// The answer to a [`JoinRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "address": "https://10.0.0.13:7700", "certificate": "-----BEGIN CERTIFICATE-----\nBASE64\n-----END CERTIFICATE-----\n",
+    "authority": "-----BEGIN CERTIFICATE-----\nBASE64\n-----END CERTIFICATE-----\n"
+}))]
 pub struct Joined {
     /// The host's agent's address, as the manager knows it now.
     pub address: String,

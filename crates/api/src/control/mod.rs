@@ -45,6 +45,7 @@ pub struct Page<T> {
     /// What is on it.
     pub items: Vec<T>,
     /// All that the request's filter lets through, on whatever page.
+    #[schema(example = 1)]
     pub total: u64,
     /// What the next page is asked for by (`cursor=`); none: this is the last.
     #[serde(default, skip_serializing_if = "Option::is_none")]

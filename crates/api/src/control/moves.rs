@@ -96,6 +96,12 @@ pub struct CreateMove {
 
 /// `GET /api/v1/moves/{id}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "id": "v6b0450ea-9781d5ce", "vm": "web", "from": "host-a", "to": "host-b",
+    "to_reason": "best: 254.7 GiB of 256 GiB memory left after it, 27.0 of 32 cores idle, 0 arriving", "state": "waiting",
+    "waits": { "code": "source-limit", "text": "moves out of host-a: 2 of 2 at once (db and mail); place 1 in line" },
+    "priority": "normal", "drain": "d6b0450ea-7e6c241b", "asked_by": "ana", "asked_unix_ms": 1_795_444_970_237_u64, "attempts": 0
+}))]
 pub struct Move {
     /// Names it; also names the migration at the source's agent, with the attempt behind it.
     pub id: String,
@@ -150,6 +156,7 @@ pub struct Move {
 /// `POST /api/v1/hosts/{host}/drain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schema(example = json!({ "plan_only": true, "priority": "high" }))]
 pub struct CreateDrain {
     /// Plan and tell, and move nothing.
     pub plan_only: bool,
@@ -217,6 +224,15 @@ pub struct DrainVm {
 
 /// `GET /api/v1/drains/{id}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "id": "d6b0450ea-7e6c241b", "host": "host-a", "state": "running", "asked_by": "ana", "asked_unix_ms": 1_795_444_970_237_u64,
+    "eta_unix_ms": 1_795_445_090_237_u64,
+    "vms": [
+        { "vm": "web", "state": "going", "to": "host-b", "reason": "best: 254.7 GiB of 256 GiB memory left after it",
+          "move": "v6b0450ea-9781d5ce", "gone_unix_ms": 1_795_445_090_237_u64 },
+        { "vm": "gpu", "state": "stays", "reason": "a device of it can't move" }
+    ]
+}))]
 pub struct Drain {
     /// Names it.
     pub id: String,

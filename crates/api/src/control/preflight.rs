@@ -212,6 +212,13 @@ pub struct PreflightRanking {
 /// `GET /api/v1/vms/{vm}/preflight`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
+#[schema(example = json!({
+    "kind": "report", "vm": "web", "from": "host-a", "to": "host-b", "verdict": "fail",
+    "checks": [
+        { "name": "target", "verdict": "pass", "evidence": "host-b is up" },
+        { "name": "networks", "verdict": "fail", "evidence": "host-b has no network \"prod\"", "mend": "add it to networks of host-b's configuration" }
+    ]
+}))]
 pub enum Preflight {
     /// A target was named.
     Report(PreflightReport),

@@ -20,6 +20,10 @@ pub enum PlannedPower {
 
 /// A VM in a list.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "web", "host": "host-a", "state": "running", "memory_bytes": 4_294_967_296_u64, "vcpus": 2, "is_current": true,
+    "move": "v6b0450ea-9781d5ce", "labels": { "tier": "front" }
+}))]
 pub struct VmSummary {
     /// Its name.
     pub name: String,
@@ -50,6 +54,16 @@ pub struct VmSummary {
 
 /// `GET /api/v1/vms/{vm}`: what is planned, and what is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "web", "host": "host-a", "state": "running", "memory_bytes": 4_294_967_296_u64, "vcpus": 2, "is_current": true,
+    "labels": { "tier": "front" }, "planned": "on",
+    "info": {
+        "name": "web", "host": "host-a", "state": "running", "reason": null, "epoch": 3, "pid": 1201, "memory_bytes": 4_294_967_296_u64,
+        "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": ["10.64.0.7"],
+        "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2, "machine": "pc-q35-10.0", "accel": "kvm" }
+    },
+    "also_at": []
+}))]
 pub struct ManagedVm {
     /// As in the list.
     #[serde(flatten)]

@@ -7,6 +7,7 @@ mod admit;
 mod answer;
 mod drains;
 mod events;
+mod examples;
 mod forward;
 mod hosts;
 mod join;
@@ -81,6 +82,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .merge(events::routes())
         .split_for_parts();
     repeat::describe(&mut document);
+    examples::describe(&mut document);
     let document = Arc::new(document);
     router
         .route("/api/openapi.json", get(async move || Json(document.as_ref().clone())))
