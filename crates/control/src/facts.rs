@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 
 use godwit_api::VmInfo;
 use godwit_api::control::HostState;
+use godwit_qemu::VmSpec;
 
 use crate::inventory::Inventory;
 use crate::placement;
@@ -33,13 +34,18 @@ pub(crate) fn datastores(vm: &str, inventory: &Inventory) -> Vec<String> {
 /// What a VM has in common with others whose pages its own may be told by: the kernel and initramfs that it boots from. VMs that boot from disks
 /// say nothing of where those came from.
 pub(crate) fn reference_group(info: &VmInfo) -> Option<String> {
-    image(info).map(group_of)
+    reference_group_of(&info.spec)
+}
+
+/// The same of a VM that is not there yet.
+pub(crate) fn reference_group_of(spec: &VmSpec) -> Option<String> {
+    image(spec).map(group_of)
 }
 
 /// The kernel and the initramfs, which may be none.
-fn image(info: &VmInfo) -> Option<(&OsStr, &OsStr)> {
-    let initrd = info.spec.initrd.as_ref().map_or(OsStr::new(""), |initrd| initrd.as_os_str());
-    Some((info.spec.kernel.as_ref()?.as_os_str(), initrd))
+fn image(spec: &VmSpec) -> Option<(&OsStr, &OsStr)> {
+    let initrd = spec.initrd.as_ref().map_or(OsStr::new(""), |initrd| initrd.as_os_str());
+    Some((spec.kernel.as_ref()?.as_os_str(), initrd))
 }
 
 fn group_of((kernel, initrd): (&OsStr, &OsStr)) -> String {
@@ -53,7 +59,8 @@ pub(crate) fn host_facts(name: &str, arriving: &[&str], inventory: &Inventory) -
     let promised = arriving.iter().filter(|vm| !inventory.has_vm(name, vm));
     let promised = promised.filter_map(|vm| Some(inventory.vm_info(vm)?.memory_bytes));
     // Few different ones among many VMs: told apart before anything is written down.
-    let images: BTreeSet<(&OsStr, &OsStr)> = inventory.vms_of(name).filter_map(|info| image(info)).collect();
+    let images: BTreeSet<(&OsStr, &OsStr)> =
+        inventory.vms_of(name).filter_map(|info| image(&info.spec)).collect();
     Some(HostFacts {
         presence: match summary.state {
             HostState::Up => Presence::Heard,

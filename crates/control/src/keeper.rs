@@ -169,6 +169,11 @@ impl Keeper {
         Ok(())
     }
 
+    /// Whether a record is known: read or written, and not removed since.
+    pub(crate) fn has<T: Record>(&self, table: Table<T>, id: &str) -> bool {
+        self.known(&table.key(id)).is_ok()
+    }
+
     fn known(&self, key: &str) -> Result<Revision, Problem> {
         let known = self.revisions.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied();
         known.ok_or_else(|| {

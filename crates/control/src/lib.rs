@@ -35,6 +35,7 @@ mod server;
 mod standby;
 mod state;
 pub mod store;
+mod vms;
 mod words;
 
 pub use config::{AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, TlsConfig};

@@ -26,6 +26,7 @@ use crate::rates::Rates;
 use crate::records::{HOSTS, SavedHost, SavedToken, SavedVm, TOKENS, VMS};
 use crate::state::{State, now_unix_ms};
 use crate::store::{Candidate, Store, StoreError};
+use crate::vms::BeingMade;
 
 /// Milliseconds of a day.
 const DAY_MS: u64 = 24 * 3600 * 1000;
@@ -51,6 +52,7 @@ pub(crate) struct Manager {
     told: Arc<Told>,
     tokens: RwLock<Tokens>,
     pub(crate) hosts: Arc<Hosts>,
+    pub(crate) being_made: BeingMade,
 }
 
 impl Manager {
@@ -76,6 +78,7 @@ impl Manager {
             told,
             tokens: RwLock::default(),
             hosts,
+            being_made: BeingMade::default(),
         })
     }
 
@@ -359,8 +362,13 @@ fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
     if plan.most_moves == Some(0) {
         return wrong("a host of which no VM may go or come can't be managed", "set maintenance instead");
     }
-    if plan.labels.len() > MOST_LABELS {
-        return wrong("too many labels", "64 at most");
+    check_labels(&plan.labels)
+}
+
+/// Labels of a host or a VM.
+pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
+    if labels.len() > MOST_LABELS {
+        return Err(Problem::new(ProblemCode::InvalidRequest, "too many labels", "64 at most"));
     }
     Ok(())
 }

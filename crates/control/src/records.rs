@@ -61,6 +61,12 @@ impl Record for SavedVm {
     const VERSION: u32 = 1;
 }
 
+impl From<&VmPlan> for SavedVm {
+    fn from(plan: &VmPlan) -> SavedVm {
+        SavedVm { power: plan.power, labels: plan.labels.clone() }
+    }
+}
+
 impl From<SavedVm> for VmPlan {
     fn from(saved: SavedVm) -> VmPlan {
         VmPlan { power: saved.power, labels: saved.labels }

@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{
-    AddHost, AuditEntry, Cluster, CreateDrain, CreateMove, CreateToken, CreatedToken, Drain, HostSummary,
-    JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedHost, ManagedVm, Move, Page, Preflight,
-    Problem, TokenInfo, UpdateHost, VmSummary,
+    AddHost, AuditEntry, Cluster, CreateDrain, CreateManagedVm, CreateMove, CreateToken, CreatedToken, Drain,
+    HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedHost, ManagedVm,
+    Move, Page, Preflight, Problem, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint};
@@ -111,6 +111,26 @@ impl ManagerClient {
     /// One VM.
     pub async fn vm(&self, name: &str) -> Result<ManagedVm, ManagerError> {
         self.get(&format!("/api/v1/vms/{}", segment(name))).await
+    }
+
+    /// Makes a VM on the host that is named, or on one of the manager's choice.
+    pub async fn create_vm(&self, request: &CreateManagedVm) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, "/api/v1/vms", request).await
+    }
+
+    /// Starts a stopped VM, or lets a paused one go on.
+    pub async fn start_vm(&self, name: &str, request: StartManagedVm) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/start", segment(name)), &request).await
+    }
+
+    /// Stops a VM; the answer comes when it is stopped.
+    pub async fn stop_vm(&self, name: &str, request: StopManagedVm) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/stop", segment(name)), &request).await
+    }
+
+    /// Deletes a stopped VM; with `force` also one that runs, which is ended, or that is in doubt, which is given up.
+    pub async fn delete_vm(&self, name: &str, force: bool) -> Result<(), ManagerError> {
+        self.delete(&format!("/api/v1/vms/{}?force={force}", segment(name))).await
     }
 
     /// Asks for a VM's move.

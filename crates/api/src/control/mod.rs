@@ -27,7 +27,7 @@ pub use preflight::{
     Verdict,
 };
 pub use problem::{Problem, ProblemCode};
-pub use vms::{CreateManagedVm, ManagedVm, PlannedPower, VmSummary};
+pub use vms::{CreateManagedVm, HostedVm, ManagedVm, PlannedPower, StartManagedVm, StopManagedVm, VmSummary};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

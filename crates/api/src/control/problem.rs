@@ -166,7 +166,8 @@ impl Problem {
             ErrorCode::InvalidRequest => ProblemCode::InvalidRequest,
             ErrorCode::NotFound => ProblemCode::NotFound,
             ErrorCode::AlreadyExists => ProblemCode::AlreadyExists,
-            ErrorCode::WrongState | ErrorCode::Busy => ProblemCode::WrongState,
+            // It is the VM that is in doubt, and the host answers as it should.
+            ErrorCode::WrongState | ErrorCode::Busy | ErrorCode::InDoubt => ProblemCode::WrongState,
             ErrorCode::Preflight | ErrorCode::InsufficientMemory => ProblemCode::Preflight,
             _ => ProblemCode::HostRefused,
         };

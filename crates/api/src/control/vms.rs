@@ -82,6 +82,13 @@ pub struct ManagedVm {
 /// `POST /api/v1/vms`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "spec": {
+        "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2,
+        "disks": [{ "path": "/srv/web.qcow2", "format": "qcow2" }], "nics": [{ "network": "prod" }]
+    },
+    "labels": { "tier": "front" }, "start": true
+}))]
 pub struct CreateManagedVm {
     /// What to make.
     #[schema(value_type = Object)]
@@ -99,4 +106,43 @@ pub struct CreateManagedVm {
 
 fn yes() -> bool {
     true
+}
+
+/// A VM that was made, started or stopped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "web", "host": "host-a", "state": "running", "reason": null, "epoch": 1, "pid": 1201, "memory_bytes": 4_294_967_296_u64,
+    "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": ["10.64.0.7"],
+    "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2, "machine": "pc-q35-10.0", "accel": "kvm" },
+    "host_reason": "56 GiB of 64 GiB of memory and 30.0 of 32 cores left"
+}))]
+pub struct HostedVm {
+    /// As its host tells it.
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    pub info: VmInfo,
+    /// Why that host, where it was made there by the manager's choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_reason: Option<String>,
+}
+
+/// `POST /api/v1/vms/{vm}/start`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schema(example = json!({ "skip_preflight": false }))]
+pub struct StartManagedVm {
+    /// It is started although its CPU model is more than the cluster's baseline: it can't move to every host then.
+    pub skip_preflight: bool,
+}
+
+/// `POST /api/v1/vms/{vm}/stop`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schema(example = json!({ "force": false, "grace_ms": 30_000 }))]
+pub struct StopManagedVm {
+    /// The guest is not asked: its hypervisor is ended at once. What a VM in doubt needs.
+    pub force: bool,
+    /// How long the guest may take after the power button, milliseconds, an hour at most; none: the agent's default.
+    #[schema(maximum = 3_600_000)]
+    pub grace_ms: Option<u64>,
 }

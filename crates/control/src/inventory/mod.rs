@@ -154,7 +154,10 @@ impl Inventory {
     pub fn plan_vm(&mut self, name: &str, plan: Option<VmPlan>) -> Vec<Change> {
         let vm = self.vms.entry(name.to_owned()).or_default();
         vm.plan = plan;
-        self.vm_changed(name)
+        let is_told = !vm.at.is_empty();
+        let changes = self.vm_changed(name);
+        // What no host tells of is not gone by that.
+        if is_told { changes } else { Vec::new() }
     }
 
     /// The move that has a VM, or waits for its turn.
@@ -337,6 +340,33 @@ impl Inventory {
     /// VMs of which something is planned, by name.
     pub fn planned_vms(&self) -> impl Iterator<Item = &str> {
         self.vms.iter().filter(|(_, vm)| vm.plan.is_some()).map(|(name, _)| name.as_str())
+    }
+
+    /// What is planned of a VM; none: nothing.
+    #[must_use]
+    pub fn vm_plan(&self, name: &str) -> Option<&VmPlan> {
+        self.vms.get(name)?.plan.as_ref()
+    }
+
+    /// Other hosts than `host` that tell of a VM.
+    #[must_use]
+    pub fn others_with(&self, vm: &str, host: &str) -> Vec<String> {
+        let at = self.vms.get(vm).into_iter().flat_map(|vm| vm.at.keys());
+        at.filter(|other| *other != host).cloned().collect()
+    }
+
+    /// A host that is not heard: it may have VMs that nobody tells of; none: all are.
+    #[must_use]
+    pub fn unheard_host(&self) -> Option<&str> {
+        let mut hosts = self.hosts.iter();
+        hosts.find(|(_, host)| host.state != HostState::Up).map(|(name, _)| name.as_str())
+    }
+
+    /// A host that has not been heard since this manager began, and of which nothing says that it is away; none: there is none.
+    #[must_use]
+    pub fn awaited_host(&self) -> Option<&str> {
+        let is_awaited = |host: &Host| host.state == HostState::Unknown && host.reason.is_none();
+        self.hosts.iter().find(|(_, host)| is_awaited(host)).map(|(name, _)| name.as_str())
     }
 
     /// A VM; none: no host tells of it.

@@ -46,7 +46,7 @@ impl Manager {
     }
 
     /// What goes where already: by moves that run, and that wait.
-    fn arriving(&self) -> Arriving {
+    pub(crate) fn arriving(&self) -> Arriving {
         let mut arriving = Arriving::new();
         // Of moves only the manager knows that leads.
         let Ok(leading) = self.leading() else { return arriving };

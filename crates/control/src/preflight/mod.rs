@@ -20,6 +20,8 @@ use godwit_qemu::CpuModel;
 use crate::inventory::{Inventory, SeenHost, SeenVm};
 use crate::placement::{Obstacle, Obstacles};
 
+pub(crate) use cpu::some;
+
 use answers::{with_dry_run, without_answer};
 
 /// How a check came out.

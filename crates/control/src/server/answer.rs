@@ -8,6 +8,7 @@ use godwit_api::control::{DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS, Problem, ProblemCo
 use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, StatusCode};
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 
 use crate::inventory::Cursor;
@@ -84,6 +85,20 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             }
             rejection => wrong(format!("the request's body is refused: {}", rejection.body_text())),
         })
+    }
+}
+
+/// The same where a request may have none: everything is left to its default then.
+pub(crate) struct MaybeBody<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for MaybeBody<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        if !request.headers().contains_key(CONTENT_TYPE) && request.body().is_end_stream() {
+            return Ok(MaybeBody(T::default()));
+        }
+        Body::from_request(request, state).await.map(|Body(body)| MaybeBody(body))
     }
 }
 

@@ -21,7 +21,7 @@ mod repeat;
 #[cfg(test)]
 mod repeat_tests;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod vms;
 
 use std::sync::Arc;

@@ -13,24 +13,24 @@ use crate::state::State as Cluster;
 use crate::store::{Candidate, MemoryStore, Store};
 
 /// A manager with nothing but a store in memory.
-pub(super) struct Managed {
-    pub(super) store: Arc<MemoryStore>,
-    pub(super) app: Router,
-    pub(super) manager: Arc<Manager>,
+pub(crate) struct Managed {
+    pub(crate) store: Arc<MemoryStore>,
+    pub(crate) app: Router,
+    pub(crate) manager: Arc<Manager>,
 }
 
-pub(super) struct Answer {
-    pub(super) status: StatusCode,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
     kind: String,
-    pub(super) body: Value,
+    pub(crate) body: Value,
 }
 
 impl Answer {
-    pub(super) fn read<T: DeserializeOwned>(self) -> T {
+    pub(crate) fn read<T: DeserializeOwned>(self) -> T {
         serde_json::from_value(self.body).unwrap()
     }
 
-    pub(super) fn problem(self) -> ProblemCode {
+    pub(crate) fn problem(self) -> ProblemCode {
         assert_eq!(self.kind, "application/problem+json", "{}", self.body);
         let problem: Problem = serde_json::from_value(self.body).unwrap();
         assert_eq!((problem.status, problem.code.status()), (self.status.as_u16(), self.status));
@@ -40,15 +40,15 @@ impl Answer {
 }
 
 impl Managed {
-    pub(super) async fn begin() -> Managed {
+    pub(crate) async fn begin() -> Managed {
         Managed::with(Arc::new(MemoryStore::new())).await
     }
 
-    pub(super) async fn with(store: Arc<MemoryStore>) -> Managed {
+    pub(crate) async fn with(store: Arc<MemoryStore>) -> Managed {
         Managed::with_doors(store, Doors::default()).await
     }
 
-    pub(super) async fn with_doors(store: Arc<MemoryStore>, doors: Doors) -> Managed {
+    pub(crate) async fn with_doors(store: Arc<MemoryStore>, doors: Doors) -> Managed {
         store.end_leadership_silently();
         let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
         let leadership = Arc::new(store.lead(&candidate).await.unwrap());
@@ -59,7 +59,7 @@ impl Managed {
         Managed { store, app: router(Arc::clone(&manager)), manager }
     }
 
-    pub(super) async fn send(&self, app: Router, request: Request<Body>) -> Answer {
+    pub(crate) async fn send(&self, app: Router, request: Request<Body>) -> Answer {
         let response = app.oneshot(request).await.unwrap();
         let status = response.status();
         let kind = response.headers().get(CONTENT_TYPE).map(|kind| kind.to_str().unwrap().to_owned());
@@ -69,12 +69,12 @@ impl Managed {
     }
 
     /// By the manager's own socket.
-    pub(super) async fn root(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+    pub(crate) async fn root(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
         self.send(local(self.app.clone()), request(method, path, None, body)).await
     }
 
     /// By the network, with a token.
-    pub(super) async fn ask(
+    pub(crate) async fn ask(
         &self,
         method: Method,
         path: &str,
@@ -84,13 +84,13 @@ impl Managed {
         self.send(self.app.clone(), request(method, path, token, body)).await
     }
 
-    pub(super) async fn token(&self, role: Role) -> CreatedToken {
+    pub(crate) async fn token(&self, role: Role) -> CreatedToken {
         let body = json!({ "name": role.name(), "role": role });
         self.root(Method::POST, "/api/v1/tokens", Some(body)).await.read()
     }
 }
 
-pub(super) fn request(method: Method, path: &str, token: Option<&str>, body: Option<Value>) -> Request<Body> {
+pub(crate) fn request(method: Method, path: &str, token: Option<&str>, body: Option<Value>) -> Request<Body> {
     let mut request = Request::builder().method(method).uri(path);
     if let Some(token) = token {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -103,7 +103,7 @@ pub(super) fn request(method: Method, path: &str, token: Option<&str>, body: Opt
     }
 }
 
-pub(super) fn host_a() -> Value {
+pub(crate) fn host_a() -> Value {
     json!({ "name": "a", "address": "http://127.0.0.1:1", "labels": { "rack": "r1" } })
 }
 
@@ -168,7 +168,7 @@ async fn each_role_may_do_what_it_may_and_refusals_are_noted() {
 }
 
 /// The audit log, once it has so many entries: it is written behind the answers.
-pub(super) async fn noted(managed: &Managed, entries: usize) -> Vec<AuditEntry> {
+pub(crate) async fn noted(managed: &Managed, entries: usize) -> Vec<AuditEntry> {
     loop {
         let page: Page<AuditEntry> = managed.root(Method::GET, "/api/v1/audit", None).await.read();
         if page.items.len() >= entries {

@@ -2,21 +2,30 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use godwit_api::VmState;
-use godwit_api::control::{ManagedVm, Page, Problem, ProblemCode, VmSummary};
+use godwit_api::control::{
+    CreateManagedVm, HostedVm, ManagedVm, Page, Problem, ProblemCode, StartManagedVm, StopManagedVm,
+    VmSummary,
+};
+use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Path, Query, Refusal, cursor, label};
+use super::answer::{Body, MaybeBody, Path, Query, Refusal, cursor, label};
+use crate::access::Caller;
 use crate::inventory::VmFilter;
 use crate::manager::Manager;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show))
+    OpenApiRouter::new()
+        .routes(routes!(list, create))
+        .routes(routes!(show, delete))
+        .routes(routes!(start))
+        .routes(routes!(stop))
 }
 
 /// Which VMs, and which page of them.
@@ -73,4 +82,76 @@ async fn show(
         Refusal(Problem::new(ProblemCode::NotFound, detail, "see `godwit vm list`"))
     };
     Ok(Json(found.ok_or_else(missing)?))
+}
+
+/// Makes a VM on the host that is named, or on one of the manager's choice, which the answer gives the reason of. Where that fails nothing
+/// remains of it. A VM that names no CPU model gets the cluster's baseline; one whose model is more than that is refused.
+#[utoipa::path(post, path = "/api/v1/vms", tag = "vms", request_body = CreateManagedVm, responses(
+    (status = 201, description = "It is made, and runs if that was asked for", body = HostedVm),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn create(
+    State(manager): State<Arc<Manager>>,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<CreateManagedVm>,
+) -> Result<(StatusCode, Json<HostedVm>), Refusal> {
+    Ok((StatusCode::CREATED, Json(manager.create_vm(request, &caller).await?)))
+}
+
+/// Starts a stopped VM, or lets a paused one go on.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/start", tag = "vms", params(("vm" = String, Path, description = "Its name")),
+    request_body = StartManagedVm, responses(
+    (status = 200, description = "The VM as its host tells it", body = HostedVm),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn start(
+    State(manager): State<Arc<Manager>>,
+    Path(vm): Path<String>,
+    MaybeBody(request): MaybeBody<StartManagedVm>,
+) -> Result<Json<HostedVm>, Refusal> {
+    Ok(Json(HostedVm { info: manager.start_vm(&vm, request).await?, host_reason: None }))
+}
+
+/// Stops a VM: by its power button and, after the grace, by ending its hypervisor. The answer comes when it is stopped. A VM under way is not
+/// stopped; one in doubt only with `force`.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/stop", tag = "vms", params(("vm" = String, Path, description = "Its name")),
+    request_body = StopManagedVm, responses(
+    (status = 200, description = "The VM as its host tells it", body = HostedVm),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn stop(
+    State(manager): State<Arc<Manager>>,
+    Path(vm): Path<String>,
+    MaybeBody(request): MaybeBody<StopManagedVm>,
+) -> Result<Json<HostedVm>, Refusal> {
+    Ok(Json(HostedVm { info: manager.stop_vm(&vm, request).await?, host_reason: None }))
+}
+
+/// How a VM is deleted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct DeleteVm {
+    /// One that runs is ended first, at once; of one in doubt what is at its host is given up, which may be all that there is of its guest.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Deletes a stopped VM and what its host keeps of it; disks are left alone. A VM with a move is not deleted.
+#[utoipa::path(delete, path = "/api/v1/vms/{vm}", tag = "vms",
+    params(("vm" = String, Path, description = "Its name"), DeleteVm), responses(
+    (status = 204, description = "It is deleted"),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn delete(
+    State(manager): State<Arc<Manager>>,
+    Path(vm): Path<String>,
+    Query(how): Query<DeleteVm>,
+) -> Result<StatusCode, Refusal> {
+    manager.delete_vm(&vm, how.force).await?;
+    Ok(StatusCode::NO_CONTENT)
 }

@@ -1,0 +1,104 @@
+//! A VM's CPU model against the cluster's baseline (docs/cpu.md).
+
+use godwit_api::HostCpuInfo;
+use godwit_api::control::{Check, CheckName, Problem, ProblemCode, Verdict};
+use godwit_qemu::{Baseline, CpuFeatures, CpuModel, DEFAULT_CPU_MODEL, VmSpec};
+
+use crate::inventory::Inventory;
+use crate::preflight::some;
+
+/// What a model has that the baseline has not.
+#[derive(Debug)]
+pub(super) enum Excess {
+    /// These.
+    Features { model: String, baseline: String, features: CpuFeatures },
+    /// No host says what it holds.
+    Unknown { model: String, baseline: String },
+}
+
+/// Gives a VM that names no model the baseline, and refuses one whose model is more.
+pub(super) fn hold_to_baseline(
+    inventory: &Inventory,
+    spec: &mut VmSpec,
+    host: Option<&str>,
+) -> Result<(), Problem> {
+    let Some(baseline) = inventory.baseline() else { return Ok(()) };
+    if spec.cpu_model.is_none() {
+        spec.cpu_model = inventory.guest_cpu_model().map(str::to_owned);
+        return Ok(());
+    }
+    excess(inventory, baseline, spec, host).map_or(Ok(()), |excess| Err(excess.of_new(&spec.name)))
+}
+
+/// What the model of a VM of a host has that the baseline has not; none: nothing, or there is no baseline.
+pub(super) fn exceeds(inventory: &Inventory, spec: &VmSpec, host: &str) -> Option<Excess> {
+    excess(inventory, inventory.baseline()?, spec, Some(host))
+}
+
+fn excess(inventory: &Inventory, baseline: &Baseline, spec: &VmSpec, host: Option<&str>) -> Option<Excess> {
+    let model = CpuModel::parse(spec.cpu_model.as_deref().unwrap_or(DEFAULT_CPU_MODEL));
+    if model == baseline.model() {
+        return None;
+    }
+    let (name, of) = (model.to_string(), baseline.cpu_model.clone());
+    let hosts = inventory.seen_hosts().filter(|seen| host.is_none_or(|host| seen.name == host));
+    let cpus = hosts.filter_map(|seen| seen.info?.cpu.as_ref());
+    let Some(has) = features_of(&model, cpus).or_else(|| {
+        // Another host may know what a model holds that its own does not run.
+        let all = inventory.seen_hosts().filter_map(|seen| seen.info?.cpu.as_ref());
+        features_of(&model, all)
+    }) else {
+        return Some(Excess::Unknown { model: name, baseline: of });
+    };
+    let features: CpuFeatures = has.difference(&baseline.features).cloned().collect();
+    (!features.is_empty()).then_some(Excess::Features { model: name, baseline: of, features })
+}
+
+/// What a guest has by a model, on any of these hosts; none: none of them says so.
+fn features_of<'a>(model: &CpuModel, mut cpus: impl Iterator<Item = &'a HostCpuInfo>) -> Option<CpuFeatures> {
+    if !model.is_hosts_own() {
+        return cpus.find_map(|cpu| cpu.to_host_cpu().features_of(model));
+    }
+    // Each host's own: the most that it may be.
+    let mut has: Option<CpuFeatures> = None;
+    for cpu in cpus {
+        has.get_or_insert_default().extend(cpu.features.iter().cloned());
+    }
+    has.map(|has| has.difference(&model.without).chain(&model.with).cloned().collect())
+}
+
+impl Excess {
+    fn of_new(self, vm: &str) -> Problem {
+        self.problem(vm, "leave the model out, and it gets the baseline; or name one that has no more")
+    }
+
+    pub(super) fn of_stopped(self, vm: &str) -> Problem {
+        let mend = "delete it and make it anew without a model (disks are left alone), raise the baseline, or start it with \
+            skip_preflight (`--skip-preflight`): it can't move to every host then";
+        self.problem(vm, mend)
+    }
+
+    fn problem(self, vm: &str, mend: &str) -> Problem {
+        let evidence = match self {
+            Excess::Features { model, baseline, features } => {
+                format!(
+                    "{model} is more than the cluster's baseline {baseline}, which has not: {}",
+                    some(&features)
+                )
+            }
+            Excess::Unknown { model, baseline } => {
+                format!(
+                    "no host says what CPU model {model} holds, to compare it with the cluster's baseline {baseline}"
+                )
+            }
+        };
+        let check = Check {
+            name: CheckName::CpuBaseline,
+            verdict: Verdict::Fail,
+            evidence: evidence.clone(),
+            mend: mend.to_owned(),
+        };
+        let detail = format!("VM \"{vm}\" can't start: {evidence}");
+        Problem { checks: Box::new([check]), ..Problem::new(ProblemCode::Preflight, detail, mend) }
+    }
+}

@@ -1,0 +1,388 @@
+//! VMs that are made, started, stopped and deleted by the manager: what is asked is written down, then the VM's agent is asked, and where that
+//! says no nothing of it remains. What the agent does it says itself; the list follows what agents tell.
+
+mod baseline;
+mod place;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use godwit_api::control::{
+    CreateManagedVm, HostedVm, MoveState, PlannedPower, Problem, ProblemCode, StartManagedVm, StopManagedVm,
+};
+use godwit_api::{Client, ClientError, CreateVm, ErrorCode, StopVm, VmInfo, VmState};
+use godwit_qemu::{Uuid, VmSpec};
+use tokio::time::timeout;
+
+use crate::access::Caller;
+use crate::doors::Turn;
+use crate::inventory::VmPlan;
+use crate::manager::{Manager, check_labels};
+use crate::records::{SavedVm, VMS};
+
+use baseline::{exceeds, hold_to_baseline};
+use place::no_vm;
+
+/// How long the manager's own list may take to tell of a VM that its agent has made.
+const TOLD_LIMIT: Duration = Duration::from_secs(3);
+/// The longest grace of a stop.
+const MOST_GRACE_MS: u64 = 3_600_000;
+
+/// VMs that are being made, by name: placement counts them before their hosts tell of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BeingMade(Arc<Mutex<BTreeMap<String, Room>>>);
+
+/// What one takes of its host.
+#[derive(Clone, Debug)]
+struct Room {
+    host: String,
+    memory_bytes: u64,
+    vcpus: u32,
+}
+
+/// The room of one, until this is dropped.
+#[derive(Debug)]
+struct Kept {
+    all: BeingMade,
+    name: String,
+}
+
+impl BeingMade {
+    fn rooms(&self) -> MutexGuard<'_, BTreeMap<String, Room>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.all.rooms().remove(&self.name);
+    }
+}
+
+/// A VM and the agent of its host.
+struct Located {
+    client: Client,
+    info: Arc<VmInfo>,
+    in_doubt: bool,
+}
+
+impl Manager {
+    /// Makes a VM. Where that fails nothing of it remains, but where its host fell silent meanwhile: then the answer says so.
+    pub(crate) async fn create_vm(
+        self: &Arc<Self>,
+        request: CreateManagedVm,
+        caller: &Caller,
+    ) -> Result<HostedVm, Problem> {
+        let (manager, caller) = (Arc::clone(self), caller.clone());
+        whole(async move { manager.make_vm(request, &caller).await }).await
+    }
+
+    /// Starts a stopped VM, or lets a paused one go on.
+    pub(crate) async fn start_vm(
+        self: &Arc<Self>,
+        vm: &str,
+        request: StartManagedVm,
+    ) -> Result<VmInfo, Problem> {
+        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+        whole(async move {
+            let _turn = manager.turn_of_vm(&vm)?;
+            let Located { client, info, .. } = manager.locate(&vm)?;
+            if matches!(info.state, VmState::Stopped | VmState::Failed) && !request.skip_preflight {
+                exceeds(&manager.state.inventory(), &info.spec, &info.host)
+                    .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
+            }
+            manager.with_power(&vm, PlannedPower::On, client.start_vm(&vm)).await
+        })
+        .await
+    }
+
+    /// Stops a VM; the answer comes when it is stopped.
+    pub(crate) async fn stop_vm(
+        self: &Arc<Self>,
+        vm: &str,
+        request: StopManagedVm,
+    ) -> Result<VmInfo, Problem> {
+        let StopManagedVm { force, grace_ms } = request;
+        if grace_ms.is_some_and(|grace| grace > MOST_GRACE_MS) {
+            let detail = format!("a grace is at most {MOST_GRACE_MS} ms");
+            return Err(Problem::new(
+                ProblemCode::InvalidRequest,
+                detail,
+                "give less, or stop it with force",
+            ));
+        }
+        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+        whole(async move {
+            let _turn = manager.turn_of_vm(&vm)?;
+            let located = manager.locate(&vm)?;
+            manager.refuse_under_way(&located.info, "stopped", false)?;
+            let stop = located.client.stop_vm(&vm, StopVm { force, grace_ms });
+            manager.with_power(&vm, PlannedPower::Off, stop).await
+        })
+        .await
+    }
+
+    /// Deletes a stopped VM; with `force` one that runs too, which is ended, and one in doubt, which is given up. Disks are left alone.
+    pub(crate) async fn delete_vm(self: &Arc<Self>, vm: &str, force: bool) -> Result<(), Problem> {
+        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+        whole(async move {
+            let _turn = manager.turn_of_vm(&vm)?;
+            if manager.state.inventory().seen_vm(&vm).is_none() {
+                return manager.forget_vm(&vm, force).await;
+            }
+            let Located { client, info, in_doubt } = manager.locate(&vm)?;
+            manager.refuse_under_way(&info, "deleted", true)?;
+            let has_process = !matches!(info.state, VmState::Stopped | VmState::Failed);
+            if force && has_process && !in_doubt {
+                client.stop_vm(&vm, StopVm { force: true, grace_ms: None }).await.map_err(of_host)?;
+            }
+            let deleted = if force { client.give_up_vm(&vm).await } else { client.delete_vm(&vm).await };
+            match deleted {
+                Err(error) if error.code() != Some(ErrorCode::NotFound) => return Err(of_host(error)),
+                _ => {}
+            }
+            manager.plan_vm(&vm, None).await
+        })
+        .await
+    }
+
+    async fn make_vm(&self, request: CreateManagedVm, caller: &Caller) -> Result<HostedVm, Problem> {
+        let CreateManagedVm { mut spec, host, labels, start } = request;
+        spec.validate()
+            .map_err(|error| Problem::new(ProblemCode::InvalidRequest, error.to_string(), error.mend()))?;
+        check_labels(&labels)?;
+        let name = spec.name.clone();
+        let _turn = self.turn_of_vm(&name)?;
+        self.check_free(&name)?;
+        hold_to_baseline(&self.state.inventory(), &mut spec, host.as_deref())?;
+        // What tells it from another of that name, where its host's answer is lost.
+        let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
+        let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
+        let client = self.client_of(&chosen.host)?;
+        let power = if start { PlannedPower::On } else { PlannedPower::Off };
+        self.save_vm_plan(&name, Some(&VmPlan { power, labels: labels.clone() })).await?;
+        let asked = client.create_vm(&CreateVm { spec, start }).await;
+        match settled(&client, &name, uuid, asked).await {
+            Ok(info) => {
+                self.know_vm_plan(&name, Some(VmPlan { power, labels }));
+                self.until_told(&name, &chosen.host).await;
+                Ok(HostedVm { info, host_reason: chosen.why })
+            }
+            Err(problem) => {
+                if let Err(error) = self.save_vm_plan(&name, None).await {
+                    // The next one of that name takes its place.
+                    tracing::warn!(vm = name, %error, "what was planned of a VM that was not made can't be forgotten");
+                }
+                self.know_vm_plan(&name, None);
+                Err(problem)
+            }
+        }
+    }
+
+    /// One operation at a time on a VM.
+    fn turn_of_vm(&self, vm: &str) -> Result<Turn, Problem> {
+        self.leading()?;
+        self.doors.turns.take(&format!("vm {vm}")).ok_or_else(|| {
+            let detail = format!("another request works on VM \"{vm}\"");
+            Problem::new(ProblemCode::WrongState, detail, "wait for its end, then look and ask again")
+        })
+    }
+
+    /// Refuses a name that a VM has, or may have.
+    fn check_free(&self, name: &str) -> Result<(), Problem> {
+        let inventory = self.state.inventory();
+        let taken = |detail: String| {
+            let mend = "take another name, or delete that VM first";
+            Err(Problem::new(ProblemCode::AlreadyExists, detail, mend))
+        };
+        if let Some(vm) = inventory.seen_vm(name) {
+            return taken(format!("there is a VM \"{name}\" on host {} already", vm.info.host));
+        }
+        if let Some(host) = inventory.awaited_host() {
+            let detail = format!("host {host} has not told yet which VMs it has: \"{name}\" may be there");
+            return Err(Problem::new(ProblemCode::HostAway, detail, "ask again in some seconds"));
+        }
+        if let (Some(_), Some(host)) = (inventory.vm_plan(name), inventory.unheard_host()) {
+            return taken(format!(
+                "a VM \"{name}\" was made here; no host tells of it, and host {host} is not heard, which may have it"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Where a VM is, by what agents tell.
+    fn locate(&self, vm: &str) -> Result<Located, Problem> {
+        let (info, in_doubt) = {
+            let inventory = self.state.inventory();
+            let seen = inventory.seen_vm(vm).ok_or_else(|| no_vm(vm))?;
+            let host = &seen.info.host;
+            if !seen.is_current {
+                let detail = format!("host {host} has VM \"{vm}\", and its agent does not answer");
+                let mend = "see that its agent runs and can be reached";
+                return Err(Problem::new(ProblemCode::HostAway, detail, mend));
+            }
+            let others = inventory.others_with(vm, host);
+            if seen.in_doubt && !others.is_empty() {
+                let detail =
+                    format!("VM \"{vm}\" is in doubt: hosts {host} and {} have it", others.join(", "));
+                let mend = format!("make sure of it, then `godwit migration resolve {vm} --runs-on HOST`");
+                let problem = Problem::new(ProblemCode::WrongState, detail, mend);
+                return Err(Problem { cause: Some(ErrorCode::InDoubt), ..problem });
+            }
+            (Arc::clone(seen.info), seen.in_doubt)
+        };
+        Ok(Located { client: self.client_of(&info.host)?, info, in_doubt })
+    }
+
+    /// Refuses what would end a VM that is under way; `waiting`: also where its move has not begun.
+    fn refuse_under_way(&self, info: &VmInfo, verb: &str, waiting: bool) -> Result<(), Problem> {
+        let vm = &info.name;
+        let refused = |why: String, mend: String| {
+            let detail = format!("VM \"{vm}\" can't be {verb}: {why}");
+            Err(Problem::new(ProblemCode::WrongState, detail, mend))
+        };
+        let planned = self.state.inventory().planned_move(vm).map(str::to_owned);
+        if let Some(id) = planned {
+            let state = self.leading()?.moves.all().get(&id).map(|one| one.state);
+            if waiting || state != Some(MoveState::Waiting) {
+                let mend = format!("wait for its end, or call it off: `godwit control move cancel {id}`");
+                return refused(format!("move {id} has it"), mend);
+            }
+        }
+        match (info.state, &info.migration) {
+            (VmState::MigratingOut | VmState::MigratingIn, Some(id)) => {
+                let mend = format!("wait for its end, or cancel it: `godwit migration cancel {id}`");
+                refused(format!("migration {id} has it"), mend)
+            }
+            (VmState::MigratingOut | VmState::MigratingIn, None) => {
+                refused("a migration has it".to_owned(), "wait for its end".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks its agent for what is planned of its power from now on; where that says no, what was planned before holds.
+    async fn with_power(
+        &self,
+        vm: &str,
+        power: PlannedPower,
+        ask: impl Future<Output = Result<VmInfo, ClientError>>,
+    ) -> Result<VmInfo, Problem> {
+        let before = self.state.inventory().vm_plan(vm).cloned();
+        let labels = before.as_ref().map(|plan| plan.labels.clone()).unwrap_or_default();
+        let plan = VmPlan { power, labels };
+        let is_news = before.as_ref() != Some(&plan);
+        if is_news {
+            self.plan_vm(vm, Some(plan)).await?;
+        }
+        let asked = ask.await;
+        if is_news && matches!(asked, Err(ClientError::Refused(_))) {
+            self.plan_vm(vm, before).await?;
+        }
+        asked.map_err(of_host)
+    }
+
+    /// Forgets what is planned of a VM that no host tells of.
+    async fn forget_vm(&self, vm: &str, force: bool) -> Result<(), Problem> {
+        let unheard = {
+            let inventory = self.state.inventory();
+            inventory.vm_plan(vm).ok_or_else(|| no_vm(vm))?;
+            inventory.unheard_host().map(str::to_owned)
+        };
+        if let Some(host) = unheard.filter(|_| !force) {
+            let detail =
+                format!("no host tells of VM \"{vm}\", and host {host} is not heard, which may have it");
+            let mend = "see that its agent runs; with force the manager forgets what was planned of the VM";
+            return Err(Problem::new(ProblemCode::HostAway, detail, mend));
+        }
+        self.plan_vm(vm, None).await
+    }
+
+    /// Writes what is planned of a VM, and knows it.
+    async fn plan_vm(&self, vm: &str, plan: Option<VmPlan>) -> Result<(), Problem> {
+        self.save_vm_plan(vm, plan.as_ref()).await?;
+        self.know_vm_plan(vm, plan);
+        Ok(())
+    }
+
+    async fn save_vm_plan(&self, vm: &str, plan: Option<&VmPlan>) -> Result<(), Problem> {
+        let leading = self.leading()?;
+        let keeper = &leading.keeper;
+        match plan.map(SavedVm::from) {
+            Some(saved) if keeper.has(VMS, vm) => keeper.replace(VMS, vm, &saved).await,
+            Some(saved) => keeper.insert(VMS, vm, &saved).await,
+            None if keeper.has(VMS, vm) => keeper.remove(VMS, vm).await,
+            None => Ok(()),
+        }
+    }
+
+    fn know_vm_plan(&self, vm: &str, plan: Option<VmPlan>) {
+        self.state.change(|inventory| inventory.plan_vm(vm, plan));
+    }
+
+    /// Waits until the list has a VM that its agent has made: who asked finds it there.
+    async fn until_told(&self, vm: &str, host: &str) {
+        let mut news = self.state.events().listen(None);
+        let told = async {
+            while !self.state.inventory().has_vm(host, vm) {
+                if news.next().await.is_none() {
+                    return;
+                }
+            }
+        };
+        // It is there all the same, and will be told.
+        let _ = timeout(TOLD_LIMIT, told).await;
+    }
+}
+
+/// What has become of a creation: where its answer was lost, its agent is asked for the VM.
+async fn settled(
+    client: &Client,
+    name: &str,
+    uuid: Uuid,
+    asked: Result<VmInfo, ClientError>,
+) -> Result<VmInfo, Problem> {
+    let lost = match asked {
+        Ok(info) => return Ok(info),
+        Err(ClientError::Refused(error)) => return Err(Problem::of_agent(error)),
+        Err(lost) => lost,
+    };
+    let problem = of_host(lost);
+    match client.vm(name).await {
+        Ok(info) if info.spec.uuid == Some(uuid) => Ok(info),
+        Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
+            Err(Problem { mend: "nothing was made; ask again when it answers".to_owned(), ..problem })
+        }
+        _ => {
+            let mend = format!(
+                "whether it was made is not known: `godwit vm show {name}` says so when its host answers"
+            );
+            Err(Problem { mend, ..problem })
+        }
+    }
+}
+
+/// What an agent's answer is to who asked.
+fn of_host(error: ClientError) -> Problem {
+    match error {
+        ClientError::Refused(error) => Problem::of_agent(error),
+        away => Problem::new(ProblemCode::HostAway, away.to_string(), "see `godwit control host list`"),
+    }
+}
+
+/// Carries something out to its end, also where who asked has gone.
+async fn whole<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    let failed = |_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "");
+    tokio::spawn(operation).await.map_err(failed)?
+}
+
+/// All of its memory, bytes.
+fn memory_bytes(spec: &VmSpec) -> u64 {
+    spec.memory.iter().map(|block| block.size.bytes()).fold(0, u64::saturating_add)
+}

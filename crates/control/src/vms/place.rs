@@ -1,0 +1,199 @@
+//! Where a VM is made: placement as for moves, with what keeps a VM that is not there yet from each host.
+
+use std::path::{Component, Path};
+
+use godwit_api::HostInfo;
+use godwit_api::control::{CheckName, Problem, ProblemCode, Role};
+use godwit_qemu::{Accel, CpuModel, VmSpec};
+
+use super::{Kept, Room, memory_bytes};
+use crate::facts::{placement_hosts, reference_group_of};
+use crate::hosts::no_host;
+use crate::inventory::{Inventory, SeenHost};
+use crate::manager::Manager;
+use crate::placement::{self, Obstacle, Obstacles, Ranking, rank};
+use crate::preflight::some;
+
+/// Hosts that a message names, with what rules them out.
+const NAMED_HOSTS: usize = 3;
+
+/// The host of a new VM.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub(super) host: String,
+    /// Why that one; none: it was named.
+    pub(super) why: Option<String>,
+}
+
+impl Manager {
+    /// The host that is named, where it takes the VM, or else the best; and its room there, until the VM is made.
+    pub(super) fn place_vm(
+        &self,
+        spec: &VmSpec,
+        host: Option<&str>,
+        role: Role,
+    ) -> Result<(Chosen, Kept), Problem> {
+        if role < Role::Admin {
+            check_reach(spec)?;
+        }
+        let arriving = self.arriving();
+        // Held until it is among them: who looks next finds its room taken.
+        let mut made = self.being_made.rooms();
+        let inventory = self.state.inventory();
+        let mut hosts = placement_hosts(&arriving, &self.state.limits(&inventory), &inventory);
+        for (name, room) in &*made {
+            let of_room = hosts.iter_mut().find(|host| host.facts.name == room.host);
+            // What its host tells of is counted already.
+            if let Some(host) = of_room.filter(|host| !host.vms.contains(name)) {
+                host.facts.memory_promised_bytes += room.memory_bytes;
+                host.vcpus_placed += room.vcpus;
+                host.vms.push(name.clone());
+            }
+        }
+        let vm = placement::Vm {
+            name: spec.name.clone(),
+            memory_bytes: memory_bytes(spec),
+            vcpus: spec.vcpus,
+            busy_cores: None,
+            reference_group: reference_group_of(spec),
+        };
+        let ranking = rank(&hosts, &inventory.rules(), &vm, &obstacles(&inventory, spec, role));
+        let chosen = match host {
+            Some(host) => named(host, &spec.name, &ranking, &inventory)?,
+            None => best(&spec.name, ranking)?,
+        };
+        let room = Room { host: chosen.host.clone(), memory_bytes: vm.memory_bytes, vcpus: vm.vcpus };
+        made.insert(spec.name.clone(), room);
+        Ok((chosen, Kept { all: self.being_made.clone(), name: spec.name.clone() }))
+    }
+}
+
+fn named(host: &str, vm: &str, ranking: &Ranking, inventory: &Inventory) -> Result<Chosen, Problem> {
+    inventory.host_plan(host).ok_or_else(|| no_host(host))?;
+    match ranking.ruled_out.iter().find(|out| out.host == host) {
+        None => Ok(Chosen { host: host.to_owned(), why: None }),
+        Some(out) => {
+            let code = if inventory.is_heard(host) { ProblemCode::NoHost } else { ProblemCode::HostAway };
+            let detail = format!("host {host} can't take VM \"{vm}\": {}", out.text);
+            Err(Problem::new(code, detail, "name another host, or none: the manager chooses then"))
+        }
+    }
+}
+
+fn best(vm: &str, ranking: Ranking) -> Result<Chosen, Problem> {
+    let Ranking { fits, ruled_out } = ranking;
+    if let Some(best) = fits.into_iter().next() {
+        return Ok(Chosen { host: best.host, why: Some(best.why) });
+    }
+    let mut named: Vec<String> =
+        ruled_out.iter().take(NAMED_HOSTS).map(|out| format!("{}: {}", out.host, out.text)).collect();
+    match ruled_out.len().saturating_sub(NAMED_HOSTS) {
+        0 => {}
+        more => named.push(format!("and {more} more")),
+    }
+    let why = if named.is_empty() { "there is none".to_owned() } else { named.join("; ") };
+    let detail = format!("no host takes VM \"{vm}\": {why}");
+    Err(Problem::new(ProblemCode::NoHost, detail, "add a host, or make room on one"))
+}
+
+/// Programs and devices of a host are for those alone who may do everything.
+fn check_reach(spec: &VmSpec) -> Result<(), Problem> {
+    let named = match (&spec.qemu, spec.extra_devices.first()) {
+        (Some(program), _) => format!("a QEMU of its own ({})", program.display()),
+        (None, Some(device)) => format!("a device of its own ({device})"),
+        (None, None) => return Ok(()),
+    };
+    let detail = format!("VM \"{}\" names {named}, which needs the role admin", spec.name);
+    Err(Problem::new(ProblemCode::Forbidden, detail, "leave it out, or have an admin make the VM"))
+}
+
+/// What keeps a new VM from each host, beside what placement sees for itself.
+fn obstacles(inventory: &Inventory, spec: &VmSpec, role: Role) -> Obstacles {
+    let of = |host: SeenHost<'_>| {
+        let found: Vec<Obstacle> =
+            host.info.map(|info| in_the_way(host.name, info, inventory, spec, role))?;
+        (!found.is_empty()).then(|| (host.name.to_owned(), found))
+    };
+    inventory.seen_hosts().filter_map(of).collect()
+}
+
+fn in_the_way(
+    host: &str,
+    info: &HostInfo,
+    inventory: &Inventory,
+    spec: &VmSpec,
+    role: Role,
+) -> Vec<Obstacle> {
+    let checks = [
+        (CheckName::Networks, networks(info, spec)),
+        (CheckName::Disks, if role < Role::Admin { files(info, spec) } else { None }),
+        (CheckName::Accelerator, accelerator(info, spec)),
+        (CheckName::QemuVersion, qemu(info, spec)),
+        (CheckName::CpuBaseline, baseline(host, inventory)),
+        (CheckName::Cpu, cpu(info, spec)),
+    ];
+    let named = |(name, found): (CheckName, Option<String>)| {
+        Some(Obstacle { code: name.name().to_owned(), message: found? })
+    };
+    checks.into_iter().filter_map(named).collect()
+}
+
+fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
+    let nics = spec.nics.iter().map(|nic| nic.network.as_str());
+    let mut missing: Vec<&str> = nics.filter(|network| !info.networks.contains_key(*network)).collect();
+    missing.sort_unstable();
+    missing.dedup();
+    (!missing.is_empty()).then(|| format!("it has no network {}", missing.join(", ")))
+}
+
+/// Files that are not for VMs: everything of a host could be read by one. Links are the host's own business.
+fn files(info: &HostInfo, spec: &VmSpec) -> Option<String> {
+    let disks = spec.disks.iter().map(|disk| disk.path.as_path());
+    let boot = spec.kernel.iter().chain(&spec.initrd).map(std::path::PathBuf::as_path);
+    let outside = disks.chain(boot).find(|path| !info.vm_dirs.iter().any(|dir| is_below(path, dir)))?;
+    Some(format!("{} is below none of its vm_dirs, which needs the role admin", outside.display()))
+}
+
+fn is_below(path: &Path, dir: &Path) -> bool {
+    path.starts_with(dir) && !path.components().any(|part| part == Component::ParentDir)
+}
+
+fn accelerator(info: &HostInfo, spec: &VmSpec) -> Option<String> {
+    (spec.accel == Accel::Kvm && info.kvm == Some(false)).then(|| {
+        let why = info.kvm_reason.as_deref().unwrap_or("it does not say why");
+        format!("it runs no 64-bit guest by KVM: {why}")
+    })
+}
+
+fn qemu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
+    let problem = info.qemu_problem.as_ref().filter(|_| spec.qemu.is_none())?;
+    Some(format!("it has no QEMU that can be used: {problem}"))
+}
+
+fn baseline(host: &str, inventory: &Inventory) -> Option<String> {
+    let lacking = inventory.lacks_of_baseline(host)?;
+    (!lacking.is_empty()).then(|| format!("it lacks {} of the cluster's baseline", some(&lacking)))
+}
+
+/// What is known to be missing; of models that are not known here QEMU has the last word.
+fn cpu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
+    let (cpu, model) = (info.cpu.as_ref()?, CpuModel::parse(spec.cpu_model.as_deref()?));
+    let by_default = spec.accel == Accel::Auto || cpu.accel.name() == accel_name(spec.accel);
+    if !by_default || model.takes_what_there_is() {
+        return None;
+    }
+    let missing = cpu.to_host_cpu().missing_of(&model)?;
+    (!missing.is_empty()).then(|| format!("its guests can't have {} of {model}", some(&missing)))
+}
+
+fn accel_name(accel: Accel) -> &'static str {
+    match accel {
+        Accel::Kvm => "kvm",
+        Accel::Tcg => "tcg",
+        Accel::Auto => "",
+    }
+}
+
+pub(super) fn no_vm(vm: &str) -> Problem {
+    Problem::new(ProblemCode::NotFound, format!("no host has a VM \"{vm}\""), "see `godwit vm list`")
+}

@@ -1,0 +1,364 @@
+use axum::http::Method;
+use godwit_api::HostEvent;
+use godwit_api::control::{
+    CreateManagedVm, HostState, HostedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role,
+};
+use godwit_fleet::{Fleet, FleetPlan};
+use godwit_qemu::{Baseline, CpuFeatures};
+use serde_json::{Value, json};
+
+use crate::access::Caller;
+use crate::inventory::HostPlan;
+use crate::placement::{Hosts, Rule, RuleKind, Strength};
+use crate::server::tests::{Answer, Managed};
+
+const VMS: &str = "/api/v1/vms";
+
+/// A manager of simulated hosts, all of which it has heard.
+struct Cluster {
+    managed: Managed,
+    fleet: Fleet,
+}
+
+impl Cluster {
+    async fn begin(hosts: usize, vms: usize) -> Cluster {
+        let plan = FleetPlan { hosts, vms, hosts_with_vms: 1, ..FleetPlan::default() };
+        let cluster = Cluster { managed: Managed::begin().await, fleet: Fleet::begin(plan).await.unwrap() };
+        for (name, address) in cluster.fleet.agents() {
+            let host = json!({ "name": name, "address": address });
+            let added = cluster.root(Method::POST, "/api/v1/hosts", Some(host)).await;
+            assert_eq!(added.status, 201, "{}", added.body);
+        }
+        cluster.until(|cluster| cluster.inventory(|all| all.host_counts().1 == hosts as u64)).await;
+        cluster
+    }
+
+    async fn root(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+        self.managed.root(method, path, body).await
+    }
+
+    fn inventory<T>(&self, ask: impl FnOnce(&crate::inventory::Inventory) -> T) -> T {
+        ask(&self.managed.manager.state.inventory())
+    }
+
+    fn change<C: IntoIterator<Item = godwit_api::control::Change>>(
+        &self,
+        change: impl FnOnce(&mut crate::inventory::Inventory) -> C,
+    ) {
+        self.managed.manager.state.change(change);
+    }
+
+    /// Until something is so that events tell of.
+    async fn until(&self, is_so: impl Fn(&Cluster) -> bool) {
+        let mut news = self.managed.manager.state.events().listen(None);
+        while !is_so(self) {
+            news.next().await.unwrap();
+        }
+    }
+
+    /// What the agents have by that name, and where.
+    fn at(&self, vm: &str) -> Vec<String> {
+        let hosts = self.fleet.agents().keys();
+        let has = |host: &&String| self.fleet.vms_of(host).iter().any(|info| info.name == vm);
+        hosts.filter(has).cloned().collect()
+    }
+
+    fn planned(&self, vm: &str) -> Option<PlannedPower> {
+        self.inventory(|all| all.vm_plan(vm).map(|plan| plan.power))
+    }
+
+    /// Nothing of it is anywhere.
+    async fn assert_unmade(&self, vm: &str) {
+        assert_eq!((self.at(vm), self.planned(vm)), (Vec::new(), None));
+        let keeper = std::sync::Arc::clone(&self.managed.manager.leading().unwrap().keeper);
+        assert!(keeper.find(crate::records::VMS, vm).await.unwrap().is_none());
+    }
+}
+
+fn web() -> Value {
+    json!({ "spec": { "name": "web", "memory": "1GiB", "vcpus": 2, "kernel": "/srv/vmlinuz" } })
+}
+
+fn with(mut request: Value, change: Value) -> Value {
+    let Value::Object(change) = change else { panic!("{change}") };
+    request.as_object_mut().unwrap().extend(change);
+    request
+}
+
+fn with_spec(change: Value) -> Value {
+    let mut request = web();
+    let Value::Object(change) = change else { panic!("{change}") };
+    request["spec"].as_object_mut().unwrap().extend(change);
+    request
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_is_made_where_placement_says_and_lives_its_life() {
+    let cluster = Cluster::begin(3, 20).await;
+    let request = with(web(), json!({ "labels": { "app": "shop" } }));
+    let made = cluster.root(Method::POST, VMS, Some(request)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let made: HostedVm = made.read();
+    // The first host has all the others.
+    assert_eq!(cluster.at("web").as_slice(), std::slice::from_ref(&made.info.host));
+    assert_ne!(made.info.host, "host-0000");
+    assert!(made.host_reason.is_some_and(|why| !why.is_empty()));
+    // Who asked finds it at once.
+    let shown: ManagedVm = cluster.root(Method::GET, "/api/v1/vms/web", None).await.read();
+    assert_eq!((shown.planned, shown.summary.labels["app"].as_str()), (Some(PlannedPower::On), "shop"));
+
+    let running = cluster.root(Method::DELETE, "/api/v1/vms/web", None).await;
+    assert_eq!(running.problem(), ProblemCode::WrongState);
+    let stopped = cluster.root(Method::POST, "/api/v1/vms/web/stop", Some(json!({ "grace_ms": 5 }))).await;
+    assert_eq!((stopped.status.as_u16(), stopped.body["state"].as_str()), (200, Some("stopped")));
+    assert_eq!(cluster.planned("web"), Some(PlannedPower::Off));
+    // Without a body all is left to the defaults.
+    let started = cluster.root(Method::POST, "/api/v1/vms/web/start", None).await;
+    assert_eq!((started.status.as_u16(), started.body["state"].as_str()), (200, Some("running")));
+    assert_eq!(cluster.planned("web"), Some(PlannedPower::On));
+    let deleted = cluster.root(Method::DELETE, "/api/v1/vms/web?force=true", None).await;
+    assert_eq!(deleted.status, 204, "{}", deleted.body);
+    cluster.assert_unmade("web").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_not_be_made_leaves_nothing() {
+    let cluster = Cluster::begin(2, 1).await;
+    let disk = json!([{ "path": "/srv/../etc/shadow", "format": "raw" }]);
+    for (request, code, word) in [
+        (with(web(), json!({ "host": "nowhere" })), ProblemCode::NotFound, "nowhere"),
+        (with_spec(json!({ "kernel": null })), ProblemCode::InvalidRequest, "boot"),
+        (with_spec(json!({ "vcpus": 0 })), ProblemCode::InvalidRequest, "vCPU"),
+        (with_spec(json!({ "memory": "4096GiB" })), ProblemCode::NoHost, "memory"),
+        (with_spec(json!({ "nics": [{ "network": "prod" }] })), ProblemCode::NoHost, "no network prod"),
+        (with_spec(json!({ "cpu_model": "Westmere-v1,+avx512f" })), ProblemCode::NoHost, "avx512f"),
+        (with_spec(json!({ "name": "vm-00000" })), ProblemCode::AlreadyExists, "host-0000"),
+        (with(web(), json!({ "hots": "a" })), ProblemCode::InvalidRequest, "hots"),
+        (with_spec(json!({ "disks": disk, "colour": 1 })), ProblemCode::InvalidRequest, "colour"),
+    ] {
+        let answer = cluster.root(Method::POST, VMS, Some(request.clone())).await;
+        let detail = answer.body["detail"].as_str().unwrap().to_owned();
+        assert!(detail.contains(word), "{request}: {detail}");
+        assert_eq!(answer.problem(), code, "{request}");
+    }
+    cluster.assert_unmade("web").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_programs_and_devices_of_hosts_are_not_every_operators() {
+    let cluster = Cluster::begin(1, 0).await;
+    let operator = Caller { name: "op".into(), role: Role::Operator };
+    let ask = async |request: Value, caller: &Caller| {
+        let request: CreateManagedVm = serde_json::from_value(request).unwrap();
+        cluster.managed.manager.create_vm(request, caller).await
+    };
+    let mut info = cluster.inventory(|all| all.host_info("host-0000").unwrap().as_ref().clone());
+    info.vm_dirs = vec!["/srv".into()];
+    cluster.change(|all| all.heard("host-0000", HostEvent::Host(Box::new(info)), 1));
+    for (change, code) in [
+        (json!({ "disks": [{ "path": "/etc/shadow", "format": "raw" }] }), ProblemCode::NoHost),
+        (json!({ "disks": [{ "path": "/srv/../etc/shadow", "format": "raw" }] }), ProblemCode::NoHost),
+        (json!({ "initrd": "/etc/shadow" }), ProblemCode::NoHost),
+        (json!({ "qemu": "/opt/qemu" }), ProblemCode::Forbidden),
+        (json!({ "extra_devices": ["vfio-pci"] }), ProblemCode::Forbidden),
+    ] {
+        let refused: Problem = ask(with_spec(change.clone()), &operator).await.unwrap_err();
+        assert_eq!(refused.code, code, "{change}");
+    }
+    cluster.assert_unmade("web").await;
+    ask(web(), &operator).await.unwrap();
+    let another = with_spec(json!({ "name": "db", "initrd": "/boot/initrd" }));
+    ask(another, &Caller::root()).await.unwrap();
+    assert_eq!(cluster.at("db").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_named_has_to_take_it() {
+    let cluster = Cluster::begin(2, 0).await;
+    let there = || Some(with(web(), json!({ "host": "host-0001" })));
+    let rule = Rule {
+        name: "not-there".into(),
+        strength: Strength::Must,
+        kind: RuleKind::NotOn(Hosts { names: vec!["host-0001".into()], ..Hosts::default() }),
+        vms: vec!["web".into()],
+    };
+    cluster.change(|all| {
+        all.plan_rule("not-there", Some(rule));
+        None
+    });
+    let refused = cluster.root(Method::POST, VMS, there()).await;
+    assert!(refused.body["detail"].as_str().unwrap().contains("not-there"), "{}", refused.body);
+    assert_eq!(refused.problem(), ProblemCode::NoHost);
+    cluster.change(|all| {
+        all.plan_rule("not-there", None);
+        all.lost("host-0001", "no answer")
+    });
+    let refused = cluster.root(Method::POST, VMS, there()).await;
+    assert_eq!(refused.problem(), ProblemCode::HostAway);
+    cluster.assert_unmade("web").await;
+    cluster.change(|all| all.heard("host-0001", HostEvent::Known, 1));
+    let made: HostedVm = cluster.root(Method::POST, VMS, there()).await.read();
+    assert_eq!((made.info.host.as_str(), made.host_reason), ("host-0001", None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once_are_spread_and_of_one_name_one_is_made() {
+    let cluster = Cluster::begin(4, 0).await;
+    let names: Vec<String> = (0..8).map(|number| format!("web-{number}")).collect();
+    let made = names.iter().map(|name| {
+        cluster.root(Method::POST, VMS, Some(with_spec(json!({ "name": name, "memory": "64GiB" }))))
+    });
+    for answer in futures::future::join_all(made).await {
+        assert_eq!(answer.status, 201, "{}", answer.body);
+    }
+    for host in cluster.fleet.agents().keys() {
+        let memory: u64 = cluster.fleet.vms_of(host).iter().map(|vm| vm.memory_bytes).sum();
+        assert!(memory <= 256 << 30, "{host}: {memory}");
+    }
+    let same = (0..6).map(|_| cluster.root(Method::POST, VMS, Some(web())));
+    let same: Vec<u16> =
+        futures::future::join_all(same).await.iter().map(|answer| answer.status.as_u16()).collect();
+    assert_eq!(same.iter().filter(|status| **status == 201).count(), 1, "{same:?}");
+    assert!(same.iter().all(|status| [201, 409].contains(status)), "{same:?}");
+    assert_eq!(cluster.at("web").len(), 1);
+}
+
+fn baseline(model: &str, features: &[&str]) -> Baseline {
+    let features: CpuFeatures = features.iter().map(|name| (*name).to_owned()).collect();
+    Baseline { cpu_model: model.to_owned(), features }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_gets_the_baseline_and_one_with_more_is_refused() {
+    let cluster = Cluster::begin(1, 0).await;
+    let old = cluster.root(Method::POST, VMS, Some(with_spec(json!({ "name": "old" })))).await;
+    assert_eq!(old.status, 201, "{}", old.body);
+    cluster.root(Method::POST, "/api/v1/vms/old/stop", None).await;
+    let all = cluster.inventory(|all| all.host_info("host-0000").unwrap().cpu.clone().unwrap().features);
+    let less: Vec<&str> = all.iter().map(String::as_str).filter(|name| *name != "avx2").collect();
+    cluster.change(|all| {
+        all.plan_baseline(Some(baseline("Westmere-v1,-avx2", &less)));
+        None
+    });
+    let made: HostedVm = cluster.root(Method::POST, VMS, Some(web())).await.read();
+    assert_eq!(made.info.spec.cpu_model.as_deref(), Some("Westmere-v1,-avx2"));
+    for model in ["Westmere-v1", "host", "Zen9"] {
+        let request = with_spec(json!({ "name": "db", "cpu_model": model }));
+        let refused = cluster.root(Method::POST, VMS, Some(request)).await;
+        assert_eq!(refused.body["checks"][0]["name"], "cpu-baseline", "{}", refused.body);
+        let evidence = refused.body["detail"].as_str().unwrap().to_owned();
+        assert!(evidence.contains(if model == "Zen9" { "Zen9" } else { "avx2" }), "{evidence}");
+        assert_eq!(refused.problem(), ProblemCode::Preflight);
+    }
+    cluster.assert_unmade("db").await;
+    let less = with_spec(json!({ "name": "db", "cpu_model": "Westmere-v1,-avx2,-aes" }));
+    assert_eq!(cluster.root(Method::POST, VMS, Some(less)).await.status, 201);
+    // What was made before there was one.
+    let refused = cluster.root(Method::POST, "/api/v1/vms/old/start", None).await;
+    assert_eq!(refused.problem(), ProblemCode::Preflight);
+    let all_the_same = Some(json!({ "skip_preflight": true }));
+    assert_eq!(cluster.root(Method::POST, "/api/v1/vms/old/start", all_the_same).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_under_way_or_in_doubt_is_left_alone() {
+    let cluster = Cluster::begin(2, 1).await;
+    let path = "/api/v1/vms/vm-00000";
+    // Its target takes none, so that its move waits.
+    cluster.change(|all| all.lost("host-0001", "no answer"));
+    let to = json!({ "to": "host-0001", "skip_preflight": true });
+    let asked = cluster.root(Method::POST, &format!("{path}/moves"), Some(to)).await;
+    assert_eq!(asked.body["state"], "waiting", "{}", asked.body);
+    let id = asked.body["id"].as_str().unwrap().to_owned();
+    let refused = cluster.root(Method::DELETE, &format!("{path}?force=true"), None).await;
+    assert!(refused.body["detail"].as_str().unwrap().contains(&id));
+    assert_eq!(refused.problem(), ProblemCode::WrongState);
+    assert_eq!(cluster.at("vm-00000"), ["host-0000"]);
+    // The move has not begun.
+    assert_eq!(cluster.root(Method::POST, &format!("{path}/stop"), None).await.status, 200);
+    cluster.root(Method::DELETE, &format!("/api/v1/moves/{id}"), None).await;
+    cluster.until(|cluster| cluster.inventory(|all| all.planned_move("vm-00000").is_none())).await;
+
+    let doubt = |host: &str| {
+        let mut info = cluster.fleet.vms_of("host-0000")[0].clone();
+        (info.host, info.in_doubt) = (host.to_owned(), true);
+        HostEvent::Vm(Box::new(info))
+    };
+    cluster.change(|all| all.heard("host-0001", HostEvent::Known, 1));
+    cluster.change(|all| all.heard("host-0000", doubt("host-0000"), 1));
+    cluster.change(|all| all.heard("host-0001", doubt("host-0001"), 1));
+    for (method, path) in
+        [(Method::POST, format!("{path}/stop")), (Method::DELETE, format!("{path}?force=true"))]
+    {
+        let refused = cluster.root(method, &path, None).await;
+        assert_eq!(refused.body["cause"], "in-doubt", "{}", refused.body);
+        assert_eq!(refused.problem(), ProblemCode::WrongState);
+    }
+    // At one host alone it is that agent's to say, which takes force.
+    cluster.change(|all| all.heard("host-0001", HostEvent::VmGone("vm-00000".into()), 1));
+    let deleted = cluster.root(Method::DELETE, &format!("{path}?force=true"), None).await;
+    assert_eq!(deleted.status, 204, "{}", deleted.body);
+    assert!(cluster.at("vm-00000").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_may_be_where_nobody_looks() {
+    let cluster = Cluster::begin(1, 0).await;
+    cluster.change(|all| {
+        let plan = HostPlan { address: "http://127.0.0.1:1".into(), ..HostPlan::default() };
+        vec![all.plan_host("silent", plan)]
+    });
+    assert_eq!(cluster.inventory(|all| all.host_state("silent")), Some(HostState::Unknown));
+    let refused = cluster.root(Method::POST, VMS, Some(web())).await;
+    assert_eq!(refused.problem(), ProblemCode::HostAway);
+    cluster.change(|all| all.lost("silent", "no answer"));
+    let made: HostedVm = cluster.root(Method::POST, VMS, Some(web())).await.read();
+    // Planned, and gone from its host without the manager: it may be at the one that is silent.
+    cluster.change(|all| all.heard(&made.info.host, HostEvent::VmGone("web".into()), 1));
+    let refused = cluster.root(Method::POST, VMS, Some(web())).await;
+    assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
+    let refused = cluster.root(Method::DELETE, "/api/v1/vms/web", None).await;
+    assert_eq!(refused.problem(), ProblemCode::HostAway);
+    assert_eq!(cluster.root(Method::DELETE, "/api/v1/vms/web?force=true", None).await.status, 204);
+    let none = cluster.root(Method::DELETE, "/api/v1/vms/web", None).await;
+    assert_eq!(none.problem(), ProblemCode::NotFound);
+    // The agent has it all the same, and says no: nothing is planned of it then.
+    let refused = cluster.root(Method::POST, VMS, Some(web())).await;
+    assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
+    assert_eq!(cluster.planned("web"), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_made_is_known_to_the_next_manager() {
+    let cluster = Cluster::begin(1, 0).await;
+    let labels = json!({ "labels": { "app": "shop" }, "start": false });
+    let made = cluster.root(Method::POST, VMS, Some(with(web(), labels))).await;
+    assert_eq!(made.body["state"], "stopped", "{}", made.body);
+    let Cluster { managed, fleet: _fleet } = cluster;
+    let store = std::sync::Arc::clone(&managed.store);
+    drop(managed);
+    let managed = Managed::with(store).await;
+    let plan = managed.manager.state.inventory().vm_plan("web").cloned().unwrap();
+    assert_eq!((plan.power, plan.labels["app"].as_str()), (PlannedPower::Off, "shop"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_falls_silent_meanwhile_is_told_and_nothing_stays_planned() {
+    let cluster = Cluster::begin(1, 0).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    // It hangs up on whoever asks.
+    tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+    let mut info = cluster.inventory(|all| all.host_info("host-0000").unwrap().as_ref().clone());
+    info.name = "rude".into();
+    cluster.change(|all| {
+        let mut changes = vec![all.plan_host("rude", HostPlan { address, ..HostPlan::default() })];
+        changes.extend(all.heard("rude", HostEvent::Host(Box::new(info)), 1));
+        changes.extend(all.heard("rude", HostEvent::Known, 1));
+        changes
+    });
+    let refused = cluster.root(Method::POST, VMS, Some(with(web(), json!({ "host": "rude" })))).await;
+    assert!(refused.body["mend"].as_str().unwrap().contains("not known"), "{}", refused.body);
+    assert_eq!(refused.problem(), ProblemCode::HostAway);
+    cluster.assert_unmade("web").await;
+}
