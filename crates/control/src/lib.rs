@@ -30,6 +30,9 @@ mod prune;
 pub mod queue;
 mod rates;
 mod records;
+#[cfg(test)]
+mod rig;
+mod rules;
 mod run;
 mod server;
 mod standby;

@@ -24,6 +24,7 @@ use crate::moves::{OnWay, Wanted};
 use crate::plans::Planned;
 use crate::rates::Rates;
 use crate::records::{HOSTS, SavedHost, SavedToken, SavedVm, TOKENS, VMS};
+use crate::rules::{RULES, SavedRule};
 use crate::state::{State, now_unix_ms};
 use crate::store::{Candidate, Store, StoreError};
 use crate::vms::BeingMade;
@@ -99,6 +100,8 @@ impl Manager {
         let keeper = Arc::new(keeper);
         let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
         SavedToken::set_all(self, keeper.read_all(TOKENS).await?);
+        // What is planned of the cluster holds before a host is heard.
+        SavedRule::set_all(self, keeper.read_all(RULES).await?);
         SavedVm::set_all(self, vms);
         SavedHost::set_all(self, hosts);
         let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));

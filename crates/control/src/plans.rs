@@ -1,4 +1,4 @@
-//! What every manager knows of what the store keeps, whether it leads or not: hosts, VMs and tokens. Each is set as a whole where the store was
+//! What every manager knows of what the store keeps, whether it leads or not: hosts, VMs, rules and tokens. Each is set as a whole where the store was
 //! read, and one by one where it changes.
 
 use std::collections::BTreeSet;
@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use crate::inventory::Inventory;
 use crate::manager::Manager;
 use crate::records::{SavedHost, SavedToken, SavedVm};
+use crate::rules::SavedRule;
 use crate::store::records::Record;
 
 /// A kind of records that every manager knows.
@@ -48,6 +49,17 @@ impl Planned for SavedVm {
 
     fn set(manager: &Manager, id: &str, record: Option<SavedVm>) {
         manager.state.change(|inventory: &mut Inventory| inventory.plan_vm(id, record.map(Into::into)));
+    }
+}
+
+impl Planned for SavedRule {
+    fn known(manager: &Manager) -> BTreeSet<String> {
+        manager.state.inventory().rules().into_iter().map(|rule| rule.name).collect()
+    }
+
+    fn set(manager: &Manager, id: &str, record: Option<SavedRule>) {
+        let rule = record.map(|saved| saved.rule(id));
+        manager.state.change(|inventory: &mut Inventory| inventory.plan_rule(id, rule));
     }
 }
 

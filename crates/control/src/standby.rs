@@ -1,4 +1,4 @@
-//! A manager that does not lead is ready to: it follows what the store keeps of hosts, VMs, tokens and moves, and by that every agent.
+//! A manager that does not lead is ready to: it follows what the store keeps of hosts, VMs, rules, tokens and moves, and by that every agent.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -11,6 +11,7 @@ use crate::manager::Manager;
 use crate::moves::SavedMove;
 use crate::plans::Planned;
 use crate::records::{SavedHost, SavedToken, SavedVm};
+use crate::rules::SavedRule;
 use crate::store::Store;
 use crate::store::records::{RecordError, Table};
 
@@ -25,6 +26,7 @@ impl Standby {
     pub(crate) fn begin(manager: &Arc<Manager>, store: &Arc<dyn Store>) -> Standby {
         let mut tasks = JoinSet::new();
         tasks.spawn(follow::<SavedToken>(Arc::clone(manager), Arc::clone(store)));
+        tasks.spawn(follow::<SavedRule>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedVm>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedHost>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedMove>(Arc::clone(manager), Arc::clone(store)));

@@ -10,9 +10,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{
-    AddHost, AuditEntry, Cluster, CreateDrain, CreateManagedVm, CreateMove, CreateToken, CreatedToken, Drain,
-    HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedHost, ManagedVm,
-    Move, Page, Preflight, Problem, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, VmSummary,
+    AddHost, AuditEntry, Cluster, CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken,
+    CreatedToken, Drain, HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined,
+    ManagedHost, ManagedVm, Move, Page, Preflight, Problem, RuleInfo, StartManagedVm, StopManagedVm,
+    TokenInfo, UpdateHost, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint};
@@ -193,6 +194,26 @@ impl ManagerClient {
         let path = format!("/api/v1/drains/{}/undo", segment(id));
         let response = self.send(Method::POST, &path, Bytes::new()).await?;
         self.json(response).await
+    }
+
+    /// Makes a rule about where VMs may be.
+    pub async fn create_rule(&self, rule: &CreateRule) -> Result<RuleInfo, ManagerError> {
+        self.ask(Method::POST, "/api/v1/rules", rule).await
+    }
+
+    /// Every rule, by name, and whether it is kept.
+    pub async fn rules(&self) -> Result<Vec<RuleInfo>, ManagerError> {
+        self.all("/api/v1/rules").await
+    }
+
+    /// One rule, with every VM by which it is broken.
+    pub async fn rule(&self, name: &str) -> Result<RuleInfo, ManagerError> {
+        self.get(&format!("/api/v1/rules/{}", segment(name))).await
+    }
+
+    /// Removes a rule; no VM is moved by that.
+    pub async fn delete_rule(&self, name: &str) -> Result<(), ManagerError> {
+        self.delete(&format!("/api/v1/rules/{}", segment(name))).await
     }
 
     /// What people did, the newest first, so many entries at most.

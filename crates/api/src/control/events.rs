@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Drain, HostSummary, Move, VmSummary};
+use super::{Drain, HostSummary, Move, RuleInfo, VmSummary};
 
 /// A change of the cluster, with its number: who was cut off goes on behind the last one that came (`Last-Event-ID`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -36,4 +36,8 @@ pub enum Change {
     Move(Box<Move>),
     /// A drain is new or has changed.
     Drain(Box<Drain>),
+    /// A rule is new, and whether it is kept now: what VMs do later, their own events tell.
+    Rule(Box<RuleInfo>),
+    /// A rule is no more, by its name.
+    RuleGone(String),
 }

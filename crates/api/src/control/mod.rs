@@ -10,6 +10,7 @@ mod join;
 mod moves;
 mod preflight;
 mod problem;
+mod rules;
 mod vms;
 
 pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Role, TokenInfo};
@@ -27,6 +28,7 @@ pub use preflight::{
     Verdict,
 };
 pub use problem::{Problem, ProblemCode};
+pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
 pub use vms::{CreateManagedVm, HostedVm, ManagedVm, PlannedPower, StartManagedVm, StopManagedVm, VmSummary};
 
 use serde::{Deserialize, Serialize};

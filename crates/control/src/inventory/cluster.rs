@@ -2,10 +2,25 @@
 
 use std::collections::BTreeMap;
 
+use godwit_api::control::{Change, Page, RuleInfo, RuleState};
 use godwit_qemu::{Baseline, CpuFeatures};
 
 use super::Inventory;
+use super::select::{Cursor, page};
 use crate::placement::Rule;
+use crate::rules::told;
+
+/// VMs by which a rule is broken that a list names.
+const LISTED_BREAKERS: usize = 16;
+
+/// Which rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RuleFilter {
+    /// A VM that they name.
+    pub(crate) vm: Option<String>,
+    /// Whether they are kept.
+    pub(crate) state: Option<RuleState>,
+}
 
 /// What the store keeps of the cluster, as it is worked with.
 #[derive(Debug, Default)]
@@ -53,11 +68,24 @@ impl Inventory {
         self.cluster.rules.get(name)
     }
 
-    /// Sets a rule; none: there is none of that name any more.
-    pub fn plan_rule(&mut self, name: &str, rule: Option<Rule>) {
+    /// Those that a filter lets through, by name, a page at a time, each with the first of the VMs by which it is broken.
+    pub(crate) fn rules_page(&self, filter: &RuleFilter, cursor: &Cursor) -> Page<RuleInfo> {
+        let found = self.cluster.rules.iter().filter(|(_, rule)| {
+            filter.vm.as_ref().is_none_or(|vm| rule.vms.contains(vm))
+                && filter.state.is_none_or(|state| told(rule, self, 0).state == state)
+        });
+        page(found, cursor, |_, rule| told(rule, self, LISTED_BREAKERS))
+    }
+
+    /// Sets a rule; none: there is none of that name any more. A change, unless it was so before.
+    pub(crate) fn plan_rule(&mut self, name: &str, rule: Option<Rule>) -> Option<Change> {
         match rule {
-            Some(rule) => drop(self.cluster.rules.insert(name.to_owned(), rule)),
-            None => drop(self.cluster.rules.remove(name)),
+            Some(rule) => {
+                let before = self.cluster.rules.insert(name.to_owned(), rule);
+                let rule = self.cluster.rules.get(name).filter(|rule| before.as_ref() != Some(rule))?;
+                Some(Change::Rule(Box::new(told(rule, self, LISTED_BREAKERS))))
+            }
+            None => self.cluster.rules.remove(name).map(|_| Change::RuleGone(name.to_owned())),
         }
     }
 }

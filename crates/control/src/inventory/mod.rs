@@ -15,6 +15,7 @@ use std::sync::Arc;
 use godwit_api::control::{Change, HostState, HostSummary, ManagedHost, ManagedVm, PlannedPower, VmSummary};
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 
+pub(crate) use cluster::RuleFilter;
 pub(crate) use seen::{SeenHost, SeenVm};
 pub use select::{Cursor, HostFilter, VmFilter};
 pub use tally::Tally;

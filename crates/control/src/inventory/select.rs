@@ -73,7 +73,7 @@ impl Inventory {
 }
 
 /// All are counted, those of the page are shown.
-fn page<'a, E: 'a, T>(
+pub(super) fn page<'a, E: 'a, T>(
     found: impl Iterator<Item = (&'a String, &'a E)>,
     cursor: &Cursor,
     show: impl Fn(&str, &E) -> T,

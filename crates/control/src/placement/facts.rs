@@ -64,8 +64,14 @@ impl Hosts {
     /// Whether a host is among them.
     #[must_use]
     pub fn contains(&self, host: &Host) -> bool {
-        let has = |(label, value): (&String, &String)| host.labels.get(label) == Some(value);
-        self.names.contains(&host.facts.name) || (!self.labels.is_empty() && self.labels.iter().all(has))
+        self.mean(&host.facts.name, &host.labels)
+    }
+
+    /// The same of a host by its name and its labels.
+    #[must_use]
+    pub fn mean(&self, host: &str, labels: &BTreeMap<String, String>) -> bool {
+        let has = |(label, value): (&String, &String)| labels.get(label) == Some(value);
+        self.names.iter().any(|name| name == host) || (!self.labels.is_empty() && self.labels.iter().all(has))
     }
 }
 

@@ -20,6 +20,9 @@ mod preflight;
 mod repeat;
 #[cfg(test)]
 mod repeat_tests;
+mod rules;
+#[cfg(test)]
+mod rules_tests;
 #[cfg(test)]
 pub(crate) mod tests;
 mod vms;
@@ -53,6 +56,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
         (name = "vms", description = "VMs, wherever they run"),
         (name = "moves", description = "Moves: what was asked for, what waits for what, what became of it"),
         (name = "drains", description = "Hosts that are emptied: a target for each VM, an ETA, what stays and why"),
+        (name = "rules", description = "Rules about where VMs may be, and whether they are kept"),
         (name = "access", description = "Tokens, and who did what"),
     )
 )]
@@ -77,6 +81,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .merge(moves::routes())
         .merge(preflight::routes())
         .merge(drains::routes())
+        .merge(rules::routes())
         .merge(access::routes())
         .merge(join::routes())
         .merge(events::routes())

@@ -1,0 +1,82 @@
+//! Managers and clusters for tests: no agent is asked, and what agents would tell is put in.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use godwit_api::{HostEvent, HostInfo, VmInfo};
+use serde_json::{Value, json};
+
+use crate::inventory::{HostPlan, Inventory};
+use crate::keeper::Keeper;
+use crate::manager::Manager;
+use crate::standby::Standby;
+use crate::state::State;
+use crate::store::{Candidate, SqliteStore, Store};
+
+fn candidate(name: &str) -> Candidate {
+    Candidate { name: name.to_owned(), address: format!("http://{name}:7800") }
+}
+
+/// A manager that leads.
+pub(crate) async fn leader(store: Arc<dyn Store>) -> Arc<Manager> {
+    let candidate = candidate("m1");
+    let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+    let keeper = Keeper::new(store, leadership, candidate);
+    Manager::open(keeper, Arc::<State>::default(), None).await.unwrap()
+}
+
+/// A manager that does not lead, and follows the store as long as what comes with it is kept.
+pub(crate) fn follower(store: &Arc<dyn Store>) -> (Arc<Manager>, Standby) {
+    let manager = Manager::new(candidate("m2"), Arc::clone(store), Arc::<State>::default(), None);
+    let standby = Standby::begin(&manager, store);
+    (manager, standby)
+}
+
+/// A manager that leads over a file, for as long as `lives`: its end is that of all of its tasks, and the next one opens the file anew.
+pub(crate) fn over_file(path: &Path, lives: impl AsyncFnOnce(Arc<Manager>)) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = SqliteStore::open(path).unwrap();
+        lives(leader(Arc::new(store)).await).await;
+    });
+}
+
+/// Waits until a manager knows something: each of its events is a reason to look again.
+pub(crate) async fn until(manager: &Manager, is_so: impl Fn(&Inventory) -> bool) {
+    let mut events = manager.state.events().listen(None);
+    while !is_so(&manager.state.inventory()) {
+        events.next().await.unwrap();
+    }
+}
+
+/// What the agent of a host tells of itself, with the CPU that it gives to guests; none: it does not say.
+pub(crate) fn host(name: &str, cpu: Option<Value>) -> HostInfo {
+    serde_json::from_value(json!({
+        "name": name, "version": "0.5.0", "kernel": "6.18", "cpu": cpu, "memory_available_bytes": 64_u64 << 30,
+        "memory_committed_bytes": 0, "huge_pages": true, "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,
+    }))
+    .unwrap()
+}
+
+/// What the agent of a host tells of a VM that runs there.
+pub(crate) fn vm(name: &str, host: &str, cpu_model: Option<&str>) -> VmInfo {
+    serde_json::from_value(json!({
+        "name": name, "host": host, "state": "running", "epoch": 3, "memory_bytes": 1_u64 << 30, "vcpus": 1, "accel": "kvm",
+        "machine": "pc-q35-10.0", "addresses": [], "spec": { "name": name, "kernel": "/k", "cpu_model": cpu_model },
+    }))
+    .unwrap()
+}
+
+/// Puts a host in that is heard, with these VMs and labels.
+pub(crate) fn put_host(inventory: &mut Inventory, info: HostInfo, labels: &[(&str, &str)], vms: Vec<VmInfo>) {
+    let name = info.name.clone();
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    let address = format!("http://{name}:7700");
+    inventory.plan_host(&name, HostPlan { address, labels: labels.collect(), ..HostPlan::default() });
+    inventory.reached(&name);
+    inventory.heard(&name, HostEvent::Host(Box::new(info)), 1);
+    for vm in vms {
+        inventory.heard(&name, HostEvent::Vm(Box::new(vm)), 1);
+    }
+    inventory.heard(&name, HostEvent::Known, 1);
+}

@@ -1,0 +1,185 @@
+//! Rules about where VMs may be, as operators make them. What placement does with them is `placement/rules.rs`; whether each is kept at
+//! present is `kept.rs`.
+
+mod kept;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+
+use godwit_api::control::{
+    CreateRule, Page, Problem, ProblemCode, RuleHosts, RuleInfo, RuleKind, RuleStrength,
+};
+
+use crate::inventory::{Cursor, Inventory, RuleFilter};
+use crate::manager::{Manager, check_name};
+use crate::placement::{self, Hosts, Rule, Strength};
+
+pub(crate) use kept::told;
+pub(crate) use record::{RULES, SavedRule};
+
+/// The most rules that a cluster has: each is asked of every host for every VM that it names.
+const MOST_RULES: usize = 1000;
+/// The most VMs that a rule names, and the most hosts.
+const MOST_NAMES: usize = 256;
+/// The most labels that hosts are named by, as a host has no more.
+const MOST_LABELS: usize = 64;
+
+impl Manager {
+    /// Makes a rule. VMs and hosts that it names may come later.
+    pub(crate) async fn create_rule(&self, request: CreateRule) -> Result<RuleInfo, Problem> {
+        let rule = read(request)?;
+        let leading = self.leading()?;
+        check_beside_others(&rule, &self.state.inventory().rules())?;
+        leading.keeper.insert(RULES, &rule.name, &SavedRule::from(&rule)).await?;
+        let name = rule.name.clone();
+        self.state.change(|inventory| inventory.plan_rule(&name, Some(rule)));
+        self.rule(&name)
+    }
+
+    /// One rule, with every VM by which it is broken.
+    pub(crate) fn rule(&self, name: &str) -> Result<RuleInfo, Problem> {
+        let inventory = self.state.inventory();
+        let rule = inventory.rule(name).ok_or_else(|| no_rule(name))?;
+        Ok(told(rule, &inventory, usize::MAX))
+    }
+
+    /// A page of them, by name.
+    pub(crate) fn rules(&self, filter: &RuleFilter, cursor: &Cursor) -> Page<RuleInfo> {
+        self.state.inventory().rules_page(filter, cursor)
+    }
+
+    /// Removes a rule; no VM is moved by that.
+    pub(crate) async fn delete_rule(&self, name: &str) -> Result<(), Problem> {
+        if self.state.inventory().rule(name).is_none() {
+            return Err(no_rule(name));
+        }
+        self.leading()?.keeper.remove(RULES, name).await?;
+        self.state.change(|inventory: &mut Inventory| inventory.plan_rule(name, None));
+        Ok(())
+    }
+}
+
+fn no_rule(name: &str) -> Problem {
+    let detail = format!("no rule \"{name}\"");
+    Problem::new(ProblemCode::NotFound, detail, "see `godwit control rule list`")
+}
+
+fn wrong(detail: impl Into<String>, mend: impl Into<String>) -> Problem {
+    Problem::new(ProblemCode::InvalidRequest, detail, mend)
+}
+
+/// A rule as placement has it, unless it contradicts itself or says nothing.
+fn read(request: CreateRule) -> Result<Rule, Problem> {
+    let CreateRule { name, kind, strength, vms, hosts } = request;
+    check_name(&name)?;
+    check_names("VM", &vms)?;
+    let kind = match kind {
+        RuleKind::Together => placement::RuleKind::Together,
+        RuleKind::Apart => placement::RuleKind::Apart,
+        RuleKind::On => placement::RuleKind::On(read_hosts(kind, hosts.as_ref())?),
+        RuleKind::NotOn => placement::RuleKind::NotOn(read_hosts(kind, hosts.as_ref())?),
+    };
+    if matches!(kind, placement::RuleKind::Together | placement::RuleKind::Apart) {
+        if hosts.is_some() {
+            let detail = "a rule that VMs are to be together or apart names no hosts";
+            return Err(wrong(detail, "make two rules of it: this one, and one that says on or not-on"));
+        }
+        if vms.len() < 2 {
+            let detail = "a rule that VMs are to be together or apart is about two of them at least";
+            return Err(wrong(detail, "name another VM"));
+        }
+    } else if vms.is_empty() {
+        return Err(wrong("the rule is for no VM", "name the VMs that it is for"));
+    }
+    let strength = match strength {
+        RuleStrength::Must => Strength::Must,
+        RuleStrength::Should => Strength::Should,
+    };
+    Ok(Rule { name, strength, kind, vms })
+}
+
+fn read_hosts(kind: RuleKind, hosts: Option<&RuleHosts>) -> Result<Hosts, Problem> {
+    let hosts = hosts.filter(|hosts| !hosts.names.is_empty() || !hosts.labels.is_empty());
+    let Some(RuleHosts { names, labels }) = hosts else {
+        let detail = match kind {
+            RuleKind::On => "the rule leaves its VMs no host at all",
+            _ => "the rule keeps its VMs from no host at all",
+        };
+        return Err(wrong(detail, "name hosts, or labels that they have"));
+    };
+    check_names("host", names)?;
+    if labels.len() > MOST_LABELS {
+        return Err(wrong("too many labels", format!("{MOST_LABELS} at most")));
+    }
+    if labels.contains_key("") {
+        return Err(wrong("a label without a key", "name its key"));
+    }
+    Ok(Hosts { names: names.clone(), labels: labels.clone() })
+}
+
+/// Names of one kind: possible ones, each once.
+fn check_names(what: &str, names: &[String]) -> Result<(), Problem> {
+    if names.len() > MOST_NAMES {
+        let detail = format!("the rule names {} {what}s", names.len());
+        return Err(wrong(
+            detail,
+            format!("{MOST_NAMES} at most; name hosts by a label, or make several rules"),
+        ));
+    }
+    let mut seen = BTreeSet::new();
+    for name in names {
+        check_name(name)
+            .map_err(|problem| wrong(format!("{what} {name:?}: {}", problem.detail), problem.mend))?;
+        if !seen.insert(name) {
+            return Err(wrong(format!("the rule names {what} {name} twice"), "name it once"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether there is room for a rule, and none that it contradicts.
+fn check_beside_others(rule: &Rule, others: &[Rule]) -> Result<(), Problem> {
+    let others = others.iter().filter(|other| other.name != rule.name);
+    if others.clone().count() >= MOST_RULES {
+        return Err(wrong(
+            format!("there are {MOST_RULES} rules already"),
+            "delete some that are not needed",
+        ));
+    }
+    match others.into_iter().find_map(|other| Some((other, clash(rule, other)?))) {
+        Some((other, why)) => {
+            let detail = format!("rule {} can't be kept beside rule {}: {why}", rule.name, other.name);
+            Err(wrong(detail, "delete that one first, or make this one a `should` rule"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Why two rules that must be kept can't both be; none: they can, as far as they say themselves.
+fn clash(one: &Rule, other: &Rule) -> Option<String> {
+    use placement::RuleKind as K;
+    if one.strength != Strength::Must || other.strength != Strength::Must {
+        return None;
+    }
+    let mut shared = one.vms.iter().filter(|vm| other.vms.contains(vm));
+    let first = shared.next()?;
+    match (&one.kind, &other.kind) {
+        (K::Together, K::Apart) | (K::Apart, K::Together) => {
+            let second = shared.next()?;
+            Some(format!("{first} and {second} would have to be together and apart"))
+        }
+        (K::On(on), K::NotOn(not_on)) | (K::NotOn(not_on), K::On(on)) => {
+            let is_forbidden =
+                on.labels.is_empty() && on.names.iter().all(|name| not_on.names.contains(name));
+            is_forbidden.then(|| format!("it leaves {first} no host"))
+        }
+        (K::On(on), K::On(also)) => {
+            let are_named = on.labels.is_empty() && also.labels.is_empty();
+            let has_none = !on.names.iter().any(|name| also.names.contains(name));
+            (are_named && has_none).then(|| format!("they leave {first} no host"))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,192 @@
+use std::sync::Arc;
+
+use godwit_api::control::{Change, RuleState};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::events::Next;
+use crate::rig::{follower, host, leader, over_file, put_host, until, vm};
+use crate::store::records::Record;
+use crate::store::{MemoryStore, Store};
+
+fn request(value: Value) -> CreateRule {
+    serde_json::from_value(value).unwrap()
+}
+
+fn rule(value: Value) -> Rule {
+    read(request(value)).unwrap()
+}
+
+#[test]
+fn a_rule_that_contradicts_itself_or_says_nothing_is_refused() {
+    for (why, value) in [
+        ("about two of them", json!({ "name": "r", "kind": "apart", "vms": ["x"] })),
+        ("about two of them", json!({ "name": "r", "kind": "together", "vms": [] })),
+        ("names VM x twice", json!({ "name": "r", "kind": "apart", "vms": ["x", "x"] })),
+        (
+            "names no hosts",
+            json!({ "name": "r", "kind": "apart", "vms": ["x", "y"], "hosts": { "names": ["a"] } }),
+        ),
+        ("no host at all", json!({ "name": "r", "kind": "on", "vms": ["x"] })),
+        ("no host at all", json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": {} })),
+        (
+            "from no host at all",
+            json!({ "name": "r", "kind": "not-on", "vms": ["x"], "hosts": { "labels": {} } }),
+        ),
+        ("for no VM", json!({ "name": "r", "kind": "on", "vms": [], "hosts": { "names": ["a"] } })),
+        (
+            "names host a twice",
+            json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": { "names": ["a", "a"] } }),
+        ),
+        (
+            "without a key",
+            json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": { "labels": { "": "v" } } }),
+        ),
+        ("can't be a name", json!({ "name": "../r", "kind": "apart", "vms": ["x", "y"] })),
+        ("VM \"a/b\"", json!({ "name": "r", "kind": "apart", "vms": ["x", "a/b"] })),
+        ("names 257 VMs", json!({ "name": "r", "kind": "apart", "vms": vec!["x"; 257] })),
+    ] {
+        let problem = read(request(value)).unwrap_err();
+        assert_eq!(problem.code, ProblemCode::InvalidRequest);
+        assert!(problem.detail.contains(why) && !problem.mend.is_empty(), "{problem}");
+    }
+}
+
+#[test]
+fn of_two_that_must_be_kept_one_does_not_forbid_what_the_other_wants() {
+    let apart = rule(json!({ "name": "apart", "kind": "apart", "vms": ["x", "y", "z"] }));
+    let together = |strength: &str, vms: &[&str]| {
+        rule(json!({ "name": "r", "kind": "together", "strength": strength, "vms": vms }))
+    };
+    let on = |name: &str, kind: &str, hosts: &[&str]| {
+        rule(json!({ "name": name, "kind": kind, "vms": ["x"], "hosts": { "names": hosts } }))
+    };
+    let problem = check_beside_others(&together("must", &["y", "q", "z"]), &[apart.clone()]).unwrap_err();
+    assert!(problem.detail.contains("y and z would have to be together and apart"), "{problem}");
+    assert!(check_beside_others(&together("should", &["y", "z"]), &[apart.clone()]).is_ok());
+    assert!(check_beside_others(&together("must", &["x", "q"]), &[apart]).is_ok());
+    for (one, other, is_possible) in [
+        (on("1", "on", &["a"]), on("2", "not-on", &["a", "b"]), false),
+        (on("1", "on", &["a", "c"]), on("2", "not-on", &["a", "b"]), true),
+        (on("1", "on", &["a"]), on("2", "on", &["b"]), false),
+        (on("1", "on", &["a", "b"]), on("2", "on", &["b"]), true),
+        (on("1", "not-on", &["a"]), on("2", "not-on", &["b"]), true),
+    ] {
+        assert_eq!(check_beside_others(&one, &[other.clone()]).is_ok(), is_possible, "{one:?} {other:?}");
+        assert_eq!(check_beside_others(&other, &[one]).is_ok(), is_possible);
+    }
+    let many: Vec<Rule> = (0..MOST_RULES).map(|n| on(&format!("r{n}"), "on", &["a"])).collect();
+    assert!(check_beside_others(&on("one-more", "on", &["a"]), &many).is_err());
+}
+
+/// Hosts a and b in rack 1, c in rack 2; VMs x and y on a, z on c.
+fn cluster(inventory: &mut Inventory) {
+    put_host(inventory, host("a", None), &[("rack", "1")], vec![vm("x", "a", None), vm("y", "a", None)]);
+    put_host(inventory, host("b", None), &[("rack", "1")], vec![]);
+    put_host(inventory, host("c", None), &[("rack", "2")], vec![vm("z", "c", None)]);
+}
+
+#[test]
+fn who_breaks_a_rule_is_named_with_how() {
+    let mut inventory = Inventory::default();
+    cluster(&mut inventory);
+    let of = |kind: &str, vms: &[&str], hosts: Option<Value>| {
+        told(&rule(json!({ "name": "r", "kind": kind, "vms": vms, "hosts": hosts })), &inventory, 16)
+    };
+    let breakers = |info: &RuleInfo| -> Vec<String> {
+        info.broken_by.iter().map(|one| format!("{} {}", one.vm, one.why)).collect()
+    };
+    let apart = of("apart", &["z", "y", "x"], None);
+    assert_eq!((apart.state, apart.broken_by_count), (RuleState::Broken, 2));
+    assert_eq!(breakers(&apart), ["x on a, with y", "y on a, with x"]);
+    let together = of("together", &["x", "y", "z"], None);
+    assert_eq!(breakers(&together), ["z on c, and x and y on a"]);
+    // Of two places with as many, the first by name.
+    assert_eq!(breakers(&of("together", &["x", "z"], None)), ["z on c, and x on a"]);
+    let on = of("on", &["x", "z"], Some(json!({ "names": ["b"], "labels": { "rack": "2" } })));
+    assert_eq!(breakers(&on), ["x on a, which is none of the rule's hosts"]);
+    let not_on = of("not-on", &["x", "z"], Some(json!({ "labels": { "rack": "2" } })));
+    assert_eq!(breakers(&not_on), ["z on c, where it is not to be"]);
+    // Who is not there breaks nothing.
+    let kept = of("apart", &["x", "z", "later"], None);
+    assert_eq!(
+        (kept.state, kept.broken_by, kept.absent),
+        (RuleState::Kept, vec![], vec!["later".to_owned()])
+    );
+}
+
+#[test]
+fn what_is_saved_of_a_rule_is_what_it_says() {
+    for value in [
+        json!({ "name": "r", "kind": "apart", "strength": "should", "vms": ["x", "y"] }),
+        json!({ "name": "r", "kind": "together", "vms": ["x", "y"] }),
+        json!({ "name": "r", "kind": "on", "vms": ["x"], "hosts": { "names": ["a"], "labels": { "k": "v" } } }),
+        json!({ "name": "r", "kind": "not-on", "vms": ["x"], "hosts": { "names": ["a"] } }),
+    ] {
+        let rule = rule(value);
+        let text = RULES.encode("rules/r", &SavedRule::from(&rule)).unwrap();
+        assert_eq!(RULES.decode_text("rules/r", &text).unwrap().rule("r"), rule, "{text}");
+    }
+    // As long as version 1 is read: what an earlier manager saved.
+    let text = r#"{"kind":"rule","version":1,"record":{"strength":"must","kind":{"not-on":{"names":["a"],"labels":{}}},"vms":["x"]}}"#;
+    assert_eq!(SavedRule::VERSION, 1);
+    assert!(RULES.decode_text("rules/r", text).is_ok());
+}
+
+#[test]
+fn rules_outlive_the_manager() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("manager.db");
+    over_file(&path, async |manager| {
+        for name in ["r1", "r2"] {
+            let asked = json!({ "name": name, "kind": "apart", "vms": ["x", "y"] });
+            manager.create_rule(request(asked)).await.unwrap();
+        }
+        manager.delete_rule("r1").await.unwrap();
+    });
+    over_file(&path, async |manager| {
+        let page = manager.rules(&RuleFilter::default(), &Cursor { behind: None, limit: 10 });
+        assert_eq!((page.total, page.items[0].name.as_str()), (1, "r2"));
+        // It is known to the store too: it can be removed, and made anew.
+        manager.delete_rule("r2").await.unwrap();
+        let asked = json!({ "name": "r2", "kind": "together", "vms": ["x", "y"] });
+        manager.create_rule(request(asked)).await.unwrap();
+    });
+    over_file(&path, async |manager| assert_eq!(manager.rule("r2").unwrap().kind, RuleKind::Together));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_follows_knows_them_and_changes_none() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let manager = leader(Arc::clone(&store)).await;
+    let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
+    manager.create_rule(request(asked.clone())).await.unwrap();
+    let (other, _standby) = follower(&store);
+    until(&other, |inventory| inventory.rule("r1").is_some()).await;
+    let refused =
+        other.create_rule(request(json!({ "name": "r2", "kind": "apart", "vms": ["x", "z"] }))).await;
+    assert_eq!(refused.unwrap_err().code, ProblemCode::NoLeader);
+    assert!(other.rule("r2").is_err());
+    manager.delete_rule("r1").await.unwrap();
+    until(&other, |inventory| inventory.rule("r1").is_none()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_are_told() {
+    let manager = leader(Arc::new(MemoryStore::new())).await;
+    manager.state.change(|inventory| {
+        cluster(inventory);
+        None
+    });
+    let mut events = manager.state.events().listen(None);
+    let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
+    manager.create_rule(request(asked.clone())).await.unwrap();
+    assert_eq!(manager.create_rule(request(asked)).await.unwrap_err().code, ProblemCode::AlreadyExists);
+    manager.delete_rule("r1").await.unwrap();
+    assert_eq!(manager.delete_rule("r1").await.unwrap_err().code, ProblemCode::NotFound);
+    let Some(Next::Events(told)) = events.next().await else { panic!("nothing is told") };
+    let [Change::Rule(made), Change::RuleGone(gone)] = [&told[0].change, &told[1].change] else {
+        panic!("{told:?}")
+    };
+    assert_eq!((made.state, gone.as_str(), told.len()), (RuleState::Broken, "r1", 2));
+}
