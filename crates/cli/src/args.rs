@@ -3,6 +3,7 @@
 mod control;
 mod lab;
 mod moves;
+mod rules;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ pub(crate) use control::{
 };
 pub(crate) use lab::{GuestCommand, LabCommand, LabPlace, LabUpArgs};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
+pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 
 /// Godwit moves running virtual machines between hosts without stopping them.
 #[derive(Debug, Parser)]

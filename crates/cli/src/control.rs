@@ -18,6 +18,7 @@ use crate::hosts::manager_of;
 use crate::join;
 use crate::moves;
 use crate::output::{Output, fields, table};
+use crate::rules;
 use crate::units::byte_count;
 
 /// Runs the manager in the foreground. It logs to standard error; RUST_LOG sets how much.
@@ -51,6 +52,7 @@ pub(crate) async fn ask(
             output.result(&vms, || table(&["vm", "host", "state", "memory", "vcpus"], &rows))?;
         }
         ControlCommand::Move { command } => return moves::run(command, &manager, output).await,
+        ControlCommand::Rule { command } => rules::run(command, &manager, output).await?,
         ControlCommand::Audit { lines } => return moves::audit(&manager, usize::from(lines), output).await,
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,

@@ -15,6 +15,7 @@ mod pki;
 mod preflight;
 mod probe;
 mod report;
+mod rules;
 mod units;
 mod vm;
 mod watch;

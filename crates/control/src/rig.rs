@@ -50,7 +50,7 @@ pub(crate) async fn until(manager: &Manager, is_so: impl Fn(&Inventory) -> bool)
 }
 
 /// What the agent of a host tells of itself, with the CPU that it gives to guests; none: it does not say.
-pub(crate) fn host(name: &str, cpu: Option<Value>) -> HostInfo {
+pub(crate) fn host(name: &str, cpu: Option<&Value>) -> HostInfo {
     serde_json::from_value(json!({
         "name": name, "version": "0.5.0", "kernel": "6.18", "cpu": cpu, "memory_available_bytes": 64_u64 << 30,
         "memory_committed_bytes": 0, "huge_pages": true, "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,

@@ -122,6 +122,13 @@ pub struct RuleBreaker {
 
 /// A rule, and whether it is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "db-apart", "kind": "apart", "strength": "must", "vms": ["db1", "db2", "db3"], "state": "broken", "broken_by_count": 2,
+    "broken_by": [
+        { "vm": "db1", "host": "host-a", "why": "on host-a, with db2" }, { "vm": "db2", "host": "host-a", "why": "on host-a, with db1" }
+    ],
+    "absent": ["db3"]
+}))]
 pub struct RuleInfo {
     /// Names it.
     pub name: String,

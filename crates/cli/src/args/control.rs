@@ -8,7 +8,7 @@ use godwit_api::Endpoint;
 use godwit_api::control::Role;
 use godwit_lab::BitRate;
 
-use super::MoveCommand;
+use super::{MoveCommand, RuleCommand};
 use crate::units::parse_duration;
 
 /// Where the manager is that is asked.
@@ -53,6 +53,19 @@ pub(crate) enum ControlCommand {
     Move {
         #[command(subcommand)]
         command: MoveCommand,
+    },
+    /// Rules about where VMs may be: affinity, anti-affinity, hosts (needs the role admin to change)
+    #[command(after_help = "Examples:
+  godwit control rule create db-apart apart --vm db1,db2
+  godwit control rule create app-near-db together --vm app,db1 --should
+  godwit control rule create licensed on --vm erp --at a,b --at-label licence=erp
+  godwit control rule list
+  godwit control rule delete db-apart
+
+A host is meant if it is named, or has all of the labels. Drains and moves obey rules; no rule moves a VM by itself.")]
+    Rule {
+        #[command(subcommand)]
+        command: RuleCommand,
     },
     /// Who did what, and who was refused, the newest first (needs the role admin)
     Audit {
@@ -195,7 +208,7 @@ impl From<RoleName> for Role {
     }
 }
 
-fn parse_label(text: &str) -> Result<(String, String), String> {
+pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
     if key.is_empty() { Err("the key is empty".to_owned()) } else { Ok((key.to_owned(), value.to_owned())) }
 }

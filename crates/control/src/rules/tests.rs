@@ -1,3 +1,4 @@
+use std::slice;
 use std::sync::Arc;
 
 use godwit_api::control::{Change, RuleState};
@@ -61,9 +62,10 @@ fn of_two_that_must_be_kept_one_does_not_forbid_what_the_other_wants() {
     let on = |name: &str, kind: &str, hosts: &[&str]| {
         rule(json!({ "name": name, "kind": kind, "vms": ["x"], "hosts": { "names": hosts } }))
     };
-    let problem = check_beside_others(&together("must", &["y", "q", "z"]), &[apart.clone()]).unwrap_err();
+    let problem =
+        check_beside_others(&together("must", &["y", "q", "z"]), slice::from_ref(&apart)).unwrap_err();
     assert!(problem.detail.contains("y and z would have to be together and apart"), "{problem}");
-    assert!(check_beside_others(&together("should", &["y", "z"]), &[apart.clone()]).is_ok());
+    assert!(check_beside_others(&together("should", &["y", "z"]), slice::from_ref(&apart)).is_ok());
     assert!(check_beside_others(&together("must", &["x", "q"]), &[apart]).is_ok());
     for (one, other, is_possible) in [
         (on("1", "on", &["a"]), on("2", "not-on", &["a", "b"]), false),
@@ -72,7 +74,11 @@ fn of_two_that_must_be_kept_one_does_not_forbid_what_the_other_wants() {
         (on("1", "on", &["a", "b"]), on("2", "on", &["b"]), true),
         (on("1", "not-on", &["a"]), on("2", "not-on", &["b"]), true),
     ] {
-        assert_eq!(check_beside_others(&one, &[other.clone()]).is_ok(), is_possible, "{one:?} {other:?}");
+        assert_eq!(
+            check_beside_others(&one, slice::from_ref(&other)).is_ok(),
+            is_possible,
+            "{one:?} {other:?}"
+        );
         assert_eq!(check_beside_others(&other, &[one]).is_ok(), is_possible);
     }
     let many: Vec<Rule> = (0..MOST_RULES).map(|n| on(&format!("r{n}"), "on", &["a"])).collect();
