@@ -18,6 +18,7 @@ use godwit_qemu::ByteSize;
 
 use crate::exit::EXIT_CODES;
 use crate::units::parse_duration;
+use control::parse_label;
 
 pub(crate) use control::{
     ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
@@ -86,6 +87,8 @@ pub(crate) enum Command {
     Vm {
         #[command(flatten)]
         hosts: HostsFile,
+        #[command(flatten)]
+        place: ManagerPlace,
         #[command(subcommand)]
         command: VmCommand,
     },
@@ -331,8 +334,9 @@ pub(crate) struct JoinArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
-    /// Define a VM
+    /// Define a VM on a host: the one named, or where a manager is known the one that it chooses
     #[command(after_help = "Examples:
+  godwit vm create web --memory 1GiB --disk path=/srv/web.qcow2,format=qcow2 --label app=shop --start
   godwit vm create web --host a --memory 1GiB --vcpus 2 --kernel vmlinuz --initrd initrd.img \\
       --append 'console=ttyS0' --nic network=lan,address=10.88.0.21 --start
   godwit vm create db --host a --memory 4GiB --disk path=/srv/db.qcow2,format=qcow2
@@ -357,6 +361,9 @@ It ends with exit code 5 where the VM can't move.")]
     Start {
         /// Its name
         name: String,
+        /// By the manager: start it although its CPU model is more than the cluster's baseline
+        #[arg(long)]
+        skip_preflight: bool,
     },
     /// Stop a VM: press its power button, and end it if it has not gone within the grace
     Stop {
@@ -398,7 +405,7 @@ It ends with exit code 5 where the VM can't move.")]
     },
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct CreateArgs {
     /// Its name
     #[arg(required_unless_present = "file")]
@@ -415,7 +422,7 @@ pub(crate) struct CreateArgs {
     /// Virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) vcpus: u32,
-    /// CPU model, as QEMU names it [default: one that every host has]
+    /// CPU model, as QEMU names it [default: the cluster's baseline, else one that every host has]
     #[arg(long, value_name = "MODEL")]
     pub(crate) cpu: Option<String>,
     /// Machine type, as QEMU names it [default: q35 of this QEMU's version]
@@ -451,6 +458,9 @@ pub(crate) struct CreateArgs {
     /// Never run it while pages of its memory are at another host, whatever a migration asks for
     #[arg(long)]
     pub(crate) no_page_in: bool,
+    /// What rules may name it by, where the manager makes it (repeatable)
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub(crate) labels: Vec<(String, String)>,
     /// Start it at once; if that fails, nothing is left of it
     #[arg(long)]
     pub(crate) start: bool,

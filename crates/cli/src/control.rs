@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use godwit_api::Endpoint;
 use godwit_api::control::{
     AddHost, Cluster, CreateToken, HostSummary, ManagerClient, ManagerError, ProblemCode, TOKEN_VARIABLE,
     TokenInfo, UpdateHost, VmSummary,
 };
+use godwit_api::{Endpoint, ErrorCode};
 use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
 use godwit_lab::BitRate;
 use godwit_pki::Trust;
@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand};
 use crate::exit::{Exit, Failure};
-use crate::hosts::manager_of;
+use crate::hosts::{authority_of, manager_of};
 use crate::join;
 use crate::moves;
 use crate::output::{Output, fields, table};
@@ -69,11 +69,14 @@ pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<Manag
     let by_default = || Endpoint::Unix(DEFAULT_MANAGER_SOCKET.into());
     let endpoint = place.manager.clone().or(of_file).unwrap_or_else(by_default);
     let Endpoint::Tls(authority) = &endpoint else { return Ok(ManagerClient::new(endpoint, token)) };
-    let Some(ca) = &place.ca else {
+    let Some(ca) = place.ca.clone().map_or_else(|| authority_of(hosts), |ca| Ok(Some(ca)))? else {
         let message = format!("{endpoint} is checked by a certificate, and none is named");
-        return Err(Failure::usage(message, "name the authority's: --ca FILE, or GODWIT_CA"));
+        return Err(Failure::usage(
+            message,
+            "name the authority's: --ca FILE, GODWIT_CA, or [tls] in the hosts file",
+        ));
     };
-    let trust = Trust::load(ca).map_err(|error| Failure::usage(error.to_string(), ""))?;
+    let trust = Trust::load(&ca).map_err(|error| Failure::usage(error.to_string(), ""))?;
     let name = authority.rsplit_once(':').map_or(authority.as_str(), |(name, _)| name);
     let name = name.trim_start_matches('[').trim_end_matches(']').to_owned();
     Ok(ManagerClient::trusting(endpoint, &trust, &name, token))
@@ -182,7 +185,8 @@ impl From<ManagerError> for Failure {
     fn from(error: ManagerError) -> Failure {
         match error {
             ManagerError::Refused(problem) => {
-                let exit = of_code(problem.code);
+                let in_doubt = problem.cause == Some(ErrorCode::InDoubt);
+                let exit = if in_doubt { Exit::InDoubt } else { of_code(problem.code) };
                 Failure { exit, code: problem.code.name(), message: problem.detail, mend: problem.mend }
             }
             ManagerError::Unreachable { .. } => Failure::new(Exit::Unreachable, error.to_string(), ""),

@@ -70,14 +70,27 @@ fn hosts_file(named: Option<&Path>) -> Option<PathBuf> {
     named.map(Path::to_owned).or_else(default)
 }
 
+/// The hosts file, `named` or a default one, and where it is; none: there is no such file.
+fn read(named: Option<&Path>) -> Result<Option<(HostsFile, PathBuf)>, Failure> {
+    let Some(path) = hosts_file(named) else { return Ok(None) };
+    let text = std::fs::read_to_string(&path).map_err(|error| wrong(&path, &error.to_string()))?;
+    let file = toml::from_str(&text).map_err(|error| wrong(&path, error.message()))?;
+    Ok(Some((file, path)))
+}
+
+fn wrong(path: &Path, why: &str) -> Failure {
+    Failure::usage(format!("{}: {why}", path.display()), "see docs/cli.md")
+}
+
 /// The manager that the hosts file names, `named` or a default one; none: it names none, or there is no such file.
 pub(crate) fn manager_of(named: Option<&Path>) -> Result<Option<Endpoint>, Failure> {
-    let Some(path) = hosts_file(named) else { return Ok(None) };
-    let wrong = |why: String| Failure::usage(format!("{}: {why}", path.display()), "see docs/cli.md");
-    let text = std::fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
-    let file: HostsFile = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
-    let parse = |entry: HostEntry| entry.api.parse().map_err(|error| wrong(format!("manager.api: {error}")));
-    file.manager.map(parse).transpose()
+    let Some((HostsFile { manager: Some(manager), .. }, path)) = read(named)? else { return Ok(None) };
+    manager.api.parse().map(Some).map_err(|error| wrong(&path, &format!("manager.api: {error}")))
+}
+
+/// The authority that the hosts file names; none: it names none, or there is no such file.
+pub(crate) fn authority_of(named: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    Ok(read(named)?.and_then(|(file, _)| Some(file.tls?.authority)))
 }
 
 impl Hosts {

@@ -101,10 +101,16 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Host { command: HostCommand::Drains { place }, .. } => {
             return moves::drains(&control::client(&place, hosts_file)?, output).await;
         }
-        Command::Vm { command: VmCommand::Preflight(args), .. } => {
-            return preflight::run(args, hosts_file, output).await;
+        Command::Vm { command: VmCommand::Preflight(args), place, .. } => {
+            return preflight::run(args, &place, hosts_file, output).await;
         }
         _ => {}
+    }
+    if let Command::Vm { command, place, .. } = &cli.command {
+        let asked = vm::managed::run(command, place, hosts_file, cli.host.as_deref(), output).await?;
+        if let Some(exit) = asked {
+            return Ok(exit);
+        }
     }
     if let Command::Watch(options) = cli.command {
         return watch::run(options, hosts_file, output).await;

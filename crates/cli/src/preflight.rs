@@ -4,14 +4,19 @@ use std::path::Path;
 
 use godwit_api::control::{Check, Preflight, PreflightRanking, PreflightReport, Verdict};
 
-use crate::args::PreflightArgs;
+use crate::args::{ManagerPlace, PreflightArgs};
 use crate::control::client;
 use crate::exit::{Exit, Failure};
 use crate::migrate::dry_run::render;
 use crate::output::{Output, Tone, table};
 
-pub(crate) async fn run(args: PreflightArgs, hosts: Option<&Path>, output: Output) -> Result<Exit, Failure> {
-    let manager = client(&args.place, hosts)?;
+pub(crate) async fn run(
+    args: PreflightArgs,
+    place: &ManagerPlace,
+    hosts: Option<&Path>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let manager = client(place, hosts)?;
     let found = manager.preflight(&args.vm, args.to.as_deref(), args.predict).await?;
     output.result(&found, || match &found {
         Preflight::Report(report) => report_text(report, output),

@@ -2,6 +2,7 @@
 
 mod console;
 mod create;
+pub(crate) mod managed;
 
 use std::io::Write;
 
@@ -23,6 +24,10 @@ pub(crate) async fn run(
     match command {
         VmCommand::Create(options) => {
             let start = options.start;
+            if !options.labels.is_empty() {
+                let mend = "name a manager (--manager, or [manager] in the hosts file), or leave --label out";
+                return Err(Failure::usage("labels are kept by a manager, and none makes this VM", mend));
+            }
             let spec = create::specification(*options)?;
             refuse_second(&spec.name, hosts, output).await?;
             let (_, client) = hosts.one(only)?;
@@ -36,7 +41,8 @@ pub(crate) async fn run(
             output.result(&found.vm, || describe(&found.vm))?;
             Ok(Exit::Ok)
         }
-        VmCommand::Start { name } => {
+        // Of baselines a host alone knows nothing.
+        VmCommand::Start { name, skip_preflight: _ } => {
             let found = hosts.find(&name, only, output).await?;
             told(&found.client.start_vm(&name).await?, output)
         }

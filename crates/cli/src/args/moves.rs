@@ -46,8 +46,6 @@ pub(crate) enum MoveCommand {
 pub(crate) struct PreflightArgs {
     /// The VM
     pub(crate) vm: String,
-    #[command(flatten)]
-    pub(crate) place: ManagerPlace,
     /// The host that it is to go to [default: all are ranked]
     #[arg(long, value_name = "HOST")]
     pub(crate) to: Option<String>,

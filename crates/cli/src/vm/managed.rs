@@ -1,0 +1,212 @@
+//! `godwit vm` by the manager, where one is known and no host is named: it knows where each VM is, and chooses where a new one goes.
+
+use std::path::Path;
+
+use godwit_api::control::{
+    CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm, StopManagedVm,
+    VmSummary,
+};
+use serde_json::json;
+
+use super::{create, describe};
+use crate::args::{CreateArgs, ManagerPlace, VmCommand};
+use crate::control::client;
+use crate::exit::{Exit, Failure};
+use crate::hosts::manager_of;
+use crate::output::{Output, table};
+use crate::units::byte_count;
+
+/// Asks the manager; none: the hosts are to be asked, as no manager is known, a host is named, or the manager that the hosts file names can't be
+/// asked.
+pub(crate) async fn run(
+    command: &VmCommand,
+    place: &ManagerPlace,
+    hosts: Option<&Path>,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Option<Exit>, Failure> {
+    let is_named = place.manager.is_some();
+    // With a manager that is named, the host is where it is to make the VM.
+    let of_host = only.is_some() && !(is_named && matches!(command, VmCommand::Create(_)));
+    // What is wrong with a hosts file is told where the hosts are asked.
+    let is_known = || is_named || manager_of(hosts).is_ok_and(|of_file| of_file.is_some());
+    if of_host || !is_managed(command) || !is_known() {
+        return Ok(None);
+    }
+    let asked = match client(place, hosts) {
+        Ok(manager) => ask(command, &manager, only, output).await,
+        Err(failure) => Err(Asked::Failed(failure)),
+    };
+    match asked {
+        Ok(()) => Ok(Some(Exit::Ok)),
+        // The hosts answer by themselves what no manager was asked for by name.
+        Err(Asked::Refused(error)) if !is_named && is_unasked(&error) => {
+            output.note(&format!("note: {error}; the hosts are asked instead"));
+            Ok(None)
+        }
+        Err(Asked::Refused(error)) => Err(error.into()),
+        Err(Asked::Failed(failure)) => Err(failure),
+    }
+}
+
+/// Why there is no result.
+enum Asked {
+    /// The manager was asked, or could not be.
+    Refused(ManagerError),
+    /// Something of this command's own.
+    Failed(Failure),
+}
+
+impl From<ManagerError> for Asked {
+    fn from(error: ManagerError) -> Asked {
+        Asked::Refused(error)
+    }
+}
+
+impl From<Failure> for Asked {
+    fn from(failure: Failure) -> Asked {
+        Asked::Failed(failure)
+    }
+}
+
+fn is_managed(command: &VmCommand) -> bool {
+    match command {
+        VmCommand::Create(_)
+        | VmCommand::List
+        | VmCommand::Show { .. }
+        | VmCommand::Start { .. }
+        | VmCommand::Stop { .. }
+        | VmCommand::Delete { .. } => true,
+        VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
+    }
+}
+
+/// Whether the manager has not taken the request, which can be made of the hosts then.
+fn is_unasked(error: &ManagerError) -> bool {
+    match error {
+        ManagerError::Unreachable { .. } => true,
+        ManagerError::Refused(problem) => problem.code == ProblemCode::Unauthenticated,
+        ManagerError::Protocol { .. } => false,
+    }
+}
+
+async fn ask(
+    command: &VmCommand,
+    manager: &ManagerClient,
+    only: Option<&str>,
+    output: Output,
+) -> Result<(), Asked> {
+    match command {
+        VmCommand::Create(options) => {
+            let made = manager.create_vm(&request(options, only)?).await?;
+            tell(&made, output)?;
+        }
+        VmCommand::List => {
+            let vms = manager.vms().await?;
+            let rows: Vec<_> = vms.iter().map(row).collect();
+            output.result(&vms, || table(&["name", "host", "state", "memory", "vcpus", "move"], &rows))?;
+        }
+        VmCommand::Show { name } => {
+            let vm = manager.vm(name).await?;
+            if !vm.summary.is_current {
+                output
+                    .note(&format!("note: host {} is not heard; this is what it told last", vm.summary.host));
+            }
+            output.result(&vm.info, || describe(&vm.info))?;
+        }
+        VmCommand::Start { name, skip_preflight } => {
+            let request = StartManagedVm { skip_preflight: *skip_preflight };
+            tell(&manager.start_vm(name, request).await?, output)?;
+        }
+        VmCommand::Stop { name, force, grace } => {
+            let grace_ms = u64::try_from(grace.as_millis()).ok();
+            let request = StopManagedVm { force: *force, grace_ms };
+            tell(&manager.stop_vm(name, request).await?, output)?;
+        }
+        VmCommand::Delete { name, force } => {
+            manager.delete_vm(name, *force).await?;
+            output.result(&json!({ "deleted": name }), || format!("VM {name} is deleted"))?;
+        }
+        // The hosts' own, see above.
+        VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => {}
+    }
+    Ok(())
+}
+
+fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, Failure> {
+    Ok(CreateManagedVm {
+        spec: create::specification(options.clone())?,
+        host: host.map(str::to_owned),
+        labels: options.labels.iter().cloned().collect(),
+        start: options.start,
+    })
+}
+
+fn tell(HostedVm { info, host_reason }: &HostedVm, output: Output) -> Result<(), Failure> {
+    let result = HostedVm { info: info.clone(), host_reason: host_reason.clone() };
+    output.result(&result, || {
+        let why = host_reason.as_ref().map(|why| format!("\nchosen: {why}")).unwrap_or_default();
+        match info.in_doubt {
+            true => {
+                format!("VM {} on host {} is still in doubt, and has no process there", info.name, info.host)
+            }
+            false => format!("VM {} on host {} is {}{why}", info.name, info.host, info.state),
+        }
+    })
+}
+
+fn row(vm: &VmSummary) -> Vec<String> {
+    let state = match (vm.in_doubt, vm.is_current) {
+        (true, _) => format!("in doubt ({})", vm.state),
+        (false, true) => vm.state.to_string(),
+        (false, false) => format!("{} (host away)", vm.state),
+    };
+    let on_way = vm.r#move.clone().unwrap_or_default();
+    vec![vm.name.clone(), vm.host.clone(), state, byte_count(vm.memory_bytes), vm.vcpus.to_string(), on_way]
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    /// Whether a line goes by the manager, with a hosts file that names one that is not there.
+    fn goes(line: &str, file: &str) -> Result<Option<Exit>, Failure> {
+        let dir = tempfile::tempdir().unwrap();
+        let hosts = dir.path().join("hosts.toml");
+        std::fs::write(&hosts, file.replace("DIR", &dir.path().display().to_string())).unwrap();
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        let Command::Vm { place, command, .. } = &cli.command else { panic!("{line}") };
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(run(command, place, Some(&hosts), cli.host.as_deref(), Output::new(true)))
+    }
+
+    const HOST: &str = "[hosts.a]\napi = \"unix:DIR/a.sock\"\n";
+    const MANAGER: &str = "[manager]\napi = \"unix:DIR/control.sock\"\n";
+
+    #[test]
+    fn who_is_asked_depends_on_what_is_named() {
+        let both = format!("{HOST}{MANAGER}");
+        // No manager is known, a host is named, or it is a host's own: the hosts. So where the manager of the file is not there.
+        for (line, file) in [
+            ("godwit vm list", HOST),
+            ("godwit vm list --host a", &both),
+            ("godwit vm create web --kernel /k --host a", &both),
+            ("godwit vm logs web", &both),
+            ("godwit vm list", &both),
+        ] {
+            assert_eq!(goes(line, file).unwrap(), None, "{line}");
+        }
+        // One that is named is asked, or nobody.
+        for line in [
+            "godwit vm list --manager unix:/nonexistent/control.sock",
+            "godwit vm --manager unix:/nonexistent/control.sock stop web",
+            "godwit vm create web --kernel /k --host a --manager unix:/nonexistent/control.sock",
+        ] {
+            assert_eq!(goes(line, &both).unwrap_err().exit, Exit::Unreachable, "{line}");
+        }
+        assert_eq!(goes("godwit vm create web", &both).unwrap_err().exit, Exit::Usage);
+    }
+}
