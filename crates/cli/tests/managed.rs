@@ -102,7 +102,10 @@ fn a_vm_lives_its_life_by_the_manager() {
     let (code, message) = managed.refused("vm create web --kernel /k");
     assert_eq!(code, 4, "{message}");
     let listed = managed.ask("vm list");
-    assert_eq!((listed[0]["name"].as_str(), listed[0]["labels"]["app"].as_str()), (Some("web"), Some("shop")));
+    assert_eq!(
+        (listed[0]["name"].as_str(), listed[0]["labels"]["app"].as_str()),
+        (Some("web"), Some("shop"))
+    );
     // As a host tells it, its specification with it.
     assert_eq!(managed.ask("vm show web")["spec"]["kernel"], "/k");
     assert_eq!(managed.refused("vm delete web").0, 4);
