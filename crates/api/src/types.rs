@@ -10,11 +10,12 @@ use godwit_migration::{
 };
 use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::{DEFAULT_SWITCHOVER_BUDGET_MS, HostCpuInfo, PageInState};
 
 /// What a VM does on this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmState {
     /// Defined, no process.
@@ -242,7 +243,7 @@ impl LogSource {
 }
 
 /// Settings of QEMU's own migration, for `engine: qemu`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QemuEngineOptions {
     /// Parallel channels; none: one plain stream.

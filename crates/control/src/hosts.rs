@@ -37,18 +37,39 @@ impl Hosts {
     pub(crate) fn client(&self, host: &str, address: &str) -> Result<Client, Problem> {
         let wrong = |detail: String, mend: &str| Problem::new(ProblemCode::InvalidRequest, detail, mend);
         let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
+        if !is_plain(address) {
+            let detail = format!("{address:?} has more than a name or an IP address and a port");
+            return Err(wrong(detail, "write https://NAME:PORT, 255 characters at most"));
+        }
         match (&self.identity, &endpoint) {
             (Some(identity), Endpoint::Tls(_)) => Ok(Client::secure(endpoint, identity, host)),
             (None, Endpoint::Tcp(_)) => Ok(Client::new(endpoint)),
             (Some(_), _) => {
                 Err(wrong(format!("{address} is unprotected, and this manager is not"), "write https://"))
             }
-            (None, _) => Err(wrong(
-                format!("{address} needs a certificate, and this manager has none"),
-                "give the manager [tls]",
-            )),
+            (None, _) => {
+                let detail = format!("{address} needs a certificate, and this manager has none");
+                Err(Problem::new(ProblemCode::WrongState, detail, "give the manager [tls]"))
+            }
         }
     }
+}
+
+/// Whether an address is a scheme, a name or an IP address, and a port: no path, no user.
+fn is_plain(address: &str) -> bool {
+    let Some((_, authority)) = address.split_once("://") else { return false };
+    let Some((name, port)) = authority.rsplit_once(':') else { return false };
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let is_ip6 = |byte: u8| byte.is_ascii_hexdigit() || b":.".contains(&byte);
+    let is_host = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(inner) => !inner.is_empty() && inner.bytes().all(is_ip6),
+        None => !name.is_empty() && name.bytes().all(is_name),
+    };
+    // No port begins with 0, nor is it 0.
+    address.len() <= 255
+        && is_host
+        && !port.starts_with('0')
+        && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 pub(crate) fn no_host(name: &str) -> Problem {
@@ -57,4 +78,30 @@ pub(crate) fn no_host(name: &str) -> Problem {
         format!("no host \"{name}\" is known"),
         "see `godwit control host list`",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_name_and_a_port_and_nothing_else() {
+        for good in
+            ["https://a:7700", "http://10.0.0.1:1", "https://[fd00::1]:65535", "https://rack_1.host-a:80"]
+        {
+            assert!(is_plain(good), "{good}");
+        }
+        for bad in [
+            "https://a:7700/v1",
+            "https://root@a:7700",
+            "unix:/run/a.sock",
+            "https://a:0",
+            "https://a:080",
+            "https://:1",
+            "https://[]:1",
+        ] {
+            assert!(!is_plain(bad), "{bad}");
+        }
+        assert!(!is_plain(&format!("https://{}:1", "a".repeat(255))));
+    }
 }

@@ -33,6 +33,10 @@ use crate::vms::BeingMade;
 const DAY_MS: u64 = 24 * 3600 * 1000;
 /// How long the store may take to say who leads.
 const LEADER_LIMIT: Duration = Duration::from_secs(2);
+/// The most that a host's link is taken for.
+const MOST_LINK_BITS_PER_S: u64 = 1_000_000_000_000_000;
+/// The most moves at a time that a host may be set to.
+const MOST_MOVES: u32 = 1000;
 /// The most labels that a host or a VM may have.
 const MOST_LABELS: usize = 64;
 
@@ -362,8 +366,14 @@ fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
     if plan.link_bits_per_s == Some(0) {
         return wrong("a link of 0 bits a second carries nothing", "leave it out, or say what it carries");
     }
+    if plan.link_bits_per_s.is_some_and(|bits| bits > MOST_LINK_BITS_PER_S) {
+        return wrong("no link carries that much", "give bits a second, 1 Pb/s at most");
+    }
     if plan.most_moves == Some(0) {
         return wrong("a host of which no VM may go or come can't be managed", "set maintenance instead");
+    }
+    if plan.most_moves.is_some_and(|moves| moves > MOST_MOVES) {
+        return wrong("too many moves at a time", "1000 at most; leave it out to go by the link");
     }
     check_labels(&plan.labels)
 }

@@ -35,7 +35,7 @@ impl Role {
 #[schema(example = json!({ "name": "monitoring", "role": "viewer", "days": 90 }))]
 pub struct CreateToken {
     /// Whose it is; stands in the audit log.
-    #[schema(min_length = 1, max_length = 63)]
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub name: String,
     /// What it allows.
     pub role: Role,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa::openapi::Ref;
+use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type};
 
 use super::{Drain, HostSummary, Move, RuleInfo, VmSummary};
 
@@ -40,4 +42,31 @@ pub enum Change {
     Rule(Box<RuleInfo>),
     /// A rule is no more, by its name.
     RuleGone(String),
+}
+
+/// A change as it stands in the stream of server-sent events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "event": "vm-gone", "id": "1201", "data": "{\"number\":1201,\"unix_ms\":1795444970253,\"kind\":\"vm-gone\",\"data\":\"web\"}"
+}))]
+pub struct StreamedEvent {
+    /// The kind of the change; `missed` where changes were missed that are kept no more: ask for everything anew.
+    pub event: String,
+    /// The change's number, to go on behind it (`Last-Event-ID`).
+    pub id: String,
+    /// A [`ClusterEvent`] as JSON; `null` where changes were missed.
+    #[schema(schema_with = event_as_text)]
+    pub data: String,
+}
+
+fn event_as_text() -> Object {
+    let event = AnyOfBuilder::new()
+        .item(Ref::from_schema_name("ClusterEvent"))
+        .item(ObjectBuilder::new().schema_type(Type::Null));
+    ObjectBuilder::new()
+        .schema_type(Type::String)
+        .content_media_type("application/json")
+        .content_schema(Some(Schema::AnyOf(event.build())))
+        .description(Some("A ClusterEvent as JSON; null where changes were missed."))
+        .build()
 }

@@ -96,20 +96,24 @@ pub struct ManagedHost {
 #[schema(example = json!({ "name": "host-a", "address": "https://10.0.0.11:7700" }))]
 pub struct AddHost {
     /// Its name, as in its certificate.
-    #[schema(min_length = 1, max_length = 63)]
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub name: String,
     /// Its agent's address.
+    #[schema(
+        max_length = 255,
+        pattern = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})$"
+    )]
     pub address: String,
     /// What rules may name it by.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// What its link carries, bits per second.
     #[serde(default)]
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 1_000_000_000_000_000_u64)]
     pub link_bits_per_s: Option<u64>,
     /// Moves out of it and into it at a time.
     #[serde(default)]
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 1000)]
     pub most_moves: Option<u32>,
 }
 
@@ -119,14 +123,18 @@ pub struct AddHost {
 #[schema(example = json!({ "labels": { "rack": "r2" }, "maintenance": true }))]
 pub struct UpdateHost {
     /// Its agent's address.
+    #[schema(
+        max_length = 255,
+        pattern = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})$"
+    )]
     pub address: Option<String>,
     /// All of its labels.
     pub labels: Option<BTreeMap<String, String>>,
     /// What its link carries, bits per second.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 1_000_000_000_000_000_u64)]
     pub link_bits_per_s: Option<u64>,
     /// Moves out of it and into it at a time.
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 1000)]
     pub most_moves: Option<u32>,
     /// Whether it takes no VMs.
     pub maintenance: Option<bool>,

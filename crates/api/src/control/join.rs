@@ -7,6 +7,9 @@ use std::str::FromStr;
 use godwit_pki::Fingerprint;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{
+    AnyOfBuilder, Array, ArrayBuilder, KnownFormat, ObjectBuilder, SchemaFormat, Type,
+};
 
 /// `POST /api/v1/join-tokens`: lets one host join, once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -14,10 +17,14 @@ use utoipa::ToSchema;
 #[schema(example = json!({ "host": "host-a", "minutes": 60 }))]
 pub struct JoinGrant {
     /// The host's name.
-    #[schema(min_length = 1, max_length = 63)]
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub host: String,
     /// Its agent's address; none: the host says it itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(
+        max_length = 255,
+        pattern = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})$"
+    )]
     pub address: Option<String>,
     /// How long it is good for.
     #[serde(default = "default_minutes")]
@@ -68,6 +75,16 @@ pub struct JoinToken {
     pub token: String,
 }
 
+/// Addresses of hosts, 64 at most.
+fn ip_addresses() -> Array {
+    let ip = |format| {
+        ObjectBuilder::new().schema_type(Type::String).format(Some(SchemaFormat::KnownFormat(format)))
+    };
+    let either = AnyOfBuilder::new().item(ip(KnownFormat::Ipv4)).item(ip(KnownFormat::Ipv6));
+    let what = "Addresses that its certificate stands for, beside its name: where migrations arrive.";
+    ArrayBuilder::new().items(either).max_items(Some(64)).description(Some(what)).build()
+}
+
 /// `POST /api/v1/join`: the token in it says that the host may.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -80,13 +97,14 @@ pub struct JoinRequest {
     /// The join token, as it was made.
     pub token: String,
     /// The host's name, as the token was made for.
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub host: String,
     /// The host's agent's address; none: the one that the token was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// Addresses that its certificate stands for, beside its name: where migrations arrive.
     #[serde(default)]
-    #[schema(value_type = Vec<String>, max_items = 64)]
+    #[schema(schema_with = ip_addresses)]
     pub addresses: Vec<IpAddr>,
     /// A certificate signing request, PEM (PKCS #10): its key never leaves the host.
     pub request: String,

@@ -16,7 +16,7 @@ mod vms;
 pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Role, TokenInfo};
 pub use client::{ManagerClient, ManagerError, TOKEN_VARIABLE};
 pub use cluster::{Cluster, Leader, MoveLimits};
-pub use events::{Change, ClusterEvent};
+pub use events::{Change, ClusterEvent, StreamedEvent};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
 pub use moves::{

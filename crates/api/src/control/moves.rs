@@ -79,18 +79,17 @@ pub struct CreateMove {
     /// How soon.
     pub priority: MovePriority,
     /// Who moves the memory: `godwit` or `qemu`.
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = String, pattern = "^(godwit|qemu)$")]
     pub engine: EngineKind,
-    /// What matters most: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s`.
-    #[schema(value_type = Option<String>)]
+    /// What matters most: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s` (`ms`, `s`, `min` or `h`).
+    #[schema(value_type = String, pattern = "^(auto|minimal-pause|minimal-impact|fast-evacuation|deadline=[1-9][0-9]{0,5}(ms|s|min|h))$")]
     pub policy: Intent,
     /// Whether the guest may run at the target while pages of it are still at the source: `never`, `allowed`, `now`.
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = String, pattern = "^(never|allowed|now)$")]
     pub page_in: PageInUse,
     /// It is tried although preflight says that it can't be: the agents check again.
     pub skip_preflight: bool,
     /// Settings of QEMU's own engine.
-    #[schema(value_type = Object)]
     pub qemu: QemuEngineOptions,
 }
 
@@ -163,10 +162,9 @@ pub struct CreateDrain {
     /// How soon its moves are to come.
     pub priority: MovePriority,
     /// Who moves the memory: `godwit` or `qemu`.
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = String, pattern = "^(godwit|qemu)$")]
     pub engine: EngineKind,
     /// Settings of QEMU's own engine.
-    #[schema(value_type = Object)]
     pub qemu: QemuEngineOptions,
 }
 

@@ -30,7 +30,6 @@ pub struct VmSummary {
     /// The host that runs it, or has it.
     pub host: String,
     /// What it does.
-    #[schema(value_type = String)]
     pub state: VmState,
     /// What is known about how it came into that state.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,6 +10,7 @@ use http::request::Parts;
 use http::{HeaderValue, StatusCode};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::inventory::Cursor;
 
@@ -73,18 +74,46 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
-        let body = axum::Json::<T>::from_request(request, state).await;
-        body.map(|body| Body(body.0)).map_err(|rejection| match rejection {
-            JsonRejection::MissingJsonContentType(_) => {
-                let detail = "the request's body is not JSON by its content-type";
-                Refusal(Problem::new(ProblemCode::UnsupportedType, detail, "send application/json"))
-            }
-            rejection if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                let detail = "the request's body is longer than the manager reads";
-                Refusal(Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json"))
-            }
-            rejection => wrong(format!("the request's body is refused: {}", rejection.body_text())),
-        })
+        let body = axum::Json::<Value>::from_request(request, state).await.map_err(unread)?;
+        // Whatever is asked has named fields; serde would take a list of their values as well.
+        if !body.is_object() {
+            return Err(wrong("the request's body is refused: it is no JSON object"));
+        }
+        let body = serde_json::to_vec(&whole(body.0)).map_err(|error| wrong(error.to_string()))?;
+        axum::Json::<T>::from_bytes(&body).map(|body| Body(body.0)).map_err(unread)
+    }
+}
+
+/// Why a body is not read.
+fn unread(rejection: JsonRejection) -> Refusal {
+    match rejection {
+        JsonRejection::MissingJsonContentType(_) => {
+            let detail = "the request's body is not JSON by its content-type";
+            Refusal(Problem::new(ProblemCode::UnsupportedType, detail, "send application/json"))
+        }
+        rejection if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            let detail = "the request's body is longer than the manager reads";
+            Refusal(Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json"))
+        }
+        rejection => wrong(format!("the request's body is refused: {}", rejection.body_text())),
+    }
+}
+
+/// The same with whole numbers as such: JSON does not tell 90.0 from 90, and serde does.
+fn whole(value: Value) -> Value {
+    /// Above, a float is not known to the last unit.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Value::Number(number) => {
+            let exact = number
+                .as_f64()
+                .filter(|float| number.is_f64() && float.fract() == 0.0 && float.abs() < EXACT);
+            #[expect(clippy::cast_possible_truncation, reason = "whole, and within 2^53")]
+            exact.map_or(Value::Number(number), |float| Value::from(float as i64))
+        }
+        Value::Array(items) => Value::Array(items.into_iter().map(whole).collect()),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, whole(value))).collect(),
+        other => other,
     }
 }
 

@@ -7,16 +7,28 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::{Stream, StreamExt, stream};
-use godwit_api::control::{ClusterEvent, Problem};
-use http::HeaderMap;
+use godwit_api::control::{ClusterEvent, Problem, ProblemCode, StreamedEvent};
+use http::{HeaderMap, HeaderValue};
+use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::answer::Refusal;
 use crate::events::{Listener, Next};
 use crate::manager::Manager;
 
 /// So often something is said, if only that the manager lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// Where the caller goes on.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "it is read as a header; this describes it")]
+struct LastEvent {
+    /// The number of the last event that came.
+    #[param(rename = "last-event-id", minimum = 0)]
+    last_event_id: Option<i64>,
+}
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
     OpenApiRouter::new().routes(routes!(follow))
@@ -25,22 +37,35 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
 /// Changes as they come: each event's name is its kind, its data a ClusterEvent, its id the number to go on behind (`Last-Event-ID`). An
 /// event `missed` says that changes were missed that are kept no more: ask for everything anew.
 #[utoipa::path(get, path = "/api/v1/events", tag = "cluster", params(
-    ("last-event-id" = Option<u64>, Header, description = "The last event that came")
+    LastEvent
 ), responses(
-    (status = 200, description = "Changes", body = ClusterEvent, content_type = "text/event-stream"),
+    (status = 200, description = "Changes", body = StreamedEvent, content_type = "text/event-stream"),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn follow(
     State(manager): State<Arc<Manager>>,
     headers: HeaderMap,
-) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let behind = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
+    let behind = headers.get("last-event-id").map(number).transpose()?;
     let listener = manager.state.events().listen(behind);
     let batches = stream::unfold(listener, async |mut listener: Listener| {
         let next = listener.next().await?;
         Some((stream::iter(told(next)), listener))
     });
-    Sse::new(batches.flatten().map(Ok)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+    Ok(Sse::new(batches.flatten().map(Ok)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+}
+
+/// An event's number, as who was cut off tells it.
+fn number(id: &HeaderValue) -> Result<u64, Refusal> {
+    let number = id.to_str().ok().and_then(|id| id.parse().ok()).and_then(|id: i64| u64::try_from(id).ok());
+    number.ok_or_else(|| {
+        let detail = "Last-Event-ID is no event's number";
+        Refusal(Problem::new(
+            ProblemCode::InvalidRequest,
+            detail,
+            "leave it out, and ask for everything anew",
+        ))
+    })
 }
 
 fn told(next: Next) -> Vec<Event> {

@@ -137,6 +137,7 @@ mod tests {
             RuleInfo,
             StartManagedVm,
             StopManagedVm,
+            StreamedEvent,
             TokenInfo,
             UpdateHost,
             VmSummary,

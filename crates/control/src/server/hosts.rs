@@ -31,6 +31,7 @@ struct ListHosts {
     /// Those with this in their name.
     search: Option<String>,
     /// Those with this label, `key=value`.
+    #[param(pattern = "=")]
     label: Option<String>,
     /// Where the page begins: `next` of the page before.
     cursor: Option<String>,

@@ -129,7 +129,7 @@ async fn a_revoked_token_lets_nobody_in_and_one_of_nobody_is_not_made() {
     for wrong in [
         json!({ "host": "a b" }),
         json!({ "host": "c", "minutes": 0 }),
-        json!({ "host": "c", "address": "https://127.0.0.1:1" }),
+        json!({ "host": "c", "address": "http://127.0.0.1:1/path" }),
     ] {
         let refused = managed.root(Method::POST, TOKENS, Some(wrong)).await;
         assert_eq!(refused.problem(), ProblemCode::InvalidRequest);

@@ -33,7 +33,7 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
-use godwit_api::control::{Cluster, Problem};
+use godwit_api::control::{Cluster, ClusterEvent, Problem};
 use utoipa::OpenApi;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa_axum::router::OpenApiRouter;
@@ -49,6 +49,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
 #[openapi(
     info(title = "Godwit's manager", description = "Moves running virtual machines between hosts without stopping them."),
     modifiers(&BearerTokens),
+    components(schemas(ClusterEvent)),
     security(("token" = [])),
     tags(
         (name = "cluster", description = "All of it"),

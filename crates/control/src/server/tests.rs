@@ -192,6 +192,12 @@ async fn whatever_is_wrong_is_a_problem_document() {
         (Method::POST, "/api/v1/hosts", None, ProblemCode::UnsupportedType),
         (Method::POST, "/api/v1/hosts", Some(json!({})), ProblemCode::InvalidRequest),
         (Method::POST, "/api/v1/hosts", Some(json!([])), ProblemCode::InvalidRequest),
+        (
+            Method::POST,
+            "/api/v1/hosts",
+            Some(json!(["a", "http://127.0.0.1:1"])),
+            ProblemCode::InvalidRequest,
+        ),
         (Method::POST, "/api/v1/hosts", Some(big), ProblemCode::TooLong),
         (
             Method::POST,
@@ -203,6 +209,18 @@ async fn whatever_is_wrong_is_a_problem_document() {
             Method::POST,
             "/api/v1/hosts",
             Some(json!({ "name": "a", "address": "https://127.0.0.1:1" })),
+            ProblemCode::WrongState,
+        ),
+        (
+            Method::POST,
+            "/api/v1/hosts",
+            Some(json!({ "name": "a", "address": "http://127.0.0.1:1/path" })),
+            ProblemCode::InvalidRequest,
+        ),
+        (
+            Method::POST,
+            "/api/v1/hosts",
+            Some(json!({ "name": "a", "address": "http://127.0.0.1:1", "most_moves": 1001 })),
             ProblemCode::InvalidRequest,
         ),
         (
@@ -216,6 +234,28 @@ async fn whatever_is_wrong_is_a_problem_document() {
     ] {
         let answer = managed.root(method.clone(), path, body).await;
         assert_eq!(answer.problem(), code, "{method} {path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_number_may_be_written_with_a_fraction_of_nothing() {
+    let managed = Managed::begin().await;
+    let body = json!({ "name": "x", "role": "viewer", "days": 30.0 });
+    let made: CreatedToken = managed.root(Method::POST, "/api/v1/tokens", Some(body)).await.read();
+    assert_eq!(made.info.expires_unix_ms - made.info.made_unix_ms, 30 * 24 * 3600 * 1000);
+    let body = json!({ "name": "x", "role": "viewer", "days": 30.5 });
+    let refused = managed.root(Method::POST, "/api/v1/tokens", Some(body)).await;
+    assert_eq!(refused.problem(), ProblemCode::InvalidRequest);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_followed_from_behind_a_number_and_nothing_else() {
+    let managed = Managed::begin().await;
+    for id in ["x", "-1", "9223372036854775808"] {
+        let mut request = request(Method::GET, "/api/v1/events", None, None);
+        request.headers_mut().insert("last-event-id", id.parse().unwrap());
+        let answer = managed.send(local(managed.app.clone()), request).await;
+        assert_eq!(answer.problem(), ProblemCode::InvalidRequest, "{id}");
     }
 }
 

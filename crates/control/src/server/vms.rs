@@ -36,11 +36,11 @@ struct ListVms {
     /// Those of this host.
     host: Option<String>,
     /// Those in this state.
-    #[param(value_type = Option<String>)]
     state: Option<VmState>,
     /// Those with this in their name.
     search: Option<String>,
     /// Those with this label, `key=value`.
+    #[param(pattern = "=")]
     label: Option<String>,
     /// Where the page begins: `next` of the page before.
     cursor: Option<String>,
