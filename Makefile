@@ -45,7 +45,7 @@ soak: build ## 1,000 moves of 8 guests under faults drawn at random (SOAK_MOVES=
 soak-mixed: build ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak_mixed::
 
-schemathesis: build ## Check every answer of the manager's API against its OpenAPI document (EXAMPLES=N, SEED=N)
+schemathesis: $(if $(PROFILE),,build) ## Check every answer of the manager's API against its OpenAPI document (EXAMPLES=N, SEED=N)
 	scripts/schemathesis.sh
 
 fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")

@@ -74,11 +74,18 @@ agents.values = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://10.0.0.1:77
 "body.to" = { dictionary = "hosts", probability = 0.7 }
 "body.address" = { dictionary = "agents", probability = 0.7 }
 [checks]
+# 502 is told where a host does not answer, and the run names addresses for hosts at which nobody does.
+not_a_server_error.expected-statuses = ["2XX", "3XX", "4XX", "502"]
 # 422 is told of what is there, not of the request alone: a key that was used, a VM that no host takes.
 positive_data_acceptance.expected-statuses = ["2XX", "401", "403", "404", "409", "422", "429", "5XX"]
 [[operations]]
 include-path = "/api/v1/join"
 # What a certificate signing request is no schema can say: one that is none is told 400.
+checks.positive_data_acceptance.expected-statuses = ["2XX", "400", "401", "403", "404", "409", "422", "429", "5XX"]
+[[operations]]
+include-path-regex = "^/api/v1/(rules|vms)$"
+include-method = "POST"
+# Neither what a rule asks of its fields together nor a VM's specification is in the schema: what is wrong with them is told 400.
 checks.positive_data_acceptance.expected-statuses = ["2XX", "400", "401", "403", "404", "409", "422", "429", "5XX"]
 TOML
 tool=$PWD/$tool

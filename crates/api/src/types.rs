@@ -12,7 +12,7 @@ use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{DEFAULT_SWITCHOVER_BUDGET_MS, HostCpuInfo, PageInState};
+use crate::{ApiError, DEFAULT_SWITCHOVER_BUDGET_MS, ErrorCode, HostCpuInfo, PageInState};
 
 /// What a VM does on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -248,9 +248,11 @@ impl LogSource {
 pub struct QemuEngineOptions {
     /// Parallel channels; none: one plain stream.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 255)]
     pub multifd_channels: Option<u32>,
     /// `zstd`, `zlib` or `none`, with multifd: QEMU's `multifd-compression`.
     #[serde(default)]
+    #[schema(pattern = "^(none|zlib|zstd)$")]
     pub compression: Option<String>,
     /// Throttle the vCPUs where the migration does not converge.
     #[serde(default)]
@@ -268,6 +270,43 @@ pub struct QemuEngineOptions {
 }
 
 impl QemuEngineOptions {
+    /// What is wrong with a value.
+    ///
+    /// # Errors
+    /// [`ErrorCode::InvalidRequest`]: QEMU has no such value.
+    pub fn check_values(&self) -> Result<(), ApiError> {
+        let refuse = |message, mend| Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+        match self.multifd_channels {
+            Some(channels) if !(1..=255).contains(&channels) => {
+                return refuse(format!("{channels} multifd channels are not possible"), "give 1 to 255");
+            }
+            _ => {}
+        }
+        match self.compression.as_deref() {
+            None | Some("none" | "zlib" | "zstd") => Ok(()),
+            Some(other) => {
+                refuse(format!("QEMU knows no compression \"{other}\""), "give none, zlib or zstd")
+            }
+        }
+    }
+
+    /// What is wrong with what is asked together.
+    ///
+    /// # Errors
+    /// [`ErrorCode::InvalidRequest`]: QEMU can't do both.
+    pub fn check_together(&self) -> Result<(), ApiError> {
+        let refuse = |message: &str, mend| Err(ApiError::new(ErrorCode::InvalidRequest, message, mend));
+        match self.multifd_channels {
+            Some(_) if self.postcopy => {
+                refuse("post-copy and multifd do not go together in QEMU", "leave one of them out")
+            }
+            None if self.compression.is_some() => {
+                refuse("compression needs multifd", "give --multifd-channels as well")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the destination's QEMU runs the guest by itself.
     #[must_use]
     pub fn runs_by_itself(&self) -> bool {

@@ -22,6 +22,7 @@ use crate::keeper::Keeper;
 use crate::leading::Leading;
 use crate::moves::{OnWay, Wanted};
 use crate::plans::Planned;
+use crate::preflight::check_qemu;
 use crate::rates::Rates;
 use crate::records::{HOSTS, SavedHost, SavedToken, SavedVm, TOKENS, VMS};
 use crate::rules::{RULES, SavedRule};
@@ -272,6 +273,7 @@ impl Manager {
         mut request: CreateMove,
         caller: &Caller,
     ) -> Result<Move, Problem> {
+        check_qemu(&request.qemu)?;
         let to_reason = self.choose_target(vm, &mut request)?;
         let from = self.check_move(vm, &request)?;
         let (vm, asked_by) = (vm.to_owned(), caller.name.clone());

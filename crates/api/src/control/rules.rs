@@ -73,7 +73,7 @@ pub struct RuleHosts {
 #[schema(example = json!({ "name": "db-apart", "kind": "apart", "vms": ["db1", "db2"] }))]
 pub struct CreateRule {
     /// Names it.
-    #[schema(min_length = 1, max_length = 63)]
+    #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub name: String,
     /// What it asks for.
     pub kind: RuleKind,

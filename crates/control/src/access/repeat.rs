@@ -44,8 +44,7 @@ impl Keyed {
     /// # Errors
     /// [`ProblemCode::InvalidRequest`]: that can't be a key.
     pub fn new(caller: &str, key: &[u8], target: &str, body: &[u8]) -> Result<Keyed, Problem> {
-        let is_plain = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
-        if !(1..=MOST_KEY_BYTES).contains(&key.len()) || !key.iter().all(is_plain) {
+        if !(1..=MOST_KEY_BYTES).contains(&key.len()) || !key.iter().all(u8::is_ascii_graphic) {
             let mend = "give 1 to 255 visible ASCII characters, a new UUID for each request";
             let detail = "the Idempotency-Key can't be a key";
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use godwit_api::control::{
     Check, CreateMove, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
 };
-use godwit_api::{ClientError, MigrationRequest};
+use godwit_api::{ClientError, MigrationRequest, QemuEngineOptions};
 use godwit_migration::EngineKind;
 use tokio::time::timeout;
 
@@ -136,6 +136,16 @@ impl Manager {
             Err(_) => Err(away(format!("host {from} gave no answer within {} s", DRY_RUN_LIMIT.as_secs()))),
         }
     }
+}
+
+/// What is wrong with settings of QEMU's own engine, before a move or a drain is written.
+///
+/// # Errors
+/// [`ProblemCode::InvalidRequest`]: a value; [`ProblemCode::Preflight`]: no QEMU does what is asked together.
+pub(crate) fn check_qemu(options: &QemuEngineOptions) -> Result<(), Problem> {
+    options.check_values().map_err(Problem::of_agent)?;
+    let together = options.check_together();
+    together.map_err(|error| Problem::new(ProblemCode::Preflight, error.message, error.mend))
 }
 
 /// A move that preflight says no to.

@@ -20,6 +20,7 @@ use godwit_qemu::CpuModel;
 use crate::inventory::{Inventory, SeenHost, SeenVm};
 use crate::placement::{Obstacle, Obstacles};
 
+pub(crate) use asked::check_qemu;
 pub(crate) use cpu::some;
 
 use answers::{with_dry_run, without_answer};

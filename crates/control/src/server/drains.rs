@@ -14,6 +14,7 @@ use utoipa_axum::routes;
 use super::answer::{Body, Path, Query, Refusal, cursor};
 use crate::access::Caller;
 use crate::manager::Manager;
+use crate::preflight::check_qemu;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
     OpenApiRouter::new()
@@ -51,6 +52,7 @@ async fn create(
     Path(host): Path<String>,
     Body(request): Body<CreateDrain>,
 ) -> Result<(StatusCode, Json<Drain>), Refusal> {
+    check_qemu(&request.qemu)?;
     let drain = manager.leading()?.drains.create(&host, request, &caller.name).await?;
     Ok((StatusCode::ACCEPTED, Json(drain)))
 }

@@ -26,8 +26,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 #[expect(dead_code, reason = "it is read as a header; this describes it")]
 struct LastEvent {
     /// The number of the last event that came.
-    #[param(rename = "last-event-id", minimum = 0)]
-    last_event_id: Option<i64>,
+    #[param(rename = "last-event-id", minimum = 0, required = false)]
+    last_event_id: i64,
 }
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {

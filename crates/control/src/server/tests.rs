@@ -229,6 +229,18 @@ async fn whatever_is_wrong_is_a_problem_document() {
             Some(json!({ "name": "x", "role": "viewer", "days": 0 })),
             ProblemCode::InvalidRequest,
         ),
+        (
+            Method::POST,
+            "/api/v1/vms/none/moves",
+            Some(json!({ "qemu": { "multifd_channels": 256 } })),
+            ProblemCode::InvalidRequest,
+        ),
+        (
+            Method::POST,
+            "/api/v1/hosts/none/drain",
+            Some(json!({ "qemu": { "multifd_channels": 2, "postcopy": true } })),
+            ProblemCode::Preflight,
+        ),
         (Method::DELETE, "/api/v1/tokens/none", None, ProblemCode::NotFound),
         (Method::GET, "/api/v1/vms/none", None, ProblemCode::NotFound),
     ] {

@@ -78,28 +78,11 @@ fn bandwidth(limit_bytes_per_s: Option<u64>) -> serde_json::Value {
 
 /// What is wrong with the options, before anything is made.
 fn check(options: &QemuEngineOptions) -> Result<(), FailureReport> {
-    let refuse = |message: String, mend: &str| {
-        Err(FailureReport { code: ErrorCode::InvalidRequest.to_string(), message, mend: mend.into() })
-    };
-    match options.multifd_channels {
-        Some(channels) if !(1..=255).contains(&channels) => {
-            return refuse(format!("{channels} multifd channels are not possible"), "give 1 to 255");
-        }
-        Some(_) if options.postcopy => {
-            return refuse(
-                "post-copy and multifd do not go together in QEMU".into(),
-                "leave one of them out",
-            );
-        }
-        None if options.compression.is_some() => {
-            return refuse("compression needs multifd".into(), "give --multifd-channels as well");
-        }
-        _ => {}
-    }
-    match options.compression.as_deref() {
-        None | Some("none" | "zlib" | "zstd") => Ok(()),
-        Some(other) => refuse(format!("QEMU knows no compression \"{other}\""), "give none, zlib or zstd"),
-    }
+    options.check_values().and_then(|()| options.check_together()).map_err(|error| FailureReport {
+        code: error.code.to_string(),
+        message: error.message,
+        mend: error.mend,
+    })
 }
 
 /// Refuses a VM whose memory this QEMU would spoil.
