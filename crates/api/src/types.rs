@@ -114,6 +114,9 @@ pub struct HostInfo {
     /// Directories below which disks of arriving guests have to be; empty: the agent is of an older version.
     #[serde(default)]
     pub vm_dirs: Vec<PathBuf>,
+    /// Room in these and in directories of VMs' disks, of those that are there; empty: none has been asked yet, or the agent is of an older version.
+    #[serde(default)]
+    pub datastores: BTreeMap<PathBuf, DatastoreInfo>,
     /// The hosts that VMs can be moved to.
     pub peers: BTreeMap<String, String>,
     /// VMs defined here, shadows included.
@@ -131,6 +134,15 @@ pub struct ReferencesInfo {
     pub pages: u64,
     /// Pages of them whose digests are worked out: what is not is worked out when a migration asks for it, which takes time.
     pub digested_pages: u64,
+}
+
+/// The file system that a directory of a host is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatastoreInfo {
+    /// What it holds, bytes.
+    pub total_bytes: u64,
+    /// What of that users may still fill, bytes.
+    pub free_bytes: u64,
 }
 
 /// A network of a host.

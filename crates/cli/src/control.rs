@@ -19,6 +19,7 @@ use crate::join;
 use crate::moves;
 use crate::output::{Output, fields, table};
 use crate::rules;
+use crate::shares;
 use crate::units::byte_count;
 
 /// Runs the manager in the foreground. It logs to standard error; RUST_LOG sets how much.
@@ -51,6 +52,8 @@ pub(crate) async fn ask(
             let rows: Vec<_> = vms.iter().map(vm_row).collect();
             output.result(&vms, || table(&["vm", "host", "state", "memory", "vcpus"], &rows))?;
         }
+        ControlCommand::Networks => shares::networks(&manager, output).await?,
+        ControlCommand::Datastores => shares::datastores(&manager, output).await?,
         ControlCommand::Move { command } => return moves::run(command, &manager, output).await,
         ControlCommand::Rule { command } => rules::run(command, &manager, output).await?,
         ControlCommand::Audit { lines } => return moves::audit(&manager, usize::from(lines), output).await,

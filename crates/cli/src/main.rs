@@ -16,6 +16,7 @@ mod preflight;
 mod probe;
 mod report;
 mod rules;
+mod shares;
 mod units;
 mod vm;
 mod watch;

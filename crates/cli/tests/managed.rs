@@ -116,3 +116,14 @@ fn a_vm_lives_its_life_by_the_manager() {
     let (code, message) = managed.refused("vm create db --memory 9999GiB --kernel /k");
     assert!(code == 5 && message.contains("memory"), "{message}");
 }
+
+#[test]
+fn what_hosts_share_is_listed() {
+    let managed = Managed::begin(2);
+    managed.ask("vm create web --kernel /k --disk path=/srv/a.raw,format=raw --nic network=lan");
+    let networks = managed.ask("control networks");
+    assert_eq!((networks[0]["name"].as_str(), networks[0]["vms"].as_u64()), (Some("lan"), Some(1)));
+    assert_eq!(networks[0]["hosts"][1]["host"], "host-0001");
+    let datastores = managed.ask("control datastores");
+    assert_eq!((datastores[0]["name"].as_str(), datastores[0]["vms"].as_u64()), (Some("/srv"), Some(1)));
+}

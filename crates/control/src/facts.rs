@@ -8,6 +8,7 @@ use godwit_api::control::HostState;
 use godwit_qemu::VmSpec;
 
 use crate::inventory::Inventory;
+use crate::inventory::shares::datastores_of;
 use crate::placement;
 use crate::queue::{HostFacts, Limits, Presence};
 
@@ -26,9 +27,7 @@ pub(crate) fn estimate_ms(memory_bytes: u64, host: &str, inventory: &Inventory) 
 /// The folders that its disks are in: what is mounted there is shared by those who are.
 pub(crate) fn datastores(vm: &str, inventory: &Inventory) -> Vec<String> {
     let Some(info) = inventory.vm_info(vm) else { return Vec::new() };
-    let folders = info.spec.disks.iter().filter_map(|disk| Some(disk.path.parent()?.display().to_string()));
-    let folders: BTreeSet<String> = folders.collect();
-    folders.into_iter().collect()
+    datastores_of(&info.spec).into_iter().collect()
 }
 
 /// What a VM has in common with others whose pages its own may be told by: the kernel and initramfs that it boots from. VMs that boot from disks

@@ -20,6 +20,7 @@ use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
 
 use crate::config::Config;
+use crate::datastores::Datastores;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migration::{IncomingMigrations, PageIns};
@@ -52,6 +53,7 @@ pub struct Agent {
     probes: Probes,
     limits: HostLimits,
     lanes_seen: LanesSeen,
+    datastores: Datastores,
     /// None: this host is insecure, or speaks to nobody.
     protection: Option<Protection>,
     references: Arc<References>,

@@ -9,6 +9,7 @@
 
 mod agent;
 mod config;
+mod datastores;
 mod failure;
 mod hold;
 mod join;

@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use super::{
     AddHost, AuditEntry, Cluster, CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken,
     CreatedToken, Drain, HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined,
-    ManagedHost, ManagedVm, Move, Page, Preflight, Problem, RuleInfo, StartManagedVm, StopManagedVm,
-    TokenInfo, UpdateHost, VmSummary,
+    ManagedDatastore, ManagedHost, ManagedNetwork, ManagedVm, Move, Page, Preflight, Problem, RuleInfo,
+    StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint};
@@ -132,6 +132,16 @@ impl ManagerClient {
     /// Deletes a stopped VM; with `force` also one that runs, which is ended, or that is in doubt, which is given up.
     pub async fn delete_vm(&self, name: &str, force: bool) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/vms/{}?force={force}", segment(name))).await
+    }
+
+    /// Every network, by name.
+    pub async fn networks(&self) -> Result<Vec<ManagedNetwork>, ManagerError> {
+        self.all("/api/v1/networks").await
+    }
+
+    /// Every datastore, by path.
+    pub async fn datastores(&self) -> Result<Vec<ManagedDatastore>, ManagerError> {
+        self.all("/api/v1/datastores").await
     }
 
     /// Asks for a VM's move.

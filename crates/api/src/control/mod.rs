@@ -11,6 +11,7 @@ mod moves;
 mod preflight;
 mod problem;
 mod rules;
+mod shares;
 mod vms;
 
 pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Role, TokenInfo};
@@ -29,6 +30,7 @@ pub use preflight::{
 };
 pub use problem::{Problem, ProblemCode};
 pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
+pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
 pub use vms::{CreateManagedVm, HostedVm, ManagedVm, PlannedPower, StartManagedVm, StopManagedVm, VmSummary};
 
 use serde::{Deserialize, Serialize};

@@ -45,6 +45,10 @@ pub(crate) enum ControlCommand {
     },
     /// VMs of all hosts, as their agents tell
     Vms,
+    /// Networks: the hosts that have them, and how many VMs are in each
+    Networks,
+    /// Directories of disks: the hosts that have them, their room there, and how many VMs have disks in each
+    Datastores,
     /// Moves of VMs: who waits for what, who is on the way, what became of it
     #[command(after_help = "Examples:
   godwit control move create web --to b

@@ -5,6 +5,7 @@
 mod cluster;
 mod seen;
 mod select;
+pub(crate) mod shares;
 mod tally;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 use godwit_api::VmState;
 use godwit_api::control::{HostState, HostSummary, Page, VmSummary};
 
+use super::shares::{is_in_network, is_on_datastore};
 use super::{Inventory, Vm};
 
 /// Where a page begins: behind a name.
@@ -38,6 +39,10 @@ pub struct VmFilter {
     pub search: Option<String>,
     /// A label that they have, and its value.
     pub label: Option<(String, String)>,
+    /// A network that they have an interface in.
+    pub network: Option<String>,
+    /// A directory that they have a disk in.
+    pub datastore: Option<String>,
 }
 
 impl Inventory {
@@ -64,6 +69,8 @@ impl Inventory {
                 && filter.label.as_ref().is_none_or(|(key, value)| {
                     vm.plan.as_ref().and_then(|plan| plan.labels.get(key)) == Some(value)
                 })
+                && filter.network.as_ref().is_none_or(|network| is_in_network(info, network))
+                && filter.datastore.as_ref().is_none_or(|datastore| is_on_datastore(info, datastore))
         };
         let found = self.vms.iter().filter(|(name, vm)| lets_through(name, vm));
         let page = page(found, cursor, |name, vm| self.vm_summary(name, vm));

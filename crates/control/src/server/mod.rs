@@ -23,6 +23,7 @@ mod repeat_tests;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
+mod shares;
 #[cfg(test)]
 pub(crate) mod tests;
 mod vms;
@@ -79,6 +80,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .routes(routes!(show_cluster))
         .merge(hosts::routes())
         .merge(vms::routes())
+        .merge(shares::routes())
         .merge(moves::routes())
         .merge(preflight::routes())
         .merge(drains::routes())

@@ -42,6 +42,10 @@ struct ListVms {
     /// Those with this label, `key=value`.
     #[param(pattern = "=")]
     label: Option<String>,
+    /// Those with an interface in this network.
+    network: Option<String>,
+    /// Those with a disk in this directory.
+    datastore: Option<String>,
     /// Where the page begins: `next` of the page before.
     cursor: Option<String>,
     /// Items of the page.
@@ -63,6 +67,8 @@ async fn list(
         state: query.state,
         search: query.search,
         label: label(query.label.as_deref())?,
+        network: query.network,
+        datastore: query.datastore,
     };
     Ok(Json(manager.state.inventory().vms(&filter, &cursor(query.cursor, query.limit)?)))
 }

@@ -1,5 +1,6 @@
 //! What the host has and whether a VM fits on it.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,9 +59,18 @@ impl Agent {
             migration_addresses: self.config.migration_addresses.clone(),
             networks: networks.collect(),
             vm_dirs: self.config.vm_dirs.clone(),
+            datastores: self.datastores.told(self.directories()),
             peers: self.peers.all(),
             vms: self.table().len(),
         })
+    }
+
+    /// Where VMs have their disks, or may have them.
+    fn directories(&self) -> BTreeSet<PathBuf> {
+        let slots = self.table();
+        let disks = slots.values().flat_map(|slot| &slot.spec.disks);
+        let of_disks = disks.filter_map(|disk| disk.path.parent().map(Path::to_owned));
+        self.config.vm_dirs.iter().cloned().chain(of_disks).collect()
     }
 
     /// Why the external engine can't track guest memory on this host; none where it can.

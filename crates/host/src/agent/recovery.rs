@@ -11,6 +11,7 @@ use godwit_ram::RamDir;
 
 use crate::agent::{Agent, Slot};
 use crate::config::Config;
+use crate::datastores::Datastores;
 use crate::failure::{host_failed, ram_failed};
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
@@ -94,6 +95,7 @@ impl Agent {
             probes: Probes::default(),
             limits,
             lanes_seen: LanesSeen::default(),
+            datastores: Datastores::default(),
             protection,
             references,
             qemus: tokio::sync::Mutex::default(),
