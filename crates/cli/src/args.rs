@@ -1,5 +1,6 @@
 //! The command line. Every command has an example; `--help` and docs/cli.md say the same.
 
+mod baseline;
 mod control;
 mod lab;
 mod moves;
@@ -20,6 +21,7 @@ use crate::exit::EXIT_CODES;
 use crate::units::parse_duration;
 use control::parse_label;
 
+pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
 pub(crate) use control::{
     ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
 };

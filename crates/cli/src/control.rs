@@ -13,6 +13,7 @@ use godwit_pki::Trust;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand};
+use crate::baseline;
 use crate::exit::{Exit, Failure};
 use crate::hosts::{authority_of, manager_of};
 use crate::join;
@@ -56,6 +57,7 @@ pub(crate) async fn ask(
         ControlCommand::Datastores => shares::datastores(&manager, output).await?,
         ControlCommand::Move { command } => return moves::run(command, &manager, output).await,
         ControlCommand::Rule { command } => rules::run(command, &manager, output).await?,
+        ControlCommand::CpuBaseline { command } => baseline::run(command, &manager, output).await?,
         ControlCommand::Audit { lines } => return moves::audit(&manager, usize::from(lines), output).await,
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
@@ -121,7 +123,8 @@ async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Outp
             let host = manager.host(&name).await?;
             output.result(&host, || {
                 let HostSummary { name, address, maintenance, vms, reason, .. } = &host.summary;
-                fields(&[
+                let lacks = lacks(&host.summary);
+                let mut rows = vec![
                     ("host", name.clone()),
                     ("api", address.clone()),
                     ("state", host.summary.state.name().to_owned()),
@@ -129,7 +132,9 @@ async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Outp
                     ("maintenance", if *maintenance { "yes" } else { "no" }.to_owned()),
                     ("vms", vms.to_string()),
                     ("memory left", byte_count(host.summary.memory_available_bytes)),
-                ])
+                ];
+                rows.extend((!lacks.is_empty()).then_some(("lacks of the cpu baseline", lacks)));
+                fields(&rows)
             })
         }
         ManagedHostCommand::Maintenance { name, switch } => {
@@ -145,11 +150,21 @@ async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Outp
     }
 }
 
+/// What it lacks of the cluster's CPU baseline, as far as it has told.
+fn lacks(host: &HostSummary) -> String {
+    let features: Vec<&str> = host.lacks_of_baseline.iter().map(String::as_str).collect();
+    features.join(" ")
+}
+
 fn host_row(host: &HostSummary) -> Vec<String> {
-    let state = if host.maintenance { "maintenance" } else { host.state.name() };
+    let state = match (host.maintenance, host.lacks_of_baseline.is_empty()) {
+        (true, _) => "maintenance".to_owned(),
+        (false, true) => host.state.name().to_owned(),
+        (false, false) => format!("{} (cpu falls short)", host.state.name()),
+    };
     vec![
         host.name.clone(),
-        state.to_owned(),
+        state,
         host.vms.to_string(),
         byte_count(host.memory_available_bytes),
         host.address.clone(),
@@ -206,7 +221,7 @@ fn of_code(code: ProblemCode) -> Exit {
         }
         P::NotFound => Exit::NotFound,
         P::AlreadyExists | P::WrongState | P::Conflict | P::TooManyRequests => Exit::Conflict,
-        P::Unauthenticated | P::Forbidden | P::Preflight | P::NoHost => Exit::Preflight,
+        P::Unauthenticated | P::Forbidden | P::Preflight | P::NoHost | P::BaselineUnmet => Exit::Preflight,
         P::HostAway | P::NoLeader | P::StoreAway => Exit::Unreachable,
         P::HostRefused | P::ManagerFailed | P::Unknown => Exit::Failure,
     }

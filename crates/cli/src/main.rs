@@ -1,6 +1,7 @@
 //! The `godwit` command: the agent, its client and the lab behind one name.
 
 mod args;
+mod baseline;
 mod control;
 mod exit;
 mod guest;

@@ -4,6 +4,7 @@
 //! What decides is pure and stands apart from what asks and stores.
 
 pub mod access;
+mod baseline;
 mod campaign;
 mod config;
 mod doors;

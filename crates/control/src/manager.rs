@@ -14,6 +14,7 @@ use godwit_pki::Identity;
 use tokio::sync::watch;
 
 use crate::access::{Caller, Secret, TokenRecord, Tokens};
+use crate::baseline::{BASELINE, SavedBaseline};
 use crate::doors::Doors;
 use crate::following::{Following, Told};
 use crate::hosts::{Hosts, no_host};
@@ -106,6 +107,7 @@ impl Manager {
         let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
         SavedToken::set_all(self, keeper.read_all(TOKENS).await?);
         // What is planned of the cluster holds before a host is heard.
+        SavedBaseline::set_all(self, keeper.read_all(BASELINE).await?);
         SavedRule::set_all(self, keeper.read_all(RULES).await?);
         SavedVm::set_all(self, vms);
         SavedHost::set_all(self, hosts);
@@ -238,7 +240,12 @@ impl Manager {
         let plan = HostPlan { address, labels, link_bits_per_s, most_moves, maintenance: false };
         check_plan(&plan)?;
         self.hosts.client(&name, &plan.address)?;
-        self.leading()?.keeper.insert(HOSTS, &name, &SavedHost::from(&plan)).await?;
+        let leading = self.leading()?;
+        // One that is there already is refused as such.
+        if self.state.inventory().host_plan(&name).is_none() {
+            self.check_new_host(&name, &plan.address).await?;
+        }
+        leading.keeper.insert(HOSTS, &name, &SavedHost::from(&plan)).await?;
         self.plan_host(&name, plan);
         self.host(&name)
     }

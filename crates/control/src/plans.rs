@@ -1,8 +1,9 @@
-//! What every manager knows of what the store keeps, whether it leads or not: hosts, VMs, rules and tokens. Each is set as a whole where the store was
+//! What every manager knows of what the store keeps, whether it leads or not: hosts, VMs, rules, the baseline and tokens. Each is set as a whole where the store was
 //! read, and one by one where it changes.
 
 use std::collections::BTreeSet;
 
+use crate::baseline::{ID, SavedBaseline};
 use crate::inventory::Inventory;
 use crate::manager::Manager;
 use crate::records::{SavedHost, SavedToken, SavedVm};
@@ -49,6 +50,16 @@ impl Planned for SavedVm {
 
     fn set(manager: &Manager, id: &str, record: Option<SavedVm>) {
         manager.state.change(|inventory: &mut Inventory| inventory.plan_vm(id, record.map(Into::into)));
+    }
+}
+
+impl Planned for SavedBaseline {
+    fn known(manager: &Manager) -> BTreeSet<String> {
+        manager.state.inventory().baseline().map(|_| ID.to_owned()).into_iter().collect()
+    }
+
+    fn set(manager: &Manager, _: &str, record: Option<SavedBaseline>) {
+        manager.state.change(|inventory: &mut Inventory| inventory.plan_baseline(record.map(Into::into)));
     }
 }
 

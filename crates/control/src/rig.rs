@@ -1,12 +1,14 @@
 //! Managers and clusters for tests: no agent is asked, and what agents would tell is put in.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::{HostEvent, HostInfo, VmInfo};
+use godwit_qemu::Baseline;
 use serde_json::{Value, json};
 
-use crate::inventory::{HostPlan, Inventory};
+use crate::inventory::{BaselinePlan, HostPlan, Inventory};
 use crate::keeper::Keeper;
 use crate::manager::Manager;
 use crate::standby::Standby;
@@ -79,4 +81,34 @@ pub(crate) fn put_host(inventory: &mut Inventory, info: HostInfo, labels: &[(&st
         inventory.heard(&name, HostEvent::Vm(Box::new(vm)), 1);
     }
     inventory.heard(&name, HostEvent::Known, 1);
+}
+
+/// What guests can have beside `lm` and `pni`, as the agent of a host with a QEMU of two generations tells it.
+pub(crate) fn cpu(more: &[&str]) -> Value {
+    let has: BTreeSet<&str> = ["lm", "pni"].into_iter().chain(more.iter().copied()).collect();
+    let of = |holds: &[&'static str]| -> (Vec<&'static str>, Vec<&'static str>) {
+        (holds.to_vec(), holds.iter().copied().filter(|name| !has.contains(name)).collect())
+    };
+    let ((nehalem, lacks_n), (haswell, lacks_h)) = (of(&["lm", "pni"]), of(&["lm", "pni", "aes", "avx2"]));
+    let mut models = vec!["Nehalem-v1", "max"];
+    models.extend(lacks_h.is_empty().then_some("Haswell-v4"));
+    json!({
+        "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm", "features": has, "models": models,
+        "generations": {
+            "Nehalem-v1": { "features": nehalem, "missing": lacks_n },
+            "Haswell-v4": { "features": haswell, "missing": lacks_h, "aliases": ["Haswell"] },
+        },
+    })
+}
+
+/// A baseline with these features beside `lm` and `pni`, as somebody set it.
+pub(crate) fn baseline(cpu_model: &str, more: &[&str]) -> BaselinePlan {
+    let features = ["lm", "pni"].iter().chain(more).map(|name| (*name).to_owned()).collect();
+    BaselinePlan {
+        baseline: Baseline { cpu_model: cpu_model.to_owned(), features },
+        asked: cpu_model.to_owned(),
+        without: Vec::new(),
+        set_unix_ms: 1,
+        set_by: "ada".to_owned(),
+    }
 }

@@ -1,4 +1,4 @@
-//! A manager that does not lead is ready to: it follows what the store keeps of hosts, VMs, rules, tokens and moves, and by that every agent.
+//! A manager that does not lead is ready to: it follows what the store keeps of hosts, VMs, rules, the baseline, tokens and moves, and by that every agent.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
+use crate::baseline::SavedBaseline;
 use crate::manager::Manager;
 use crate::moves::SavedMove;
 use crate::plans::Planned;
@@ -26,6 +27,7 @@ impl Standby {
     pub(crate) fn begin(manager: &Arc<Manager>, store: &Arc<dyn Store>) -> Standby {
         let mut tasks = JoinSet::new();
         tasks.spawn(follow::<SavedToken>(Arc::clone(manager), Arc::clone(store)));
+        tasks.spawn(follow::<SavedBaseline>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedRule>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedVm>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedHost>(Arc::clone(manager), Arc::clone(store)));

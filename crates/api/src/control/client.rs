@@ -10,10 +10,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{
-    AddHost, AuditEntry, Cluster, CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken,
-    CreatedToken, Drain, HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined,
-    ManagedDatastore, ManagedHost, ManagedNetwork, ManagedVm, Move, Page, Preflight, Problem, RuleInfo,
-    StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, VmSummary,
+    AddHost, AuditEntry, BaselineVm, Cluster, CpuBaselineChange, CpuBaselineInfo, CreateDrain,
+    CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary, HostedVm,
+    JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost, ManagedNetwork,
+    ManagedVm, Move, Page, Preflight, Problem, RuleInfo, SetCpuBaseline, StartManagedVm, StopManagedVm,
+    TokenInfo, UpdateHost, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint};
@@ -224,6 +225,30 @@ impl ManagerClient {
     /// Removes a rule; no VM is moved by that.
     pub async fn delete_rule(&self, name: &str) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/rules/{}", segment(name))).await
+    }
+
+    /// The cluster's CPU baseline, and every host against it.
+    pub async fn cpu_baseline(&self) -> Result<CpuBaselineInfo, ManagerError> {
+        self.get("/api/v1/cpu-baseline").await
+    }
+
+    /// VMs that run with another CPU than the baseline's, by name.
+    pub async fn cpu_baseline_vms(&self) -> Result<Vec<BaselineVm>, ManagerError> {
+        self.all("/api/v1/cpu-baseline/vms").await
+    }
+
+    /// Sets the baseline; with `plan` nothing is set, and what it would mean is told.
+    pub async fn set_cpu_baseline(
+        &self,
+        request: &SetCpuBaseline,
+        plan: bool,
+    ) -> Result<CpuBaselineChange, ManagerError> {
+        self.ask(Method::PUT, &format!("/api/v1/cpu-baseline?plan={plan}"), request).await
+    }
+
+    /// The cluster has no baseline any more.
+    pub async fn clear_cpu_baseline(&self) -> Result<(), ManagerError> {
+        self.delete("/api/v1/cpu-baseline").await
     }
 
     /// What people did, the newest first, so many entries at most.

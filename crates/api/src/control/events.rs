@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type};
 
-use super::{Drain, HostSummary, Move, RuleInfo, VmSummary};
+use super::{CpuBaseline, Drain, HostSummary, Move, RuleInfo, VmSummary};
 
 /// A change of the cluster, with its number: who was cut off goes on behind the last one that came (`Last-Event-ID`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -42,6 +42,10 @@ pub enum Change {
     Rule(Box<RuleInfo>),
     /// A rule is no more, by its name.
     RuleGone(String),
+    /// The cluster's CPU baseline was set; hosts that fall short of it from now on are told as such.
+    CpuBaseline(Box<CpuBaseline>),
+    /// The cluster has no CPU baseline any more.
+    CpuBaselineGone,
 }
 
 /// A change as it stands in the stream of server-sent events.

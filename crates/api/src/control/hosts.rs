@@ -1,6 +1,6 @@
 //! Hosts as the manager knows them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -62,6 +62,10 @@ pub struct HostSummary {
     pub moves_out: u64,
     /// Moves that arrive there now.
     pub moves_in: u64,
+    /// What it lacks of the cluster's CPU baseline, as far as it has told: no VM is moved there.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub lacks_of_baseline: BTreeSet<String>,
 }
 
 /// `GET /api/v1/hosts/{host}`.

@@ -2,6 +2,7 @@
 //! sizes bytes, rates bits per second, as the field names say.
 
 mod access;
+mod baseline;
 mod client;
 mod cluster;
 mod events;
@@ -15,6 +16,10 @@ mod shares;
 mod vms;
 
 pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Role, TokenInfo};
+pub use baseline::{
+    BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, CommonCpu, CpuBaseline, CpuBaselineChange,
+    CpuBaselineInfo, NamedCpu, SetCpuBaseline,
+};
 pub use client::{ManagerClient, ManagerError, TOKEN_VARIABLE};
 pub use cluster::{Cluster, Leader, MoveLimits};
 pub use events::{Change, ClusterEvent, StreamedEvent};

@@ -41,6 +41,8 @@ pub enum ProblemCode {
     Preflight,
     /// No host takes the VM.
     NoHost,
+    /// A host falls short of the cluster's CPU baseline.
+    BaselineUnmet,
     /// A host's agent does not answer.
     HostAway,
     /// A host's agent refused; its own code stands in `cause`.
@@ -68,7 +70,7 @@ impl ProblemCode {
             P::NotFound => StatusCode::NOT_FOUND,
             P::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             P::AlreadyExists | P::WrongState | P::Conflict => StatusCode::CONFLICT,
-            P::KeyReused | P::Preflight | P::NoHost => StatusCode::UNPROCESSABLE_ENTITY,
+            P::KeyReused | P::Preflight | P::NoHost | P::BaselineUnmet => StatusCode::UNPROCESSABLE_ENTITY,
             P::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
             P::UnsupportedType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             P::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
@@ -97,6 +99,7 @@ impl ProblemCode {
             P::TooManyRequests => "Too many requests",
             P::Preflight => "The VM can't move there",
             P::NoHost => "No host takes the VM",
+            P::BaselineUnmet => "A host falls short of the CPU baseline",
             P::HostAway => "A host does not answer",
             P::HostRefused => "A host refuses",
             P::NoLeader => "No manager leads",

@@ -8,7 +8,7 @@ use godwit_api::Endpoint;
 use godwit_api::control::Role;
 use godwit_lab::BitRate;
 
-use super::{MoveCommand, RuleCommand};
+use super::{CpuBaselineCommand, MoveCommand, RuleCommand};
 use crate::units::parse_duration;
 
 /// Where the manager is that is asked.
@@ -70,6 +70,18 @@ A host is meant if it is named, or has all of the labels. Drains and moves obey 
     Rule {
         #[command(subcommand)]
         command: RuleCommand,
+    },
+    /// The CPU that guests of the cluster get, so that each can go to each host (EVC; needs the role admin to change)
+    #[command(after_help = "Examples:
+  godwit control cpu-baseline show
+  godwit control cpu-baseline set computed --plan
+  godwit control cpu-baseline set x86-64-v3 --without old1,old2
+  godwit control cpu-baseline clear
+
+A guest that runs keeps its CPU: its VM has to be stopped and made anew with the baseline to have it.")]
+    CpuBaseline {
+        #[command(subcommand)]
+        command: CpuBaselineCommand,
     },
     /// Who did what, and who was refused, the newest first (needs the role admin)
     Audit {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use godwit_api::control::{Change, Page, RuleInfo, RuleState};
-use godwit_qemu::{Baseline, CpuFeatures};
+use godwit_api::control::{Change, CpuBaseline, Page, RuleInfo, RuleState};
+use godwit_qemu::{Baseline, CpuFeatures, PsabiLevel};
 
 use super::Inventory;
 use super::select::{Cursor, page};
@@ -22,17 +22,59 @@ pub(crate) struct RuleFilter {
     pub(crate) state: Option<RuleState>,
 }
 
+/// The CPU that guests of the cluster get, and how it came to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaselinePlan {
+    /// The CPU.
+    pub baseline: Baseline,
+    /// What was asked for: a name, or `computed`.
+    pub asked: String,
+    /// Hosts that may fall short of it.
+    pub without: Vec<String>,
+    /// When it was set.
+    pub set_unix_ms: u64,
+    /// Who set it.
+    pub set_by: String,
+}
+
+impl BaselinePlan {
+    /// As it is told.
+    pub(crate) fn told(&self) -> CpuBaseline {
+        CpuBaseline {
+            cpu_model: self.baseline.cpu_model.clone(),
+            features: self.baseline.features.clone(),
+            level: PsabiLevel::of(&self.baseline.features).map(|level| level.name().to_owned()),
+            asked: self.asked.clone(),
+            without: self.without.clone(),
+            set_unix_ms: self.set_unix_ms,
+            set_by: self.set_by.clone(),
+        }
+    }
+}
+
 /// What the store keeps of the cluster, as it is worked with.
 #[derive(Debug, Default)]
 pub(super) struct ClusterPlan {
-    baseline: Option<Baseline>,
+    baseline: Option<BaselinePlan>,
     rules: BTreeMap<String, Rule>,
+}
+
+impl ClusterPlan {
+    pub(super) fn baseline(&self) -> Option<&Baseline> {
+        self.baseline.as_ref().map(|plan| &plan.baseline)
+    }
 }
 
 impl Inventory {
     /// The CPU that guests of the cluster get; none: each has its own.
     #[must_use]
     pub fn baseline(&self) -> Option<&Baseline> {
+        self.cluster.baseline()
+    }
+
+    /// The same with how it came to be.
+    #[must_use]
+    pub fn baseline_plan(&self) -> Option<&BaselinePlan> {
         self.cluster.baseline.as_ref()
     }
 
@@ -47,13 +89,28 @@ impl Inventory {
     /// told what CPU its guests can have, or it is not known.
     #[must_use]
     pub fn lacks_of_baseline(&self, host: &str) -> Option<CpuFeatures> {
-        let cpu = self.host_info(host)?.cpu.as_ref()?;
-        Some(self.baseline().map(|baseline| cpu.lacks_of(baseline)).unwrap_or_default())
+        let host = self.hosts.get(host)?;
+        host.info.as_ref()?.cpu.as_ref()?;
+        Some(host.lacks.clone())
     }
 
-    /// Sets the CPU that guests of the cluster get.
-    pub fn plan_baseline(&mut self, baseline: Option<Baseline>) {
-        self.cluster.baseline = baseline;
+    /// Sets the CPU that guests of the cluster get. Hosts that fall short of it otherwise than before are told.
+    pub fn plan_baseline(&mut self, plan: Option<BaselinePlan>) -> Vec<Change> {
+        if self.cluster.baseline == plan {
+            return Vec::new();
+        }
+        let mut changes = vec![match &plan {
+            Some(plan) => Change::CpuBaseline(Box::new(plan.told())),
+            None => Change::CpuBaselineGone,
+        }];
+        self.cluster.baseline = plan;
+        let baseline = self.cluster.baseline();
+        for (name, host) in &mut self.hosts {
+            if host.compare(baseline) {
+                changes.push(Change::Host(Box::new(host.summary(name))));
+            }
+        }
+        changes
     }
 
     /// Rules about where VMs may be, by name.
@@ -92,40 +149,36 @@ impl Inventory {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::{HostEvent, HostInfo};
-    use serde_json::json;
+    use godwit_api::HostEvent;
 
     use super::*;
-    use crate::inventory::HostPlan;
-
-    fn host(name: &str, features: &[&str]) -> HostInfo {
-        let cpu = json!({
-            "vendor": "GenuineIntel", "name": "Xeon", "accel": "kvm", "features": features, "models": ["Nehalem-v1", "max"],
-            "generations": { "Nehalem-v1": { "features": ["lm", "pni"] } },
-        });
-        let info = json!({
-            "name": name, "version": "0.5.0", "kernel": "6.18", "cpu": cpu, "memory_available_bytes": 0, "memory_committed_bytes": 0,
-            "huge_pages": true, "migration_addresses": [], "networks": {}, "peers": {}, "vms": 0,
-        });
-        serde_json::from_value(info).unwrap()
-    }
+    use crate::rig::{baseline, cpu, host, put_host};
 
     #[test]
     fn a_host_that_has_told_its_cpu_meets_the_baseline_or_lacks_some_of_it() {
         let mut inventory = Inventory::default();
-        for (name, features) in [("a", &["lm", "pni", "aes"][..]), ("b", &["lm", "pni"])] {
-            inventory.plan_host(name, HostPlan::default());
-            inventory.heard(name, HostEvent::Host(Box::new(host(name, features))), 1);
-        }
-        inventory.plan_host("silent", HostPlan::default());
+        put_host(&mut inventory, host("a", Some(&cpu(&["aes"]))), &[], vec![]);
+        put_host(&mut inventory, host("b", Some(&cpu(&[]))), &[], vec![]);
+        put_host(&mut inventory, host("silent", None), &[], vec![]);
         assert_eq!(inventory.guest_cpu_model(), None);
         assert_eq!(inventory.lacks_of_baseline("b"), Some(CpuFeatures::new()));
-        let features = ["lm", "pni", "aes"].map(str::to_owned).into();
-        inventory.plan_baseline(Some(Baseline { cpu_model: "Nehalem-v1,+aes".to_owned(), features }));
+        let changes = inventory.plan_baseline(Some(baseline("Nehalem-v1,+aes", &["aes"])));
+        // Of the hosts only the one is told that is no longer as it was.
+        let [Change::CpuBaseline(set), Change::Host(short)] = &changes[..] else { panic!("{changes:?}") };
+        assert_eq!((set.cpu_model.as_str(), short.name.as_str()), ("Nehalem-v1,+aes", "b"));
         assert_eq!(inventory.guest_cpu_model(), Some("Nehalem-v1,+aes"));
         assert_eq!(inventory.lacks_of_baseline("a"), Some(CpuFeatures::new()));
         assert_eq!(inventory.lacks_of_baseline("b"), Some(["aes".to_owned()].into()));
         assert_eq!(inventory.lacks_of_baseline("silent"), None);
         assert_eq!(inventory.lacks_of_baseline("nobody"), None);
+        let again = inventory.plan_baseline(Some(baseline("Nehalem-v1,+aes", &["aes"])));
+        assert_eq!(again, []);
+        // A host whose agent tells another CPU, as after an update, is judged anew.
+        inventory.heard("b", HostEvent::Host(Box::new(host("b", Some(&cpu(&["aes"]))))), 2);
+        assert!(inventory.host_summary("b").unwrap().lacks_of_baseline.is_empty());
+        inventory.heard("silent", HostEvent::Host(Box::new(host("silent", Some(&cpu(&[]))))), 2);
+        assert_eq!(inventory.host_summary("silent").unwrap().lacks_of_baseline, ["aes".to_owned()].into());
+        let cleared = inventory.plan_baseline(None);
+        assert_eq!((&cleared[0], cleared.len()), (&Change::CpuBaselineGone, 2));
     }
 }

@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 use godwit_api::control::{Change, HostState, HostSummary, ManagedHost, ManagedVm, PlannedPower, VmSummary};
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
+use godwit_qemu::{Baseline, CpuFeatures};
 
+pub use cluster::BaselinePlan;
 pub(crate) use cluster::RuleFilter;
 pub(crate) use seen::{SeenHost, SeenVm};
 pub use select::{Cursor, HostFilter, VmFilter};
@@ -60,6 +62,8 @@ struct Host {
     /// Why it is away.
     reason: Option<String>,
     info: Option<Arc<HostInfo>>,
+    /// What it lacks of the cluster's baseline, by `info`.
+    lacks: CpuFeatures,
     /// Of the other hosts that its agent knows; `info` has none of them, as each host would have all.
     peers_digest: Option<u64>,
     heard_unix_ms: Option<u64>,
@@ -87,6 +91,7 @@ impl Host {
             state: HostState::Unknown,
             reason: None,
             info: None,
+            lacks: CpuFeatures::new(),
             peers_digest: None,
             heard_unix_ms: None,
             vms: BTreeSet::new(),
@@ -110,7 +115,17 @@ impl Host {
             memory_committed_bytes: info.map_or(0, |info| info.memory_committed_bytes),
             moves_out: self.moves_out,
             moves_in: self.moves_in,
+            lacks_of_baseline: self.lacks.clone(),
         }
+    }
+
+    /// Compares what it gives to guests with the cluster's baseline; whether that came out otherwise than before.
+    fn compare(&mut self, baseline: Option<&Baseline>) -> bool {
+        let cpu = self.info.as_ref().and_then(|info| info.cpu.as_ref());
+        let lacks = cpu.zip(baseline).map(|(cpu, baseline)| cpu.lacks_of(baseline)).unwrap_or_default();
+        let is_news = self.lacks != lacks;
+        self.lacks = lacks;
+        is_news
     }
 }
 
@@ -209,7 +224,11 @@ impl Inventory {
                 let peers = std::mem::take(&mut info.peers);
                 let peers = peers.iter().map(|(name, address)| (name.as_str(), address.as_str()));
                 host.peers_digest = Some(crate::naming::digest(peers));
+                let same_cpu = host.info.as_ref().is_some_and(|before| before.cpu == info.cpu);
                 host.info = Some(Arc::from(info));
+                if !same_cpu {
+                    host.compare(self.cluster.baseline());
+                }
                 vec![Change::Host(Box::new(host.summary(name)))]
             }
             HostEvent::Vm(info) => {
@@ -379,6 +398,11 @@ impl Inventory {
         let info = VmInfo::clone(vm.main()?);
         let also_at = vm.at.keys().filter(|host| **host != info.host).cloned().collect();
         Some(ManagedVm { summary, planned: vm.plan.as_ref().map(|plan| plan.power), info, also_at })
+    }
+
+    /// Every VM that a host tells of, as the host tells it that runs it, or else has the most of it.
+    pub fn all_vms(&self) -> impl Iterator<Item = &Arc<VmInfo>> {
+        self.vms.values().filter_map(Vm::main)
     }
 
     /// The VMs whose host this is, as it tells them.

@@ -68,11 +68,10 @@ pub(super) fn baseline(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
         return Found::pass("the cluster has none");
     };
     let Some(info) = to.info else { return untold(to.name) };
-    let Some(cpu) = &info.cpu else {
+    let (Some(_), Some(lacking)) = (&info.cpu, subject.inventory.lacks_of_baseline(to.name)) else {
         let evidence = format!("host {} does not say what CPU guests can have", to.name);
         return Found::unknown(evidence, "see `godwit host show` there");
     };
-    let lacking = cpu.lacks_of(baseline);
     if lacking.is_empty() {
         return Found::pass(format!("host {} has all of {}", to.name, baseline.cpu_model));
     }

@@ -32,6 +32,10 @@ pub(super) enum Came {
 #[derive(Clone, Debug)]
 pub(super) struct Joining(pub(super) String);
 
+/// Among the extensions of an answer to a request that could have changed something and has only been looked at what it would.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OnlyLooked;
+
 impl Came {
     /// A server that says nothing of its connections is taken for none of root's.
     fn of(request: &Request) -> Came {
@@ -139,7 +143,8 @@ fn note(
     let problem = response.extensions().get::<Problem>();
     let kept_out = problem
         .is_some_and(|problem| matches!(problem.code, ProblemCode::Unauthenticated | ProblemCode::Forbidden));
-    let only_looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    let only_looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+        || response.extensions().get::<OnlyLooked>().is_some();
     if only_looks && !kept_out {
         return;
     }

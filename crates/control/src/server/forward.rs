@@ -32,7 +32,7 @@ const FROM_SOCKET: HeaderValue = HeaderValue::from_static("socket");
 /// How long a manager that has just become the leader may take until it answers as one.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether a manager that does not lead passes such a request on: it knows hosts, VMs, rules and the cluster as a whole by itself, and else nothing.
+/// Whether a manager that does not lead passes such a request on: it knows hosts, VMs, rules, the baseline and the cluster as a whole by itself, and else nothing.
 /// What it refuses for want of a token or a role it passes on as well: that is for the audit log, and a token may be newer than it knows.
 pub(super) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>) -> bool {
     match refused.map(|problem| problem.code) {
@@ -44,8 +44,8 @@ pub(super) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>)
     let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let is_known = match parts[..] {
         ["healthz" | "metrics"] | ["api", "openapi.json"] => true,
-        ["api", "v1", "cluster" | "hosts" | "vms" | "rules" | "networks" | "datastores"]
-        | ["api", "v1", "hosts" | "vms" | "rules", _] => looks,
+        ["api", "v1", "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores"]
+        | ["api", "v1", "hosts" | "vms" | "rules" | "cpu-baseline", _] => looks,
         ["api", "v1", ..] => false,
         // The console's files, and what nobody answers.
         _ => looks,
@@ -174,6 +174,9 @@ mod tests {
             (Method::GET, "/api/v1/networks", false),
             (Method::GET, "/api/v1/datastores", false),
             (Method::GET, "/api/v1/rules", false),
+            (Method::GET, "/api/v1/cpu-baseline", false),
+            (Method::GET, "/api/v1/cpu-baseline/vms", false),
+            (Method::PUT, "/api/v1/cpu-baseline", true),
             (Method::GET, "/api/v1/rules/db-apart", false),
             (Method::GET, "/api/openapi.json", false),
             (Method::GET, "/healthz", false),

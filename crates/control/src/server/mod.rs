@@ -5,6 +5,9 @@
 mod access;
 mod admit;
 mod answer;
+mod baseline;
+#[cfg(test)]
+mod baseline_tests;
 mod drains;
 mod events;
 mod examples;
@@ -59,6 +62,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
         (name = "moves", description = "Moves: what was asked for, what waits for what, what became of it"),
         (name = "drains", description = "Hosts that are emptied: a target for each VM, an ETA, what stays and why"),
         (name = "rules", description = "Rules about where VMs may be, and whether they are kept"),
+        (name = "cpu-baseline", description = "The CPU that guests of the cluster get, so that each of them can go to each host"),
         (name = "access", description = "Tokens, and who did what"),
     )
 )]
@@ -85,6 +89,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .merge(preflight::routes())
         .merge(drains::routes())
         .merge(rules::routes())
+        .merge(baseline::routes())
         .merge(access::routes())
         .merge(join::routes())
         .merge(events::routes())

@@ -4,7 +4,6 @@ use godwit_api::control::{
     CreateManagedVm, HostState, HostedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role,
 };
 use godwit_fleet::{Fleet, FleetPlan};
-use godwit_qemu::{Baseline, CpuFeatures};
 use serde_json::{Value, json};
 
 use crate::access::Caller;
@@ -223,11 +222,6 @@ async fn many_at_once_are_spread_and_of_one_name_one_is_made() {
     assert_eq!(cluster.at("web").len(), 1);
 }
 
-fn baseline(model: &str, features: &[&str]) -> Baseline {
-    let features: CpuFeatures = features.iter().map(|name| (*name).to_owned()).collect();
-    Baseline { cpu_model: model.to_owned(), features }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_gets_the_baseline_and_one_with_more_is_refused() {
     let cluster = Cluster::begin(1, 0).await;
@@ -237,7 +231,7 @@ async fn a_vm_gets_the_baseline_and_one_with_more_is_refused() {
     let all = cluster.inventory(|all| all.host_info("host-0000").unwrap().cpu.clone().unwrap().features);
     let less: Vec<&str> = all.iter().map(String::as_str).filter(|name| *name != "avx2").collect();
     cluster.change(|all| {
-        all.plan_baseline(Some(baseline("Westmere-v1,-avx2", &less)));
+        all.plan_baseline(Some(crate::rig::baseline("Westmere-v1,-avx2", &less)));
         None
     });
     let made: HostedVm = cluster.root(Method::POST, VMS, Some(web())).await.read();

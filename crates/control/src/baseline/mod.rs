@@ -1,0 +1,266 @@
+//! The cluster's CPU baseline, as an operator sets it (docs/cpu.md). What a baseline is, is `godwit_qemu`'s to say; what it keeps VMs from,
+//! preflight's and placement's.
+
+mod record;
+mod seen;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use godwit_api::control::{
+    BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, Check, CheckName, CpuBaselineChange,
+    CpuBaselineInfo, Page, Problem, ProblemCode, SetCpuBaseline, Verdict,
+};
+use godwit_qemu::{Baseline, CpuModel};
+use tokio::time::timeout;
+
+use crate::access::Caller;
+use crate::inventory::{BaselinePlan, Cursor};
+use crate::manager::{Manager, check_name};
+use crate::preflight::some;
+use crate::state::now_unix_ms;
+use crate::store::Transaction;
+use crate::words::Names;
+
+pub(crate) use record::{BASELINE, ID, SavedBaseline};
+use seen::{Seen, told_common};
+
+/// The longest name of a baseline, with all of its features.
+const MOST_MODEL_BYTES: usize = 2048;
+/// The most hosts that are named as those that may fall short.
+const MOST_WITHOUT: usize = 256;
+/// VMs that a change names, and hosts that a refusal does.
+const NAMED_VMS: usize = 100;
+const NAMED_HOSTS: usize = 16;
+/// How long an agent may take to say what CPU it has, when its host is added.
+const ASK_LIMIT: Duration = Duration::from_secs(3);
+
+impl Manager {
+    /// The baseline, and every host against it.
+    pub(crate) async fn cpu_baseline(&self) -> Result<CpuBaselineInfo, Problem> {
+        let (seen, plan) = self.seen_cpus();
+        apart(move || {
+            let (common, no_common) = match seen.common(&[]) {
+                Ok(common) => (Some(told_common(&common)), None),
+                Err(error) => (None, Some(format!("{error} ({})", error.mend()))),
+            };
+            let baseline = plan.as_ref().map(|plan| &plan.baseline);
+            CpuBaselineInfo {
+                hosts: seen.hosts(baseline),
+                common,
+                no_common,
+                named: seen.choices(),
+                must_restart_count: baseline.map_or(0, |baseline| seen.restarts(baseline).len() as u64),
+                baseline: plan.as_ref().map(BaselinePlan::told),
+            }
+        })
+        .await
+    }
+
+    /// VMs that run with another CPU than the baseline's, by name.
+    pub(crate) async fn cpu_baseline_vms(&self, cursor: Cursor) -> Result<Page<BaselineVm>, Problem> {
+        let (seen, plan) = self.seen_cpus();
+        apart(move || {
+            let all = plan.map(|plan| seen.restarts(&plan.baseline)).unwrap_or_default();
+            let total = all.len() as u64;
+            let behind = |vm: &BaselineVm| cursor.behind.as_ref().is_none_or(|behind| vm.vm > *behind);
+            let mut items: Vec<_> = all.into_iter().filter(behind).take(cursor.limit + 1).collect();
+            let has_more = items.len() > cursor.limit;
+            items.truncate(cursor.limit);
+            let next = items.last().filter(|_| has_more).map(|last| last.vm.clone());
+            Page { items, total, next }
+        })
+        .await
+    }
+
+    /// Sets the baseline, or with `plan_only` tells what it would mean. Running guests keep what they have.
+    ///
+    /// # Errors
+    /// [`ProblemCode::BaselineUnmet`]: a host in use falls short of it and is not named as one that may. Nothing is changed then.
+    pub(crate) async fn set_cpu_baseline(
+        &self,
+        request: SetCpuBaseline,
+        plan_only: bool,
+        caller: &Caller,
+    ) -> Result<CpuBaselineChange, Problem> {
+        let leading = self.leading()?;
+        check_request(&request)?;
+        let (seen, _) = self.seen_cpus();
+        let set_by = caller.name.clone();
+        let planned = apart(move || {
+            let plan = plan(&seen, request, set_by)?;
+            let (change, unmet) = meaning(&seen, &plan);
+            Ok::<_, Problem>((plan, change, unmet))
+        });
+        let (plan, change, unmet) = planned.await??;
+        if plan_only {
+            return Ok(CpuBaselineChange { refused: unmet.map(|problem| problem.detail), ..change });
+        }
+        unmet.map_or(Ok(()), Err)?;
+        let keeper = &leading.keeper;
+        let write = keeper.put(Transaction::new(), BASELINE, ID, &SavedBaseline::from(&plan))?;
+        keeper.write(BASELINE.key(ID), write).await?;
+        self.state.change(|inventory| inventory.plan_baseline(Some(plan)));
+        Ok(CpuBaselineChange { set: true, ..change })
+    }
+
+    /// The cluster has no baseline any more. Running guests keep what they have.
+    pub(crate) async fn clear_cpu_baseline(&self) -> Result<(), Problem> {
+        let leading = self.leading()?;
+        if self.state.inventory().baseline().is_none() {
+            let detail = "the cluster has no CPU baseline";
+            return Err(Problem::new(
+                ProblemCode::NotFound,
+                detail,
+                "see `godwit control cpu-baseline show`",
+            ));
+        }
+        leading.keeper.remove(BASELINE, ID).await?;
+        self.state.change(|inventory| inventory.plan_baseline(None));
+        Ok(())
+    }
+
+    /// Refuses a host that says what CPU it has, and falls short of the baseline. One that does not answer is judged when it is heard.
+    pub(crate) async fn check_new_host(&self, name: &str, address: &str) -> Result<(), Problem> {
+        let client = self.hosts().client(name, address)?;
+        let Some(baseline) = self.state.inventory().baseline().cloned() else { return Ok(()) };
+        let Ok(Ok(info)) = timeout(ASK_LIMIT, client.host()).await else { return Ok(()) };
+        let lacks = info.cpu.map(|cpu| cpu.lacks_of(&baseline)).unwrap_or_default();
+        if lacks.is_empty() {
+            return Ok(());
+        }
+        let evidence = falls_short(name, &baseline.cpu_model, &some(&lacks));
+        let mend = "take a lower baseline first (`godwit control cpu-baseline set`), or leave the host out";
+        let check = Check {
+            name: CheckName::CpuBaseline,
+            verdict: Verdict::Fail,
+            evidence: evidence.clone(),
+            mend: mend.to_owned(),
+        };
+        Err(Problem { checks: Box::new([check]), ..Problem::new(ProblemCode::BaselineUnmet, evidence, mend) })
+    }
+
+    fn seen_cpus(&self) -> (Seen, Option<BaselinePlan>) {
+        let inventory = self.state.inventory();
+        (Seen::of(&inventory), inventory.baseline_plan().cloned())
+    }
+}
+
+/// Works something out that takes some time with very many hosts.
+async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        let detail = format!("what was asked can't be worked out: {error}");
+        Problem::new(ProblemCode::ManagerFailed, detail, "see the manager's log")
+    })
+}
+
+fn falls_short(host: &str, cpu_model: &str, lacks: &str) -> String {
+    format!("host {host} falls short of {cpu_model}: it lacks {lacks}")
+}
+
+fn wrong(detail: impl Into<String>, mend: impl Into<String>) -> Problem {
+    Problem::new(ProblemCode::InvalidRequest, detail, mend)
+}
+
+fn check_request(request: &SetCpuBaseline) -> Result<(), Problem> {
+    let SetCpuBaseline { model, without } = request;
+    let may_stand = |letter: char| letter.is_ascii_alphanumeric() || "=,+-._".contains(letter);
+    if model.is_empty() || model.len() > MOST_MODEL_BYTES || !model.chars().all(may_stand) {
+        let mend = "write `computed`, a level of the psABI or a model as QEMU's -cpu takes it";
+        return Err(wrong("that can't be a CPU model", mend));
+    }
+    let settings = CpuModel::parse(model).settings;
+    // Others change what is checked (`enforce`), or are no part of what a host is compared by.
+    let other = settings.keys().find(|name| !matches!(name.as_str(), "vendor" | "min-level"));
+    if let Some(setting) = other {
+        let detail = format!("\"{setting}\" is no feature of a baseline");
+        return Err(wrong(detail, "give features alone, as +avx2 or -avx2, and a model in a version"));
+    }
+    if without.len() > MOST_WITHOUT {
+        return Err(wrong(
+            format!("{} hosts that may fall short", without.len()),
+            format!("{MOST_WITHOUT} at most"),
+        ));
+    }
+    without.iter().try_for_each(|host| check_name(host))
+}
+
+/// What is asked for, as it would be set.
+fn plan(seen: &Seen, request: SetCpuBaseline, set_by: String) -> Result<BaselinePlan, Problem> {
+    let SetCpuBaseline { model, mut without } = request;
+    without.sort_unstable();
+    without.dedup();
+    if let Some(host) = without.iter().find(|host| !seen.has_host(host)) {
+        return Err(crate::hosts::no_host(host));
+    }
+    let baseline = if model == COMPUTED_BASELINE {
+        let common = seen.common(&without);
+        common
+            .map_err(|error| Problem::new(ProblemCode::WrongState, error.to_string(), error.mend()))?
+            .baseline
+    } else {
+        seen.named(&model).ok_or_else(|| unknown_name(seen, &model))?
+    };
+    Ok(BaselinePlan { baseline, asked: model, without, set_unix_ms: now_unix_ms(), set_by })
+}
+
+fn unknown_name(seen: &Seen, model: &str) -> Problem {
+    let names = seen.known_names();
+    if names.is_empty() {
+        let detail =
+            format!("no host has told yet what CPU guests can have, so nobody knows what {model} holds");
+        return Problem::new(ProblemCode::WrongState, detail, "wait until an agent is heard");
+    }
+    let detail = format!("no host says what CPU model {model} holds");
+    wrong(detail, format!("take `computed`, or one of {names}"))
+}
+
+/// What a baseline means, and why it is not to be set; none: it may.
+fn meaning(seen: &Seen, plan: &BaselinePlan) -> (CpuBaselineChange, Option<Problem>) {
+    let hosts = seen.hosts(Some(&plan.baseline));
+    let with = |fit: BaselineFit| move |host: &&BaselineHost| host.fit == Some(fit);
+    let falls_short: Vec<BaselineHost> =
+        hosts.iter().filter(with(BaselineFit::FallsShort)).cloned().collect();
+    let unknown = hosts.iter().filter(with(BaselineFit::Unknown)).map(|host| host.host.clone());
+    let in_use = |host: &&BaselineHost| seen.is_in_use(&host.host) && !plan.without.contains(&host.host);
+    let unmet = unmet(&plan.baseline, &falls_short.iter().filter(in_use).collect::<Vec<_>>());
+    let mut must_restart = seen.restarts(&plan.baseline);
+    let must_restart_count = must_restart.len() as u64;
+    must_restart.truncate(NAMED_VMS);
+    let change = CpuBaselineChange {
+        set: false,
+        baseline: plan.told(),
+        refused: None,
+        unknown: unknown.collect(),
+        falls_short,
+        must_restart_count,
+        must_restart,
+    };
+    (change, unmet)
+}
+
+/// Why a baseline is not set of which these hosts fall short.
+fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
+    let first = hosts.first()?;
+    let names: Vec<String> = hosts.iter().take(NAMED_HOSTS).map(|host| host.host.clone()).collect();
+    let evidence = |host: &BaselineHost| falls_short(&host.host, &baseline.cpu_model, &some(&host.lacks));
+    let others = match hosts.len() {
+        1 => String::new(),
+        count => format!(" (and {} more hosts)", count - 1),
+    };
+    let mend = format!(
+        "take a lower one (`computed` is what all hosts have), or say that no VM need go to {}: --without {}",
+        Names(&names, hosts.len()),
+        first.host
+    );
+    let check = |host: &&BaselineHost| Check {
+        name: CheckName::CpuBaseline,
+        verdict: Verdict::Fail,
+        evidence: evidence(host),
+        mend: "take a lower one, or name the host as one that may fall short".to_owned(),
+    };
+    let checks = hosts.iter().take(NAMED_HOSTS).map(check).collect();
+    let detail = format!("{}{others}", evidence(first));
+    Some(Problem { checks, ..Problem::new(ProblemCode::BaselineUnmet, detail, mend) })
+}

@@ -1,0 +1,44 @@
+//! The baseline as it is saved.
+
+use godwit_qemu::{Baseline, CpuFeatures};
+use serde::{Deserialize, Serialize};
+
+use crate::inventory::BaselinePlan;
+use crate::store::records::{Record, Table};
+
+pub(crate) const BASELINE: Table<SavedBaseline> = Table::new();
+/// A cluster has one.
+pub(crate) const ID: &str = "cluster";
+
+/// The cluster's CPU baseline. Its features are saved with it: what a model holds hosts say, and they come and go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedBaseline {
+    cpu_model: String,
+    features: CpuFeatures,
+    asked: String,
+    without: Vec<String>,
+    set_unix_ms: u64,
+    set_by: String,
+}
+
+impl Record for SavedBaseline {
+    const KIND: &'static str = "cpu-baseline";
+    const PREFIX: &'static str = "cpu-baseline/";
+    const VERSION: u32 = 1;
+}
+
+impl From<&BaselinePlan> for SavedBaseline {
+    fn from(plan: &BaselinePlan) -> SavedBaseline {
+        let BaselinePlan { baseline, asked, without, set_unix_ms, set_by } = plan.clone();
+        let Baseline { cpu_model, features } = baseline;
+        SavedBaseline { cpu_model, features, asked, without, set_unix_ms, set_by }
+    }
+}
+
+impl From<SavedBaseline> for BaselinePlan {
+    fn from(saved: SavedBaseline) -> BaselinePlan {
+        let SavedBaseline { cpu_model, features, asked, without, set_unix_ms, set_by } = saved;
+        BaselinePlan { baseline: Baseline { cpu_model, features }, asked, without, set_unix_ms, set_by }
+    }
+}
