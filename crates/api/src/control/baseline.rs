@@ -170,7 +170,7 @@ pub struct BaselineVm {
 pub struct SetCpuBaseline {
     /// `computed`: what the hosts have in common; or a level of the psABI (`x86-64-v2`), or a model of QEMU's in a version, with
     /// `,+feature` and `,-feature` behind it.
-    #[schema(min_length = 1, max_length = 2048)]
+    #[schema(min_length = 1, max_length = 2048, pattern = "^[A-Za-z0-9=,+._-]+$")]
     pub model: String,
     /// Hosts in use that may fall short of it: no VM is moved there from then on. `computed` leaves them out.
     #[serde(default)]
