@@ -51,6 +51,13 @@ done
 while read -r host; do ask -d "$host" http://localhost/api/v1/hosts > /dev/null; done < "$dir/hosts"
 token=$(ask -d '{"name":"schemathesis","role":"admin"}' http://localhost/api/v1/tokens | sed 's/.*"token":"\([^"]*\)".*/\1/')
 
+tries=0
+until ask 'http://localhost/api/v1/vms?limit=1' | grep -q '"total":200'; do
+  tries=$((tries + 1))
+  [ "$tries" -lt 300 ] || { echo "the manager does not know the VMs of its hosts"; cat "$dir/log"; exit 1; }
+  sleep 0.1
+done
+
 # What is there is asked for beside what is invented.
 names() { ask "http://localhost/api/v1/$1?limit=50" | grep -o '"name":"[^"]*","'"$2"'":' | cut -d '"' -f 4 | sed 's/.*/"&",/' | tr -d '\n'; }
 made() { ask -d "$2" "http://localhost/api/v1/$1" | grep -o '"id":"[^"]*"' | head -n 1 | cut -d '"' -f 4 | sed 's/.*/"&",/'; }

@@ -194,10 +194,11 @@ pub(crate) enum PkiCommand {
         #[arg(long, value_name = "DAYS", default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36500))]
         days: u32,
     },
-    /// Issue a host's certificate, or an operator's
+    /// Issue a host's certificate, an operator's, or one for monitoring
     #[command(after_help = "Examples:
   godwit pki issue a --address 10.77.0.11 --address fd77::11 --dir /etc/godwit/pki
-  godwit pki issue admin --operator --days 30 --dir /etc/godwit/pki")]
+  godwit pki issue admin --operator --days 30 --dir /etc/godwit/pki
+  godwit pki issue prometheus --monitor --dir /etc/godwit/pki")]
     Issue {
         /// What the configurations call the host
         name: String,
@@ -209,6 +210,9 @@ pub(crate) enum PkiCommand {
         /// For a person or a program that may do everything, not for a host
         #[arg(long)]
         operator: bool,
+        /// For Prometheus: it may read the hosts' metrics, and nothing else
+        #[arg(long, conflicts_with = "operator")]
+        monitor: bool,
         /// How long it is good for
         #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
         days: u32,

@@ -18,8 +18,12 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
                 format!("made {}: every host needs a copy; ca.key beside it stays here", path.display())
             })?;
         }
-        PkiCommand::Issue { name, place, addresses, operator, days } => {
-            let role = if operator { Role::Operator } else { Role::Host };
+        PkiCommand::Issue { name, place, addresses, operator, monitor, days } => {
+            let role = match (operator, monitor) {
+                (true, _) => Role::Operator,
+                (_, true) => Role::Monitor,
+                _ => Role::Host,
+            };
             let issued = Authority::open(&place.dir)?.issue(&Grant { name, role, addresses, days })?;
             tell(&issued, output)?;
         }
@@ -57,6 +61,7 @@ fn role(role: Role) -> &'static str {
     match role {
         Role::Host => "host",
         Role::Operator => "operator",
+        Role::Monitor => "monitor",
     }
 }
 

@@ -1,5 +1,6 @@
 //! The agents of the hosts, as the manager speaks to them.
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use godwit_api::control::{Problem, ProblemCode};
@@ -60,9 +61,8 @@ fn is_plain(address: &str) -> bool {
     let Some((_, authority)) = address.split_once("://") else { return false };
     let Some((name, port)) = authority.rsplit_once(':') else { return false };
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let is_ip6 = |byte: u8| byte.is_ascii_hexdigit() || b":.".contains(&byte);
     let is_host = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
-        Some(inner) => !inner.is_empty() && inner.bytes().all(is_ip6),
+        Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
         None => !name.is_empty() && name.bytes().all(is_name),
     };
     // No port begins with 0, nor is it 0.
@@ -99,6 +99,8 @@ mod tests {
             "https://a:080",
             "https://:1",
             "https://[]:1",
+            "https://[ee4]:1",
+            "https://[1::2::3]:1",
         ] {
             assert!(!is_plain(bad), "{bad}");
         }

@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
+use crate::metrics::Metrics;
 use crate::migration::{IncomingMigrations, PageIns};
 use crate::migrations::Migrations;
 use crate::peers::Peers;
@@ -105,6 +106,16 @@ impl Agent {
     #[must_use]
     pub fn migrations(&self) -> &Migrations {
         &self.migrations
+    }
+
+    /// What is measured of this host.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        self.migrations.metrics()
+    }
+
+    /// The hosts that VMs can be moved to.
+    pub(crate) fn peer_names(&self) -> impl Iterator<Item = String> {
+        self.peers.all().into_keys()
     }
 
     /// The migrations that arrive or arrived at this host.

@@ -18,6 +18,7 @@ mod lanes_seen;
 mod limits;
 mod load;
 mod memory;
+mod metrics;
 pub mod migration;
 mod migrations;
 mod network;

@@ -10,6 +10,8 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::{Bandwidth, BandwidthPoint, EngineKind, Phase, Progress, Report};
 use tokio::sync::watch;
 
+use crate::metrics::Metrics;
+
 /// Finished migrations that are remembered.
 const HISTORY: usize = 256;
 
@@ -18,6 +20,7 @@ const HISTORY: usize = 256;
 pub struct Migrations {
     all: Mutex<VecDeque<Arc<Entry>>>,
     count: AtomicU64,
+    metrics: Metrics,
 }
 
 #[derive(Debug)]
@@ -191,8 +194,21 @@ impl Migrations {
             let end = BandwidthPoint { ms: report.migration_time_ms, bytes: report.wire_bytes };
             let bandwidth = lock(&entry.bandwidth).end(end);
             let report = Report { bandwidth, ..report };
+            self.metrics.ended(&report);
             entry.report.send_replace(Some(report));
         }
+    }
+
+    /// What is measured of them, and of their host.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// How far those are that run, by VM.
+    pub(crate) fn running(&self) -> Vec<(String, Progress)> {
+        let all = self.lock();
+        let running = all.iter().filter(|entry| entry.report.borrow().is_none());
+        running.map(|entry| (entry.vm.clone(), entry.progress.borrow().clone())).collect()
     }
 
     /// All of them, the newest first.

@@ -75,6 +75,11 @@ impl Probes {
         Ok(Turn(Arc::clone(&self.under_way)))
     }
 
+    /// Whether a probe leaves from this host or comes to it.
+    pub(crate) fn runs(&self) -> bool {
+        lock(&self.under_way).is_some()
+    }
+
     /// A VM begins to leave or to arrive, and waits for no probe: one that is under way ends, since both would tell and do less.
     pub(crate) fn give_way(&self, vm: &str) {
         if let Some(cancel) = &*lock(&self.outgoing) {

@@ -7,6 +7,7 @@ mod support;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
+use axum::body::{Body, Bytes, to_bytes};
 use godwit_api::{
     Client, CreateVm, Endpoint, ErrorCode, LimitOf, Limits, MigrationEvent, MigrationRequest, RateLimit,
     Resolve, VmState,
@@ -16,6 +17,7 @@ use godwit_migration::handover::Known;
 use godwit_migration::{Outcome, Report};
 use godwit_pki::{Authority, Grant, Identity, Issued, Role};
 use godwit_qemu::{AccelProbe, ResolvedSpec, VmSpec};
+use http::{HeaderMap, Method, StatusCode};
 use support::{TestHost, until};
 
 /// An agent, and a VM "web" that it runs.
@@ -96,6 +98,14 @@ fn client_of(authority: &Authority, shown: &Issued, to: SocketAddr, host: &str) 
     Client::secure(Endpoint::Tls(to.to_string()), &identity, host)
 }
 
+async fn metrics(client: &Client) -> (StatusCode, String) {
+    let (headers, none) = (HeaderMap::new(), Bytes::new());
+    let answer = client.pass_on(Method::GET, "/metrics", headers, none).await.unwrap();
+    let status = answer.status();
+    let body = to_bytes(Body::new(answer.into_body()), 1 << 20).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
 #[test]
 fn a_certificate_tells_who_may_what() {
     let Some(mut host) = TestHost::new() else { return };
@@ -104,6 +114,7 @@ fn a_certificate_tells_who_may_what() {
     let authority = protect(&mut host);
     let foreign = Authority::create(&host.path().join("foreign"), "test", 30).unwrap();
     let (b, admin) = (issue(&authority, "b", Role::Host), issue(&authority, "admin", Role::Operator));
+    let monitor = issue(&authority, "prometheus", Role::Monitor);
     let stranger = issue(&foreign, "b", Role::Host);
     let spec = host.spec("web");
     host.with_agent(async |_| {
@@ -121,6 +132,17 @@ fn a_certificate_tells_who_may_what() {
             let refused = refused.unwrap_err();
             assert!(refused.code().is_none(), "{refused}");
         }
+        // Who monitors reads the metrics, and nothing else; a host does not.
+        let monitor = client_of(&authority, &monitor, address, "a");
+        assert_eq!(monitor.host().await.unwrap_err().code(), Some(ErrorCode::Forbidden));
+        let (status, text) = metrics(&monitor).await;
+        assert_eq!(status, StatusCode::OK);
+        for line in [r#"godwit_host_vms{state="stopped"} 1"#, r#"godwit_host_migrations{phase="pre-copy"} 0"#]
+        {
+            assert!(text.lines().any(|told| told == line), "{text}");
+        }
+        assert!(text.contains("godwit_host_memory_total_bytes ") && !text.contains("web"), "{text}");
+        assert_eq!(metrics(&from_b).await.0, StatusCode::FORBIDDEN);
         // A host speaks for itself alone.
         let qemu = godwit_qemu::inspect("/usr/bin/qemu-system-x86_64", None).await.unwrap();
         let accel = AccelProbe { kvm: false, reason: String::new() };

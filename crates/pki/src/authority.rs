@@ -195,8 +195,11 @@ fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     params.distinguished_name.push(DnType::OrganizationalUnitName, grant.role.unit());
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    // Who only asks passes for no host, whatever its name.
+    if grant.role != Role::Monitor {
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+    }
     (params.not_before, params.not_after) = validity(grant.days);
     Ok(params)
 }

@@ -19,6 +19,8 @@ pub enum Role {
     Host,
     /// An operator: everything.
     Operator,
+    /// Who monitors: read the metrics of hosts.
+    Monitor,
 }
 
 impl Role {
@@ -27,11 +29,12 @@ impl Role {
         match self {
             Role::Host => "godwit host",
             Role::Operator => "godwit operator",
+            Role::Monitor => "godwit monitor",
         }
     }
 
     fn of_unit(unit: &str) -> Option<Role> {
-        [Role::Host, Role::Operator].into_iter().find(|role| role.unit() == unit)
+        [Role::Host, Role::Operator, Role::Monitor].into_iter().find(|role| role.unit() == unit)
     }
 }
 

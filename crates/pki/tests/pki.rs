@@ -64,6 +64,18 @@ fn both_ends_know_each_other() {
 }
 
 #[test]
+fn who_monitors_asks_and_passes_for_no_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, a, _) = made(dir.path());
+    let issued = authority.issue(&Grant { role: Role::Monitor, ..grant("prometheus") }).unwrap();
+    assert_eq!(describe(&issued.certificate).unwrap().role, Role::Monitor);
+    let monitor = identity(&authority, &issued);
+    let (_, seen) = connect(&monitor, &a, "a").unwrap();
+    assert_eq!(seen, Peer { name: "prometheus".into(), role: Role::Monitor });
+    connect(&a, &monitor, "prometheus").unwrap_err();
+}
+
+#[test]
 fn another_host_and_another_authority_are_refused() {
     let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (_, a, b) = made(dir.path());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 use crate::HostInfo;
 
@@ -29,6 +30,32 @@ impl HostState {
             HostState::Away => "away",
         }
     }
+}
+
+/// What an agent's address looks like: a scheme, a name or an IP address, and a port.
+fn any_address(kind: SchemaType) -> Object {
+    const HEX: &str = "[0-9A-Fa-f]{1,4}";
+    const PORT: &str =
+        "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})";
+    // Groups before and behind the `::` of an IPv6 address: seven together.
+    let cut = (1..7).map(|before| format!("({HEX}:){{1,{before}}}(:{HEX}){{1,{}}}", 7 - before));
+    let whole = [format!("({HEX}:){{7}}{HEX}"), format!("({HEX}:){{1,7}}:"), format!(":(:{HEX}){{1,7}}")];
+    let ip6: Vec<String> = whole.into_iter().chain(cut).collect();
+    ObjectBuilder::new()
+        .schema_type(kind)
+        .max_length(Some(255))
+        .pattern(Some(format!(r"^https?://([A-Za-z0-9._-]+|\[({})\]):{PORT}$", ip6.join("|"))))
+        .description(Some("Its agent's address."))
+        .build()
+}
+
+fn address() -> Object {
+    any_address(Type::String.into())
+}
+
+/// The same, or none.
+pub(super) fn optional_address() -> Object {
+    any_address(SchemaType::from_iter([Type::String, Type::Null]))
 }
 
 /// A host in a list.
@@ -103,10 +130,7 @@ pub struct AddHost {
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub name: String,
     /// Its agent's address.
-    #[schema(
-        max_length = 255,
-        pattern = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})$"
-    )]
+    #[schema(schema_with = address)]
     pub address: String,
     /// What rules may name it by.
     #[serde(default)]
@@ -127,10 +151,7 @@ pub struct AddHost {
 #[schema(example = json!({ "labels": { "rack": "r2" }, "maintenance": true }))]
 pub struct UpdateHost {
     /// Its agent's address.
-    #[schema(
-        max_length = 255,
-        pattern = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})$"
-    )]
+    #[schema(schema_with = optional_address)]
     pub address: Option<String>,
     /// All of its labels.
     pub labels: Option<BTreeMap<String, String>>,

@@ -21,10 +21,7 @@ pub struct JoinGrant {
     pub host: String,
     /// Its agent's address; none: the host says it itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(
-        max_length = 255,
-        pattern = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})$"
-    )]
+    #[schema(schema_with = super::hosts::optional_address)]
     pub address: Option<String>,
     /// How long it is good for.
     #[serde(default = "default_minutes")]

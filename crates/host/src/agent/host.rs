@@ -17,6 +17,17 @@ use crate::memory::{self, Promise};
 use crate::network::{link_exists, open_vhost};
 use crate::vm::Begin;
 
+/// Guest memory of a host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryFigures {
+    /// What there would be without any VM.
+    pub(crate) total_bytes: u64,
+    /// What a new VM can get.
+    pub(crate) available_bytes: u64,
+    /// What is promised to VMs that are active.
+    pub(crate) committed_bytes: u64,
+}
+
 impl Agent {
     /// What `GET /v1/host` tells.
     pub async fn host_info(&self) -> Result<HostInfo, ApiError> {
@@ -35,6 +46,7 @@ impl Agent {
             let bridge = network.bridge.clone();
             (name.clone(), NetworkInfo { bridge })
         });
+        let memory = self.memory_figures()?;
         Ok(HostInfo {
             name: self.config.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -50,10 +62,9 @@ impl Agent {
             cpu_problem,
             logical_cores: load::logical_cores(),
             load_average_1min: load::average_1min(),
-            memory_total_bytes: memory::guest_bytes(self.ram.path())
-                .map_err(|error| meminfo_failed(&error))?,
-            memory_available_bytes: self.grantable_bytes(None, self.references.base_bytes())?,
-            memory_committed_bytes: self.promises(None).iter().map(|promise| promise.promised_bytes).sum(),
+            memory_total_bytes: memory.total_bytes,
+            memory_available_bytes: memory.available_bytes,
+            memory_committed_bytes: memory.committed_bytes,
             references: self.references.info(),
             huge_pages: self.ram.huge_pages(),
             migration_addresses: self.config.migration_addresses.clone(),
@@ -258,6 +269,18 @@ impl Agent {
             ),
             "stop or move a VM, give this one less memory, or take another host",
         ))
+    }
+
+    /// Guest memory of this host.
+    ///
+    /// # Errors
+    /// [`ErrorCode::HostFailed`]: the kernel does not say.
+    pub(crate) fn memory_figures(&self) -> Result<MemoryFigures, ApiError> {
+        Ok(MemoryFigures {
+            total_bytes: memory::guest_bytes(self.ram.path()).map_err(|error| meminfo_failed(&error))?,
+            available_bytes: self.grantable_bytes(None, self.references.base_bytes())?,
+            committed_bytes: self.promises(None).iter().map(|promise| promise.promised_bytes).sum(),
+        })
     }
 
     /// Memory for a new VM; `except`: a VM whose own promise does not count; `base_bytes`: taken by what can be dropped.

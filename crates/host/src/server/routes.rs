@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::agent::Agent;
+use crate::metrics;
 use crate::migrations::MigrationWatch;
 use crate::server::{console, follow, limits, log};
 
@@ -31,6 +32,7 @@ pub(super) const MAX_BODY_BYTES: usize = 1 << 20;
 /// Everything the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
     Router::new()
+        .route("/metrics", get(metrics::show))
         .route("/v1/host", get(host))
         .route("/v1/vms", get(list_vms).post(create_vm))
         .route("/v1/vms/{name}", get(show_vm).delete(delete_vm))
@@ -54,6 +56,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(axum::middleware::map_response(tell_too_long))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&agent), metrics::time))
         .with_state(agent)
 }
 

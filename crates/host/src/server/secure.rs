@@ -101,11 +101,14 @@ pub(super) async fn guard(
 }
 
 /// A host hands guests over and asks what became of them, and probes the lanes for that; everything else is an operator's, also what
-/// is not thought of here. Whose guest a host may speak of the requests themselves check: by the name in its certificate, or by an id
+/// is not thought of here. Who monitors reads the metrics alone. Whose guest a host may speak of the requests themselves check: by the name in its certificate, or by an id
 /// that nobody can guess.
 fn may(role: Role, method: &Method, path: &str) -> bool {
     if role == Role::Operator {
         return true;
+    }
+    if role == Role::Monitor {
+        return path == "/metrics" && matches!(*method, Method::GET | Method::HEAD);
     }
     let parts: Vec<&str> = path.split('/').collect();
     match parts[..] {
@@ -130,7 +133,8 @@ mod tests {
         include_str!("../probe.rs"),
     ];
     /// Every request that there is: its path, what it can be asked by, and which of that hosts may.
-    const REQUESTS: [(&str, &str, &str); 31] = [
+    const REQUESTS: [(&str, &str, &str); 32] = [
+        ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
         ("/v1/incoming", "POST", "POST"),
@@ -203,6 +207,8 @@ mod tests {
             for method in [Method::GET, Method::POST, Method::PUT, Method::DELETE, Method::PATCH] {
                 let is_bound = methods(asked_by).contains(method.as_str());
                 assert!(may(Role::Operator, &method, &asked), "{method} {asked}");
+                let monitored = asked == "/metrics" && method == Method::GET;
+                assert_eq!(may(Role::Monitor, &method, &asked), monitored, "{method} {asked}");
                 if is_bound || asked_by.is_empty() {
                     let wanted = hosts.contains(method.as_str());
                     assert_eq!(may(Role::Host, &method, &asked), wanted, "{method} {asked}");

@@ -1,0 +1,516 @@
+//! What the agent measures of its host, for Prometheus (OpenMetrics text). docs/metrics.md lists all of it. Labels are bounded: a VM's name is
+//! one only as long as a migration of it runs from here, and nothing tells what a guest has in its memory.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use godwit_api::ErrorCode;
+use godwit_migration::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
+use http::header::CONTENT_TYPE;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Metric, Registry, Unit};
+use tokio::time::Instant;
+
+use crate::agent::Agent;
+
+type Labels = Vec<(&'static str, String)>;
+type Gauges = Family<Labels, Gauge>;
+type Rates = Family<Labels, Gauge<f64, AtomicU64>>;
+type Counters = Family<Labels, Counter>;
+type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// Everything that is measured. One an agent.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    began: Instant,
+    /// One scrape at a time: what is set anew for one is not cleared by another.
+    scrape: Mutex<()>,
+    now: Now,
+    ended: Ended,
+    requests: Histograms,
+}
+
+/// What is looked up when somebody asks.
+#[derive(Debug, Default)]
+struct Now {
+    uptime: Gauge<f64, AtomicU64>,
+    vms: Gauges,
+    vms_in_doubt: Gauge,
+    memory_total: Gauge,
+    memory_available: Gauge,
+    memory_committed: Gauge,
+    migrations: Gauges,
+    sent: Gauges,
+    remaining: Gauges,
+    rounds: Gauges,
+    bandwidth: Rates,
+    dirty_rate: Rates,
+    page_ins: Gauge,
+    page_in_missing: Gauge,
+    page_ins_cut: Gauge,
+    probe: Gauge,
+    lane_bandwidth: Rates,
+    lane_round_trip: Rates,
+}
+
+/// What is counted as migrations end.
+#[derive(Debug)]
+struct Ended {
+    migrations: Counters,
+    durations: Histograms,
+    switchovers: Histogram,
+    blackouts: Histogram,
+    rounds: Histogram,
+    cuts: Counter,
+    lane_sent: Counters,
+    lane_broken: Counters,
+    throttled: Counter,
+    throttle_faults: Counter,
+    throttle_held: Counter<f64, AtomicU64>,
+    page_in_pages: Counter,
+    page_in_requests: Counter,
+    page_in_waits: Counters,
+}
+
+/// 1 ms to 33 s.
+fn answers() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.0, 16))
+}
+
+/// 0.1 s to 7 h.
+fn migrations() -> Histogram {
+    Histogram::new(exponential_buckets(0.1, 2.0, 19))
+}
+
+impl Default for Ended {
+    fn default() -> Ended {
+        Ended {
+            migrations: Family::default(),
+            durations: Family::new_with_constructor(migrations),
+            switchovers: answers(),
+            blackouts: answers(),
+            rounds: Histogram::new(exponential_buckets(1.0, 2.0, 10)),
+            cuts: Counter::default(),
+            lane_sent: Family::default(),
+            lane_broken: Family::default(),
+            throttled: Counter::default(),
+            throttle_faults: Counter::default(),
+            throttle_held: Counter::default(),
+            page_in_pages: Counter::default(),
+            page_in_requests: Counter::default(),
+            page_in_waits: Family::default(),
+        }
+    }
+}
+
+/// A name, its unit, a line of help, and the metric.
+fn add(
+    registry: &mut Registry,
+    name: &str,
+    unit: Option<Unit>,
+    help: &str,
+    metric: &(impl Metric + Clone + 'static),
+) {
+    match unit {
+        Some(unit) => registry.register_with_unit(name, help, unit, metric.clone()),
+        None => registry.register(name, help, metric.clone()),
+    }
+}
+
+impl Now {
+    #[rustfmt::skip]
+    fn register(&self, to: &mut Registry) {
+        let (bytes, seconds) = (|| Some(Unit::Bytes), || Some(Unit::Seconds));
+        add(to, "uptime", seconds(), "Since the agent's start", &self.uptime);
+        add(to, "vms", None, "VMs of this host, by state", &self.vms);
+        add(to, "vms_in_doubt", None, "VMs of which it is not known whether this host may run them", &self.vms_in_doubt);
+        add(to, "memory_total", bytes(), "Guest memory that there would be without any VM", &self.memory_total);
+        add(to, "memory_available", bytes(), "Guest memory that a new VM can get", &self.memory_available);
+        add(to, "memory_committed", bytes(), "Guest memory promised to VMs that are active", &self.memory_committed);
+        add(to, "migrations", None, "Migrations that run from this host, by phase", &self.migrations);
+        add(to, "migration_sent", bytes(), "Sent by a running migration", &self.sent);
+        add(to, "migration_remaining", bytes(), "What a running migration's round still has to look at or send", &self.remaining);
+        add(to, "migration_round", None, "The round of a running migration", &self.rounds);
+        add(to, "migration_bandwidth_bytes_per_second", None, "What the wire takes of a running migration", &self.bandwidth);
+        add(to, "migration_dirty_rate_bytes_per_second", None, "What the guest of a running migration dirties", &self.dirty_rate);
+        add(to, "page_ins", None, "VMs that run here and lack pages", &self.page_ins);
+        add(to, "page_ins_cut", None, "VMs of these whose pages do not come at the moment", &self.page_ins_cut);
+        add(to, "page_in_missing_pages", None, "Pages that VMs which run here lack", &self.page_in_missing);
+        add(to, "probe_running", None, "1 where a probe of lanes runs", &self.probe);
+        add(to, "lane_bandwidth_bytes_per_second", None, "What the lanes to a host were lately seen to carry", &self.lane_bandwidth);
+        add(to, "lane_round_trip", seconds(), "The round trip to a host, as it was lately seen", &self.lane_round_trip);
+    }
+}
+
+impl Ended {
+    #[rustfmt::skip]
+    fn register(&self, to: &mut Registry) {
+        let (bytes, seconds) = (|| Some(Unit::Bytes), || Some(Unit::Seconds));
+        add(to, "migrations_ended", None, "Migrations from this host that are over, by outcome, engine and the code of the failure", &self.migrations);
+        add(to, "migration_duration", seconds(), "From a migration's request to its end, by outcome", &self.durations);
+        add(to, "switchover", seconds(), "The vCPUs' pause", &self.switchovers);
+        add(to, "blackout", seconds(), "The longest silence that a client outside saw", &self.blackouts);
+        add(to, "migration_rounds", None, "Rounds of migrations that moved their VM", &self.rounds);
+        add(to, "migration_cuts", None, "Cuts of the link after which a migration went on", &self.cuts);
+        add(to, "lane_sent", bytes(), "Sent by a lane, from an address of this host to a host, told as a migration ends", &self.lane_sent);
+        add(to, "lane_broken_streams", None, "Streams of a lane that broke or could not be opened", &self.lane_broken);
+        add(to, "migrations_throttled", None, "Migrations whose guest's writers were slowed", &self.throttled);
+        add(to, "throttle_faults", None, "Writes that waited for the throttle", &self.throttle_faults);
+        add(to, "throttle_held", seconds(), "How long vCPUs waited for the throttle, all together", &self.throttle_held);
+        add(to, "page_in_pages", None, "Pages that guests lacked when they were handed over", &self.page_in_pages);
+        add(to, "page_in_requests", None, "Pages of these that the guest came to before they were there", &self.page_in_requests);
+        add(to, "page_in_waits", None, "How often a guest waited so long for such a page", &self.page_in_waits);
+    }
+
+    /// A migration is over.
+    fn take(&self, report: &Report) {
+        let outcome = outcome(report.outcome).to_owned();
+        let engine = match report.engine {
+            EngineKind::Godwit => "godwit",
+            EngineKind::Qemu => "qemu",
+        };
+        let code = report.error.as_ref().map_or("", |error| known_code(&error.code));
+        let labels = [("outcome", outcome.clone()), ("engine", engine.to_owned()), ("code", code.to_owned())];
+        self.migrations.get_or_create(&labels.to_vec()).inc();
+        self.durations.get_or_create(&vec![("outcome", outcome)]).observe(report.migration_time_ms / 1e3);
+        for (histogram, ms) in
+            [(&self.switchovers, report.switchover_ms), (&self.blackouts, report.blackout_ms)]
+        {
+            if let Some(ms) = ms {
+                histogram.observe(ms / 1e3);
+            }
+        }
+        if let (Outcome::Completed, Ok(rounds)) = (report.outcome, u32::try_from(report.rounds.len())) {
+            self.rounds.observe(rounds.into());
+        }
+        self.cuts.inc_by(report.cuts.len() as u64);
+        for lane in &report.lanes {
+            let from = lane.from.map_or_else(|| "any".to_owned(), |from| from.to_string());
+            let labels = vec![("from", from), ("to", report.to.clone())];
+            self.lane_sent.get_or_create(&labels).inc_by(lane.bytes);
+            self.lane_broken.get_or_create(&labels).inc_by(lane.broken.len() as u64);
+        }
+        if let Some(throttle) = &report.throttle {
+            self.throttled.inc();
+            self.throttle_faults.inc_by(throttle.faults);
+            self.throttle_held.inc_by(throttle.held_ms.max(0.0) / 1e3);
+        }
+        if let Some(page_in) = &report.page_in {
+            self.take_page_in(page_in);
+        }
+    }
+
+    fn take_page_in(&self, page_in: &PageInReport) {
+        self.page_in_pages.inc_by(page_in.pages);
+        self.page_in_requests.inc_by(page_in.demanded_pages);
+        for class in &page_in.waits {
+            let below = class.below_ms.map_or_else(|| "inf".to_owned(), |ms| (ms / 1e3).to_string());
+            self.page_in_waits.get_or_create(&vec![("below_seconds", below)]).inc_by(class.waits);
+        }
+    }
+}
+
+fn outcome(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "completed",
+        Outcome::Failed => "failed",
+        Outcome::Cancelled => "cancelled",
+        Outcome::InDoubt => "in-doubt",
+    }
+}
+
+/// The code, where it is one of those that there are: reports carry words of other hosts.
+fn known_code(code: &str) -> &'static str {
+    let names = (0..=64).map(|wire| FailureCode::from_wire(wire).name());
+    let of_engine = names.into_iter().find(|name| *name == code);
+    of_engine.unwrap_or_else(|| match ErrorCode::from_name(code) {
+        ErrorCode::InvalidRequest => "invalid-request",
+        ErrorCode::NotFound => "not-found",
+        ErrorCode::AlreadyExists => "already-exists",
+        ErrorCode::WrongState => "wrong-state",
+        ErrorCode::Busy => "busy",
+        ErrorCode::Forbidden => "forbidden",
+        ErrorCode::InsufficientMemory => "insufficient-memory",
+        ErrorCode::Preflight => "preflight",
+        ErrorCode::HypervisorFailed => "hypervisor-failed",
+        ErrorCode::PeerUnreachable => "peer-unreachable",
+        ErrorCode::PeerVersion => "peer-version",
+        ErrorCode::MigrationFailed => "migration-failed",
+        ErrorCode::Cancelled => "cancelled",
+        ErrorCode::InDoubt => "in-doubt",
+        ErrorCode::HostFailed => "host-failed",
+        ErrorCode::Unknown => "other",
+    })
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        let (mut registry, now, ended) =
+            (Registry::with_prefix("godwit_host"), Now::default(), Ended::default());
+        now.register(&mut registry);
+        ended.register(&mut registry);
+        let requests = Histograms::new_with_constructor(answers);
+        let help = "Requests, by method, route and status";
+        add(&mut registry, "request_duration", Some(Unit::Seconds), help, &requests);
+        let version = vec![("version", env!("CARGO_PKG_VERSION"))];
+        registry.register("build", "The agent's version", Info::new(version));
+        Metrics { registry, began: Instant::now(), scrape: Mutex::default(), now, ended, requests }
+    }
+}
+
+impl Metrics {
+    /// A migration from this host is over.
+    pub(crate) fn ended(&self, report: &Report) {
+        self.ended.take(report);
+    }
+
+    /// Everything, as it is now.
+    pub(crate) fn tell(&self, agent: &Agent) -> Result<String, fmt::Error> {
+        let _one = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = &self.now;
+        now.uptime.set(self.began.elapsed().as_secs_f64());
+        now.vms.clear();
+        let vms = agent.vms();
+        for vm in &vms {
+            now.vms.get_or_create(&vec![("state", vm.state.name().to_owned())]).inc();
+        }
+        set(&now.vms_in_doubt, vms.iter().filter(|vm| vm.in_doubt).count() as u64);
+        // Where the kernel does not say, there is no figure to tell.
+        if let Ok(memory) = agent.memory_figures() {
+            set(&now.memory_total, memory.total_bytes);
+            set(&now.memory_available, memory.available_bytes);
+            set(&now.memory_committed, memory.committed_bytes);
+        }
+        self.look_at_migrations(&agent.migrations().running());
+        let missing: Vec<_> = vms.iter().filter_map(|vm| vm.page_in).collect();
+        set(&now.page_ins, missing.len() as u64);
+        set(&now.page_ins_cut, missing.iter().filter(|one| !one.connected).count() as u64);
+        set(&now.page_in_missing, missing.iter().map(|one| one.missing_pages).sum());
+        set(&now.probe, agent.probes().runs().into());
+        now.lane_bandwidth.clear();
+        now.lane_round_trip.clear();
+        for host in agent.peer_names() {
+            let Some(lanes) = agent.lanes_seen().to(&host) else { continue };
+            let labels = vec![("to", host)];
+            now.lane_bandwidth.get_or_create(&labels).set(lanes.bytes_per_s);
+            now.lane_round_trip.get_or_create(&labels).set(lanes.round_trip.as_secs_f64());
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// Those that run, by VM; those that are over are not told of any more.
+    fn look_at_migrations(&self, running: &[(String, Progress)]) {
+        let now = &self.now;
+        for phase in Phase::ALL {
+            let count = running.iter().filter(|(_, progress)| progress.phase == phase).count();
+            set(&now.migrations.get_or_create(&vec![("phase", phase.name().to_owned())]), count as u64);
+        }
+        for family in [&now.sent, &now.remaining, &now.rounds] {
+            family.clear();
+        }
+        now.bandwidth.clear();
+        now.dirty_rate.clear();
+        for (vm, progress) in running {
+            let labels = vec![("vm", vm.clone())];
+            set(&now.sent.get_or_create(&labels), progress.sent_bytes);
+            set(&now.remaining.get_or_create(&labels), progress.remaining_bytes);
+            set(&now.rounds.get_or_create(&labels), progress.round.into());
+            now.bandwidth.get_or_create(&labels).set(progress.bandwidth_bytes_per_s);
+            now.dirty_rate.get_or_create(&labels).set(progress.dirty_bytes_per_s);
+        }
+    }
+
+    fn request(&self, method: &str, route: &str, status: u16, took: Duration) {
+        let labels = [("method", method.to_owned()), ("route", route.to_owned())];
+        let labels = labels.into_iter().chain([("status", status.to_string())]).collect();
+        self.requests.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+}
+
+fn set(gauge: &Gauge, count: u64) {
+    gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+/// `GET /metrics`.
+pub(crate) async fn show(State(agent): State<Arc<Agent>>) -> Response {
+    // Sizes are asked of the kernel: not on a thread that others wait for.
+    let told = tokio::task::spawn_blocking(move || agent.metrics().tell(&agent)).await;
+    match told {
+        Ok(Ok(text)) => {
+            ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+                .into_response()
+        }
+        _ => http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// Times a request by the route that answers it. Of one that is followed: until its answer begins.
+pub(crate) async fn time(
+    State(agent): State<Arc<Agent>>,
+    route: Option<MatchedPath>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
+    // Methods that nobody knows are the caller's to invent.
+    let method = match request.method().as_str() {
+        known @ ("GET" | "HEAD" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") => known.to_owned(),
+        _ => "other".to_owned(),
+    };
+    let began = Instant::now();
+    let response = next.run(request).await;
+    agent.metrics().request(&method, &route, response.status().as_u16(), began.elapsed());
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use godwit_migration::{FailureReport, FetchTimes, LaneReport, ThrottleReport, WaitClass};
+
+    use super::*;
+    use crate::migrations::tests::report;
+
+    fn text(metrics: &Metrics) -> String {
+        let mut text = String::new();
+        encode(&mut text, &metrics.registry).unwrap();
+        text
+    }
+
+    fn lane() -> LaneReport {
+        LaneReport {
+            from: Some([10, 0, 0, 1].into()),
+            to: ([10, 0, 0, 2], 7701).into(),
+            streams: 2,
+            bytes: 5000,
+            broken: vec!["cut".into()],
+            vanishing_mtu: None,
+        }
+    }
+
+    /// One that has had everything.
+    fn eventful() -> Report {
+        let error = FailureReport { code: "lane-lost".into(), message: "cut".into(), mend: String::new() };
+        Report {
+            outcome: Outcome::Failed,
+            error: Some(error),
+            switchover_ms: Some(12.0),
+            blackout_ms: Some(20.0),
+            lanes: vec![lane()],
+            throttle: Some(ThrottleReport { faults: 7, held_ms: 1500.0, ..ThrottleReport::default() }),
+            page_in: Some(PageInReport {
+                pages: 30,
+                demanded_pages: 3,
+                cuts: 0,
+                duration_ms: 1.0,
+                fetch_ms: FetchTimes::default(),
+                waits: vec![
+                    WaitClass { below_ms: Some(2.0), waits: 2 },
+                    WaitClass { below_ms: None, waits: 1 },
+                ],
+            }),
+            ..report("web")
+        }
+    }
+
+    #[test]
+    fn what_ended_is_counted() {
+        let metrics = Metrics::default();
+        metrics.ended(&eventful());
+        metrics.ended(&report("db"));
+        let text = text(&metrics);
+        for line in [
+            r#"godwit_host_migrations_ended_total{outcome="failed",engine="godwit",code="lane-lost"} 1"#,
+            r#"godwit_host_migrations_ended_total{outcome="completed",engine="godwit",code=""} 1"#,
+            r#"godwit_host_lane_sent_bytes_total{from="10.0.0.1",to="b"} 5000"#,
+            r#"godwit_host_lane_broken_streams_total{from="10.0.0.1",to="b"} 1"#,
+            "godwit_host_switchover_seconds_count 1",
+            "godwit_host_throttle_faults_total 7",
+            "godwit_host_throttle_held_seconds_total 1.5",
+            "godwit_host_page_in_requests_total 3",
+            r#"godwit_host_page_in_waits_total{below_seconds="0.002"} 2"#,
+            r#"godwit_host_page_in_waits_total{below_seconds="inf"} 1"#,
+        ] {
+            assert!(text.lines().any(|told| told == line), "{line}\n{text}");
+        }
+        assert!(!text.contains("web") && !text.contains("db"), "{text}");
+    }
+
+    #[test]
+    fn a_vm_is_named_as_long_as_its_migration_runs() {
+        let metrics = Metrics::default();
+        let progress =
+            Progress { phase: Phase::PreCopy, round: 3, sent_bytes: 9, ..Progress::begin(1 << 20) };
+        metrics.look_at_migrations(&[("web".to_owned(), progress)]);
+        let told = text(&metrics);
+        for line in [
+            r#"godwit_host_migration_round{vm="web"} 3"#,
+            r#"godwit_host_migration_sent_bytes{vm="web"} 9"#,
+            r#"godwit_host_migrations{phase="pre-copy"} 1"#,
+            r#"godwit_host_migrations{phase="switchover"} 0"#,
+        ] {
+            assert!(told.lines().any(|told| told == line), "{line}\n{told}");
+        }
+        metrics.look_at_migrations(&[]);
+        let told = text(&metrics);
+        assert!(!told.contains("web") && told.contains(r#"{phase="pre-copy"} 0"#), "{told}");
+    }
+
+    #[test]
+    fn words_of_other_hosts_make_no_labels() {
+        assert_eq!(known_code("not-converging"), "not-converging");
+        assert_eq!(known_code("wrong-state"), "wrong-state");
+        assert_eq!(known_code("whatever another host says"), "other");
+    }
+
+    /// Each metric that a text names.
+    fn named(text: &str) -> BTreeSet<String> {
+        let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
+        words.filter(|word| word.starts_with("godwit_host_")).map(str::to_owned).collect()
+    }
+
+    /// Each metric that there is, as a query names it. What has no value yet is not told.
+    fn registered() -> BTreeSet<String> {
+        let metrics = Metrics::default();
+        metrics.ended(&eventful());
+        metrics.look_at_migrations(&[("web".to_owned(), Progress::begin(1))]);
+        metrics.request("GET", "/metrics", 200, Duration::from_millis(1));
+        drop(metrics.now.vms.get_or_create(&Labels::new()));
+        drop(metrics.now.lane_bandwidth.get_or_create(&Labels::new()));
+        drop(metrics.now.lane_round_trip.get_or_create(&Labels::new()));
+        let text = text(&metrics);
+        let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let names = kinds.map(|(name, kind)| match kind {
+            "counter" => format!("{name}_total"),
+            "info" => format!("{name}_info"),
+            _ => name.to_owned(),
+        });
+        names.collect()
+    }
+
+    #[test]
+    fn the_list_and_the_dashboard_name_what_there_is() {
+        let listed = named(include_str!("../../../docs/metrics.md"));
+        assert_eq!(listed, registered());
+        let shown = named(include_str!("../../../packaging/grafana/godwit.json"));
+        let whole = |name: &String| {
+            let histogram = ["_bucket", "_count", "_sum"].iter().find_map(|suffix| name.strip_suffix(suffix));
+            histogram.filter(|name| listed.contains(*name)).unwrap_or(name).to_owned()
+        };
+        assert_eq!(shown.iter().map(whole).collect::<BTreeSet<_>>(), listed);
+    }
+}
