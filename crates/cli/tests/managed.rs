@@ -86,6 +86,18 @@ impl Managed {
         result
     }
 
+    /// What is told people.
+    fn text(&self, line: &str) -> String {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
+        command.env_remove("GODWIT_MANAGER").env_remove("GODWIT_TOKEN").env_remove("GODWIT_CA");
+        let output = command.arg("--hosts").arg(&self.hosts).args(words).output().unwrap();
+        assert!(output.status.success(), "{line}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        println!("{line}\n{text}");
+        text
+    }
+
     fn refused(&self, line: &str) -> (i32, String) {
         let (code, _, failure) = self.run(line);
         assert_ne!(code, 0, "{line}");
@@ -126,4 +138,56 @@ fn what_hosts_share_is_listed() {
     assert_eq!(networks[0]["hosts"][1]["host"], "host-0001");
     let datastores = managed.ask("control datastores");
     assert_eq!((datastores[0]["name"].as_str(), datastores[0]["vms"].as_u64()), (Some("/srv"), Some(1)));
+}
+
+#[test]
+fn rules_are_made_obeyed_and_deleted() {
+    let managed = Managed::begin(3);
+    let made = managed.ask("control rule create db-apart apart --vm db1,db2");
+    assert_eq!((made["state"].as_str(), made["absent"][1].as_str()), (Some("kept"), Some("db2")));
+    let one = managed.ask("vm create db1 --memory 1GiB --kernel /k")["host"].clone();
+    let other = managed.ask("vm create db2 --memory 1GiB --kernel /k")["host"].clone();
+    assert_ne!(one, other);
+    let (code, message) = managed.refused("control rule create near together --vm db2,db1");
+    assert!(code == 2 && message.contains("db-apart"), "{message}");
+    managed.ask("control rule create near together --vm db2,db1 --should");
+    let listed = managed.ask("control rule list");
+    assert_eq!((listed[0]["state"].as_str(), listed[1]["state"].as_str()), (Some("kept"), Some("broken")));
+    let text = managed.text("control rule show near");
+    assert!(text.contains("broken by") && text.contains("db"), "{text}");
+    assert_eq!(managed.refused("control rule create near apart --vm x,y").0, 4);
+    assert_eq!(managed.ask("control rule delete near")["deleted"], "near");
+    assert_eq!(managed.refused("control rule show near").0, 3);
+}
+
+#[test]
+fn the_cpu_baseline_is_planned_set_and_cleared() {
+    let managed = Managed::begin(2);
+    managed.ask("vm create old --memory 1GiB --kernel /k --start");
+    let shown = managed.ask("control cpu-baseline show");
+    assert_eq!(
+        (shown["baseline"].is_null(), shown["common"]["cpu_model"].as_str()),
+        (true, Some("Westmere-v1"))
+    );
+    let plan = managed.ask("control cpu-baseline set Westmere-v1,-avx2 --plan");
+    assert_eq!((plan["set"].as_bool(), plan["must_restart_count"].as_u64()), (Some(false), Some(1)));
+    assert!(managed.ask("control cpu-baseline show")["baseline"].is_null());
+    let (code, message) = managed.refused("control cpu-baseline set Westmere-v1,+warp");
+    assert!(code == 5 && message.contains("warp"), "{code} {message}");
+    assert_eq!(managed.refused("control cpu-baseline set Zen9").0, 2);
+    assert_eq!(managed.ask("control cpu-baseline set Westmere-v1,-avx2")["set"], true);
+    assert_eq!(
+        managed.ask("vm create new --memory 1GiB --kernel /k --start")["spec"]["cpu_model"],
+        "Westmere-v1,-avx2"
+    );
+    let vms = &managed.ask("control cpu-baseline show --vms")["must_restart"];
+    assert_eq!((vms.as_array().unwrap().len(), vms[0]["beyond"][0].as_str()), (1, Some("avx2")));
+    let short = managed.ask("control cpu-baseline set Westmere-v1,+warp --without host-0000,host-0001");
+    assert_eq!(short["falls_short"].as_array().unwrap().len(), 2);
+    let text = managed.text("control host list");
+    assert!(text.contains("cpu falls short"), "{text}");
+    let text = managed.text("control cpu-baseline show --vms");
+    assert!(text.contains("falls-short") && text.contains("warp"), "{text}");
+    managed.ask("control cpu-baseline clear");
+    assert_eq!(managed.refused("control cpu-baseline clear").0, 3);
 }
