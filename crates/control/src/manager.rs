@@ -46,6 +46,8 @@ const MOST_LABELS: usize = 64;
 pub(crate) struct Manager {
     pub(crate) state: Arc<State>,
     pub(crate) rates: Rates,
+    /// Whoever changes what is planned of the cluster as a whole has it: what is written and what is known come in one order.
+    pub(crate) planning: tokio::sync::Mutex<()>,
     /// How others than holders of tokens come in.
     pub(crate) doors: Doors,
     /// This manager, to the others.
@@ -76,6 +78,7 @@ impl Manager {
         Arc::new(Manager {
             state,
             rates: Rates::default(),
+            planning: tokio::sync::Mutex::default(),
             doors: Doors::default(),
             candidate,
             store,

@@ -6,6 +6,7 @@ mod seen;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::control::{
@@ -21,6 +22,7 @@ use crate::manager::{Manager, check_name};
 use crate::preflight::some;
 use crate::state::now_unix_ms;
 use crate::store::Transaction;
+use crate::vms::whole;
 use crate::words::Names;
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};
@@ -79,15 +81,25 @@ impl Manager {
     /// # Errors
     /// [`ProblemCode::BaselineUnmet`]: a host in use falls short of it and is not named as one that may. Nothing is changed then.
     pub(crate) async fn set_cpu_baseline(
-        &self,
+        self: &Arc<Self>,
         request: SetCpuBaseline,
         plan_only: bool,
         caller: &Caller,
     ) -> Result<CpuBaselineChange, Problem> {
-        let leading = self.leading()?;
         check_request(&request)?;
+        let (manager, set_by) = (Arc::clone(self), caller.name.clone());
+        whole(async move { manager.plan_cpu_baseline(request, plan_only, set_by).await }).await
+    }
+
+    async fn plan_cpu_baseline(
+        &self,
+        request: SetCpuBaseline,
+        plan_only: bool,
+        set_by: String,
+    ) -> Result<CpuBaselineChange, Problem> {
+        let _turn = self.planning.lock().await;
+        let leading = self.leading()?;
         let (seen, _) = self.seen_cpus();
-        let set_by = caller.name.clone();
         let planned = apart(move || {
             let plan = plan(&seen, request, set_by)?;
             let (change, unmet) = meaning(&seen, &plan);
@@ -106,19 +118,21 @@ impl Manager {
     }
 
     /// The cluster has no baseline any more. Running guests keep what they have.
-    pub(crate) async fn clear_cpu_baseline(&self) -> Result<(), Problem> {
-        let leading = self.leading()?;
-        if self.state.inventory().baseline().is_none() {
-            let detail = "the cluster has no CPU baseline";
-            return Err(Problem::new(
-                ProblemCode::NotFound,
-                detail,
-                "see `godwit control cpu-baseline show`",
-            ));
-        }
-        leading.keeper.remove(BASELINE, ID).await?;
-        self.state.change(|inventory| inventory.plan_baseline(None));
-        Ok(())
+    pub(crate) async fn clear_cpu_baseline(self: &Arc<Self>) -> Result<(), Problem> {
+        let manager = Arc::clone(self);
+        whole(async move {
+            let _turn = manager.planning.lock().await;
+            let leading = manager.leading()?;
+            if manager.state.inventory().baseline().is_none() {
+                let (detail, mend) =
+                    ("the cluster has no CPU baseline", "see `godwit control cpu-baseline show`");
+                return Err(Problem::new(ProblemCode::NotFound, detail, mend));
+            }
+            leading.keeper.remove(BASELINE, ID).await?;
+            manager.state.change(|inventory| inventory.plan_baseline(None));
+            Ok(())
+        })
+        .await
     }
 
     /// Refuses a host that says what CPU it has, and falls short of the baseline. One that does not answer is judged when it is heard.

@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use godwit_api::control::{Change, CheckName, PreflightRanking, Verdict};
 use serde_json::{Value, json};
 
@@ -39,7 +37,7 @@ async fn managed() -> Arc<Manager> {
     manager
 }
 
-async fn set(manager: &Manager, request: SetCpuBaseline) -> Result<CpuBaselineChange, Problem> {
+async fn set(manager: &Arc<Manager>, request: SetCpuBaseline) -> Result<CpuBaselineChange, Problem> {
     manager.set_cpu_baseline(request, false, &Caller::root()).await
 }
 
@@ -170,7 +168,7 @@ async fn an_alias_is_kept_as_the_version_that_it_stands_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_vm_goes_to_a_host_that_falls_short_until_it_is_cleared() {
     let manager = managed().await;
-    let fits = async |manager: &Manager| match manager.preflight("plain", None, false).await.unwrap() {
+    let fits = async |manager: &Arc<Manager>| match manager.preflight("plain", None, false).await.unwrap() {
         godwit_api::control::Preflight::Ranking(PreflightRanking { fits, .. }) => {
             fits.into_iter().map(|one| one.host).collect::<Vec<_>>()
         }

@@ -7,6 +7,7 @@ mod record;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use godwit_api::control::{
     CreateRule, Page, Problem, ProblemCode, RuleHosts, RuleInfo, RuleKind, RuleStrength,
@@ -15,6 +16,7 @@ use godwit_api::control::{
 use crate::inventory::{Cursor, Inventory, RuleFilter};
 use crate::manager::{Manager, check_name};
 use crate::placement::{self, Hosts, Rule, Strength};
+use crate::vms::whole;
 
 pub(crate) use kept::told;
 pub(crate) use record::{RULES, SavedRule};
@@ -28,14 +30,19 @@ const MOST_LABELS: usize = 64;
 
 impl Manager {
     /// Makes a rule. VMs and hosts that it names may come later.
-    pub(crate) async fn create_rule(&self, request: CreateRule) -> Result<RuleInfo, Problem> {
+    pub(crate) async fn create_rule(self: &Arc<Self>, request: CreateRule) -> Result<RuleInfo, Problem> {
         let rule = read(request)?;
-        let leading = self.leading()?;
-        check_beside_others(&rule, &self.state.inventory().rules())?;
-        leading.keeper.insert(RULES, &rule.name, &SavedRule::from(&rule)).await?;
-        let name = rule.name.clone();
-        self.state.change(|inventory| inventory.plan_rule(&name, Some(rule)));
-        self.rule(&name)
+        let manager = Arc::clone(self);
+        whole(async move {
+            let _turn = manager.planning.lock().await;
+            let leading = manager.leading()?;
+            check_beside_others(&rule, &manager.state.inventory().rules())?;
+            leading.keeper.insert(RULES, &rule.name, &SavedRule::from(&rule)).await?;
+            let name = rule.name.clone();
+            manager.state.change(|inventory| inventory.plan_rule(&name, Some(rule)));
+            manager.rule(&name)
+        })
+        .await
     }
 
     /// One rule, with every VM by which it is broken.
@@ -51,13 +58,19 @@ impl Manager {
     }
 
     /// Removes a rule; no VM is moved by that.
-    pub(crate) async fn delete_rule(&self, name: &str) -> Result<(), Problem> {
-        if self.state.inventory().rule(name).is_none() {
-            return Err(no_rule(name));
-        }
-        self.leading()?.keeper.remove(RULES, name).await?;
-        self.state.change(|inventory: &mut Inventory| inventory.plan_rule(name, None));
-        Ok(())
+    pub(crate) async fn delete_rule(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
+        let (manager, name) = (Arc::clone(self), name.to_owned());
+        whole(async move {
+            let _turn = manager.planning.lock().await;
+            let leading = manager.leading()?;
+            if manager.state.inventory().rule(&name).is_none() {
+                return Err(no_rule(&name));
+            }
+            leading.keeper.remove(RULES, &name).await?;
+            manager.state.change(|inventory: &mut Inventory| inventory.plan_rule(&name, None));
+            Ok(())
+        })
+        .await
     }
 }
 

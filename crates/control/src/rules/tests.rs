@@ -1,5 +1,4 @@
 use std::slice;
-use std::sync::Arc;
 
 use godwit_api::control::{Change, RuleState};
 use serde_json::{Value, json};
@@ -195,4 +194,33 @@ async fn changes_are_told() {
         panic!("{told:?}")
     };
     assert_eq!((made.state, gone.as_str(), told.len()), (RuleState::Broken, "r1", 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_at_once_that_contradict_each_other_one_kind_is_made() {
+    let manager = leader(Arc::new(MemoryStore::new())).await;
+    let asked =
+        (0..16).map(|number| {
+            let kind = if number % 2 == 0 { "apart" } else { "together" };
+            let (manager, name) = (Arc::clone(&manager), format!("r{number}"));
+            async move {
+                manager.create_rule(request(json!({ "name": name, "kind": kind, "vms": ["x", "y"] }))).await
+            }
+        });
+    let made: Vec<_> = futures::future::join_all(asked).await;
+    assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 8);
+    let kinds: BTreeSet<RuleKind> = made.into_iter().flatten().map(|rule| rule.kind).collect();
+    assert_eq!(kinds.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_begun_is_done_and_known_also_where_who_asked_has_gone() {
+    let manager = leader(Arc::new(MemoryStore::new())).await;
+    let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
+    {
+        let mut made = std::pin::pin!(manager.create_rule(request(asked)));
+        let _ = futures::poll!(&mut made);
+    }
+    until(&manager, |inventory| inventory.rule("r1").is_some()).await;
+    manager.delete_rule("r1").await.unwrap();
 }

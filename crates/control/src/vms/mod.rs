@@ -375,7 +375,7 @@ fn of_host(error: ClientError) -> Problem {
 }
 
 /// Carries something out to its end, also where who asked has gone.
-async fn whole<T: Send + 'static>(
+pub(crate) async fn whole<T: Send + 'static>(
     operation: impl Future<Output = Result<T, Problem>> + Send + 'static,
 ) -> Result<T, Problem> {
     let failed = |_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "");
