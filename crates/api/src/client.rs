@@ -16,7 +16,7 @@ use http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
+use hyper::client::conn::http1::{self, SendRequest};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -402,14 +402,29 @@ impl Client {
         &self,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, ClientError> {
+        let mut sender = self.open().await?;
+        self.exchange_on(&mut sender, request).await
+    }
+
+    /// A connection by which nothing has been asked yet.
+    pub(crate) async fn open(&self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
         let stream = tokio::time::timeout(CONNECT_LIMIT, self.connect())
             .await
             .map_err(|_| self.unreachable(format!("no connection within {} s", CONNECT_LIMIT.as_secs())))?
             .map_err(|error| self.unreachable(error))?;
-        let (mut sender, connection) =
+        let (sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error))?;
         // Ends by itself when the answer's body is read or dropped, or when the upgraded stream closes.
         tokio::spawn(connection.with_upgrades());
+        Ok(sender)
+    }
+
+    /// Asks by a connection: whether a request whose answer does not come was carried out is not known.
+    pub(crate) async fn exchange_on(
+        &self,
+        sender: &mut SendRequest<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, ClientError> {
         tokio::time::timeout(ANSWER_LIMIT, sender.send_request(request))
             .await
             .map_err(|_| self.unreachable(format!("no answer within {} s", ANSWER_LIMIT.as_secs())))?

@@ -222,7 +222,7 @@ fn of_code(code: ProblemCode) -> Exit {
         P::NotFound => Exit::NotFound,
         P::AlreadyExists | P::WrongState | P::Conflict | P::TooManyRequests => Exit::Conflict,
         P::Unauthenticated | P::Forbidden | P::Preflight | P::NoHost | P::BaselineUnmet => Exit::Preflight,
-        P::HostAway | P::NoLeader | P::StoreAway => Exit::Unreachable,
+        P::HostAway | P::NoLeader | P::StoreAway | P::IssuerAway => Exit::Unreachable,
         P::HostRefused | P::ManagerFailed | P::Unknown => Exit::Failure,
     }
 }

@@ -191,6 +191,7 @@ impl Oidc {
 
 fn away(why: &str) -> Problem {
     let detail = format!("the OIDC issuer's keys are not known, so its tokens can't be checked: {why}");
-    let mend = "look after the issuer, or show a token of `godwit control token create`";
-    Problem::new(ProblemCode::Unauthenticated, detail, mend)
+    let mend =
+        "ask again in a minute; look after the issuer, or show a token of `godwit control token create`";
+    Problem::new(ProblemCode::IssuerAway, detail, mend)
 }

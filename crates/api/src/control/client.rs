@@ -1,5 +1,7 @@
 //! The client of a manager, by its root-only socket or with a token.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use godwit_pki::Trust;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
@@ -8,19 +10,25 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use uuid::Uuid;
 
 use super::{
     AddHost, AuditEntry, BaselineVm, Cluster, CpuBaselineChange, CpuBaselineInfo, CreateDrain,
     CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary, HostedVm,
     JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost, ManagedNetwork,
-    ManagedVm, Move, Page, Preflight, Problem, RuleInfo, SetCpuBaseline, StartManagedVm, StopManagedVm,
-    TokenInfo, UpdateHost, VmSummary,
+    ManagedVm, Move, Page, Preflight, Problem, ProblemCode, RuleInfo, SetCpuBaseline, StartManagedVm,
+    StopManagedVm, TokenInfo, UpdateHost, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint};
 
 /// The environment variable that a token is taken from: on a command line everybody on the machine could read it.
 pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
+
+/// How often a request is sent, the first time included, whose answer does not come.
+const MOST_SENT: u32 = 5;
+/// Between two of them, where the first is still being carried out.
+const BETWEEN_SENDS: Duration = Duration::from_millis(500);
 
 /// Why a request has no answer that can be used.
 #[derive(Debug, thiserror::Error)]
@@ -327,12 +335,47 @@ impl ManagerClient {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
 
+    /// Whatever is posted has a key: a request whose answer did not come is sent again with the same one, and carried out once.
     async fn send(
         &self,
         method: Method,
         path: &str,
         body: Bytes,
     ) -> Result<Response<Incoming>, ManagerError> {
+        let key = (method == Method::POST).then(|| Uuid::new_v4().to_string());
+        let mut sent = 1;
+        loop {
+            let request = self.request(&method, path, body.clone(), key.as_deref())?;
+            // Of what can't be sent at all nothing can have been done.
+            let mut sender = self.client.open().await.map_err(|error| self.failed(error))?;
+            let may_again = key.is_some() && sent < MOST_SENT;
+            let refused = match self.client.exchange_on(&mut sender, request).await {
+                Ok(response) if response.status().is_success() => return Ok(response),
+                Ok(response) => self.refusal(response).await,
+                Err(_) if may_again => {
+                    sent += 1;
+                    continue;
+                }
+                Err(error) => return Err(self.failed(error)),
+            };
+            // The first one is being carried out still.
+            let is_under_way =
+                matches!(&refused, ManagerError::Refused(problem) if problem.code == ProblemCode::Conflict);
+            if sent == 1 || !may_again || !is_under_way {
+                return Err(refused);
+            }
+            sent += 1;
+            tokio::time::sleep(BETWEEN_SENDS).await;
+        }
+    }
+
+    fn request(
+        &self,
+        method: &Method,
+        path: &str,
+        body: Bytes,
+        key: Option<&str>,
+    ) -> Result<Request<Full<Bytes>>, ManagerError> {
         let mut request = Request::builder().method(method).uri(path).header(HOST, self.client.authority());
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
@@ -340,9 +383,10 @@ impl ManagerClient {
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = request.body(Full::new(body)).map_err(|error| self.protocol(&error))?;
-        let response = self.client.exchange(request).await.map_err(|error| self.failed(error))?;
-        if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        request.body(Full::new(body)).map_err(|error| self.protocol(&error))
     }
 
     async fn json<A: DeserializeOwned>(&self, response: Response<Incoming>) -> Result<A, ManagerError> {
@@ -373,5 +417,75 @@ impl ManagerClient {
 
     fn protocol(&self, why: &impl ToString) -> ManagerError {
         ManagerError::Protocol { endpoint: self.client.endpoint().clone(), why: why.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Answers each request with the next of these; none: the connection breaks. What was asked.
+    async fn answer(listener: TcpListener, answers: &[Option<&str>]) -> Vec<String> {
+        let mut asked = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut text = Vec::new();
+            while !text.ends_with(b"}") && !text.ends_with(b"\r\n\r\n") {
+                let mut some = [0; 4096];
+                let count = stream.read(&mut some).await.unwrap();
+                assert_ne!(count, 0);
+                text.extend_from_slice(&some[..count]);
+            }
+            asked.push(String::from_utf8(text).unwrap());
+            let Some(answer) = answer else { continue };
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+        asked
+    }
+
+    fn key(request: &str) -> Option<&str> {
+        request.lines().find_map(|line| line.strip_prefix("idempotency-key: "))
+    }
+
+    async fn rig() -> (TcpListener, ManagerClient) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint::Tcp(listener.local_addr().unwrap().to_string());
+        (listener, ManagerClient::new(endpoint, None))
+    }
+
+    fn http(status: &str, body: &str) -> String {
+        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    }
+
+    #[tokio::test]
+    async fn what_breaks_before_its_answer_is_asked_again_with_the_same_key() {
+        let (listener, client) = rig().await;
+        let made = http(
+            "201 Created",
+            "{\"id\":\"1\",\"host\":\"c\",\"made_unix_ms\":0,\"expires_unix_ms\":0,\"made_by\":\"root\",\"token\":\"t\"}",
+        );
+        let grant = JoinGrant { host: "c".into(), address: None, minutes: 60 };
+        let answers = [None, Some(made.as_str())];
+        let (asked, made) = tokio::join!(answer(listener, &answers), client.create_join_token(&grant));
+        assert_eq!(made.unwrap().token, "t");
+        assert!(key(&asked[0]).is_some_and(|key| key.len() == 36), "{asked:?}");
+        assert_eq!(key(&asked[0]), key(&asked[1]));
+    }
+
+    #[tokio::test]
+    async fn what_only_looks_or_is_refused_is_asked_once() {
+        let (listener, client) = rig().await;
+        let answers = [None];
+        let (asked, looked) = tokio::join!(answer(listener, &answers), client.tokens());
+        assert!(looked.is_err() && key(&asked[0]).is_none(), "{asked:?}");
+        let (listener, client) = rig().await;
+        let problem = Problem::new(ProblemCode::Conflict, "no", "");
+        let refusal = http("409 Conflict", &serde_json::to_string(&problem).unwrap());
+        let answers = [Some(refusal.as_str())];
+        let (_, undone) = tokio::join!(answer(listener, &answers), client.undo_drain("d1"));
+        assert!(matches!(undone, Err(ManagerError::Refused(_))), "{undone:?}");
     }
 }

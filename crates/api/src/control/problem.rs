@@ -51,6 +51,8 @@ pub enum ProblemCode {
     NoLeader,
     /// The store does not answer.
     StoreAway,
+    /// The OIDC issuer does not answer, so its tokens can't be checked.
+    IssuerAway,
     /// The manager itself fails.
     ManagerFailed,
     /// A code of a later version than this client's.
@@ -75,7 +77,7 @@ impl ProblemCode {
             P::UnsupportedType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             P::TooManyRequests => StatusCode::TOO_MANY_REQUESTS,
             P::HostAway | P::HostRefused => StatusCode::BAD_GATEWAY,
-            P::NoLeader | P::StoreAway => StatusCode::SERVICE_UNAVAILABLE,
+            P::NoLeader | P::StoreAway | P::IssuerAway => StatusCode::SERVICE_UNAVAILABLE,
             P::ManagerFailed | P::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -104,6 +106,7 @@ impl ProblemCode {
             P::HostRefused => "A host refuses",
             P::NoLeader => "No manager leads",
             P::StoreAway => "The store does not answer",
+            P::IssuerAway => "The OIDC issuer does not answer",
             P::ManagerFailed => "The manager fails",
             P::Unknown => "A problem of a later version",
         }

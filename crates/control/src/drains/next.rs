@@ -63,7 +63,8 @@ pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, n
             if is_news || (!has_live && !homeless.is_empty() && drain.placed_unix_ms < last_end_ms(legs)) {
                 return Next::Place(homeless);
             }
-            if has_live { Next::Wait } else { Next::End(DrainState::Done) }
+            let has_passing = inventory.vms_of(&drain.host).any(|info| is_passing(info));
+            if has_live || has_passing { Next::Wait } else { Next::End(DrainState::Done) }
         }
         DrainState::Undoing => {
             let live_out = legs.live().filter(|one| one.from == drain.host);
@@ -80,6 +81,11 @@ pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, n
         }
         DrainState::Planned | DrainState::Done | DrainState::Cancelled | DrainState::Undone => Next::Wait,
     }
+}
+
+/// Whether what keeps a VM from a move ends by itself: a migration of its own, or pages of it that are still to come. It goes afterwards.
+fn is_passing(info: &VmInfo) -> bool {
+    matches!(info.state, VmState::MigratingOut | VmState::MigratingIn) || info.page_in.is_some()
 }
 
 fn stays(drain: &SavedDrain, vm: &str) -> bool {
@@ -108,8 +114,10 @@ fn lost_targets(legs: &Legs<'_>, now_ms: u64) -> Vec<Leaving> {
 fn strays(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory) -> Vec<Leaving> {
     let is_stray = |one: &&Move| {
         let info = inventory.vm_info(&one.vm);
-        let can_leave =
-            |info: &VmInfo| info.host == drain.host && preflight::immovable(inventory, &info.name).is_none();
+        let can_leave = |info: &VmInfo| {
+            info.host == drain.host
+                && (is_passing(info) || preflight::immovable(inventory, &info.name).is_none())
+        };
         one.state == MoveState::Waiting
             && inventory.is_heard(&drain.host)
             && !info.is_some_and(|info| can_leave(info))
@@ -124,7 +132,7 @@ fn called_off(one: &Move, passed_over: Option<String>) -> Leaving {
 
 /// VMs that are on the host, could go, and have no move.
 pub(super) fn homeless(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory) -> Vec<DrainVm> {
-    let all = inventory.vms_of(&drain.host).filter(|info| info.state != VmState::MigratingOut);
+    let all = inventory.vms_of(&drain.host).filter(|info| !is_passing(info));
     let vms = all.filter_map(|info| {
         if inventory.planned_move(&info.name).is_some() {
             return None;

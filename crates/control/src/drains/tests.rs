@@ -257,3 +257,29 @@ async fn the_next_manager_goes_on_where_the_one_before_ended() {
     begun.sort();
     assert_eq!(begun, ["db", "web-1", "web-2"], "nothing is moved twice");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_on_its_way_or_lacks_pages_is_waited_for_and_goes() {
+    let told = |change: &dyn Fn(&mut VmInfo)| {
+        let HostEvent::Vm(mut info) = vm_told("db") else { unreachable!() };
+        change(&mut info);
+        HostEvent::Vm(info)
+    };
+    let lacks_pages = told(&|info| {
+        info.page_in = Some(godwit_api::PageInState { missing_pages: 7, connected: true });
+    });
+    let leaves = told(&|info| info.state = VmState::MigratingOut);
+    for passing in [lacks_pages, leaves] {
+        let rig = Rig::begin(Vec::new()).await;
+        rig.state.heard("a", passing);
+        let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+        while ["web-1", "web-2"].iter().any(|vm| rig.host_of(vm) == "a") {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((rig.host_of("db"), asked.state), ("a".to_owned(), DrainState::Running));
+        // It has all its pages, or its migration has failed.
+        rig.state.heard("a", vm_told("db"));
+        rig.when(&asked.id, DrainState::Done).await;
+        assert_ne!(rig.host_of("db"), "a");
+    }
+}

@@ -141,8 +141,10 @@ fn note(
 ) {
     let (method, path) = asked;
     let problem = response.extensions().get::<Problem>();
-    let kept_out = problem
-        .is_some_and(|problem| matches!(problem.code, ProblemCode::Unauthenticated | ProblemCode::Forbidden));
+    let kept_out = problem.is_some_and(|problem| {
+        use ProblemCode as P;
+        matches!(problem.code, P::Unauthenticated | P::Forbidden | P::IssuerAway)
+    });
     let only_looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
         || response.extensions().get::<OnlyLooked>().is_some();
     if only_looks && !kept_out {

@@ -36,7 +36,7 @@ const BEGIN_LIMIT: Duration = Duration::from_secs(10);
 /// What it refuses for want of a token or a role it passes on as well: that is for the audit log, and a token may be newer than it knows.
 pub(super) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>) -> bool {
     match refused.map(|problem| problem.code) {
-        Some(ProblemCode::Unauthenticated | ProblemCode::Forbidden) => return true,
+        Some(ProblemCode::Unauthenticated | ProblemCode::Forbidden | ProblemCode::IssuerAway) => return true,
         Some(_) => return false,
         None => {}
     }

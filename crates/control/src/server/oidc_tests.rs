@@ -195,3 +195,23 @@ async fn a_new_key_is_asked_for_and_unknown_ones_not_without_end() {
     assert!(!managed.ask(Method::GET, HOSTS, Some(&of_old), None).await.status.is_success());
     assert_eq!(issuer.asked.load(Ordering::SeqCst), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_issuer_that_can_not_be_reached_is_no_fault_of_the_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = Key::new("k1");
+    let issuer = Issuer::begin(dir.path(), vec![key.public()]).await;
+    let managed = issuer.manager(dir.path()).await;
+    let token = key.sign(&issuer.claims("viewer"));
+    drop(issuer);
+    for _ in 0..2 {
+        let answer = managed.ask(Method::GET, HOSTS, Some(&token), None).await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.body);
+        assert!(answer.body["detail"].as_str().unwrap().contains("OIDC issuer"), "{}", answer.body);
+        assert_eq!(answer.problem(), ProblemCode::IssuerAway);
+    }
+    let own = managed.token(Role::Viewer).await.token;
+    assert_eq!(managed.ask(Method::GET, HOSTS, Some(&own), None).await.status, StatusCode::OK);
+    let noted = noted(&managed, 3).await;
+    assert_eq!(noted.iter().filter(|entry| entry.status == 503).count(), 2);
+}

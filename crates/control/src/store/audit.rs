@@ -84,11 +84,12 @@ impl Default for Retention {
     }
 }
 
-/// Which entries go, by index: of entries newest first, given by their age. An entry of the future has none.
+/// Which entries go, by index: of entries newest first, given by their age, of which so many are before them. An entry of the future has none.
 #[must_use]
-pub fn expired(ages: impl IntoIterator<Item = Duration>, retention: Retention) -> Vec<usize> {
-    let gone =
-        |(index, age): &(usize, Duration)| *index >= retention.most_entries || *age > retention.longest;
+pub fn expired(before: usize, ages: impl IntoIterator<Item = Duration>, retention: Retention) -> Vec<usize> {
+    let gone = |(index, age): &(usize, Duration)| {
+        before + *index >= retention.most_entries || *age > retention.longest
+    };
     ages.into_iter().enumerate().filter(gone).map(|(index, _)| index).collect()
 }
 
@@ -103,23 +104,27 @@ pub async fn prune(
     now: SystemTime,
 ) -> Result<usize, RecordError> {
     let now_ms = unix_ms(now);
-    let mut keys = Vec::new();
+    let (mut read, mut removed) = (0, 0);
+    let mut after: Option<String> = None;
+    // A page at a time: all of the log is more than a manager should have in memory.
     loop {
-        let after = keys.last().map(String::as_str);
-        let page = store.read_page(AuditEntry::PREFIX, after, MOST_PAGE_ITEMS).await?;
-        keys.extend(page.items.into_iter().map(|item| item.key));
-        if !page.more {
-            break;
+        let page = store.read_page(AuditEntry::PREFIX, after.as_deref(), MOST_PAGE_ITEMS).await?;
+        let keys: Vec<String> = page.items.into_iter().map(|item| item.key).collect();
+        // A key that says no time is none of the log's: it is as old as can be.
+        let age = |key: &String| Duration::from_millis(now_ms.saturating_sub(time_of(key).unwrap_or(0)));
+        let gone = expired(read, keys.iter().map(age), retention);
+        for some in gone.chunks(MOST_KEYS) {
+            let removes =
+                some.iter().fold(Transaction::new(), |all, index| all.delete(keys[*index].as_str()));
+            store.commit(leadership, removes).await?;
+        }
+        read += keys.len();
+        removed += gone.len();
+        after = keys.into_iter().last();
+        if !page.more || after.is_none() {
+            return Ok(removed);
         }
     }
-    // A key that says no time is none of the log's: it is as old as can be.
-    let age = |key: &String| Duration::from_millis(now_ms.saturating_sub(time_of(key).unwrap_or(0)));
-    let gone = expired(keys.iter().map(age), retention);
-    for some in gone.chunks(MOST_KEYS) {
-        let removes = some.iter().fold(Transaction::new(), |all, index| all.delete(keys[*index].as_str()));
-        store.commit(leadership, removes).await?;
-    }
-    Ok(gone.len())
 }
 
 /// Milliseconds since 1970.
@@ -207,6 +212,23 @@ mod tests {
         assert_eq!(prune(&store, &leads, by_count, now).await.unwrap(), 0);
     }
 
+    #[tokio::test]
+    async fn entries_are_counted_across_pages() {
+        let store = MemoryStore::new();
+        let leads = leads(&store).await;
+        let mut log = AuditLog::new(&leads);
+        let all = 2 * MOST_PAGE_ITEMS as u64 + 10;
+        for n in 0..all {
+            let adds = log.add(Transaction::new(), &entry(n, &n.to_string())).unwrap();
+            store.commit(&leads, adds).await.unwrap();
+        }
+        let retention = Retention { most_entries: MOST_PAGE_ITEMS + 5, longest: Duration::from_secs(1000) };
+        let removed = prune(&store, &leads, retention, UNIX_EPOCH + Duration::from_secs(100)).await.unwrap();
+        assert_eq!(removed, MOST_PAGE_ITEMS + 5);
+        let (kept, newest) = (abouts(&store).await, (all - 1).to_string());
+        assert_eq!((kept.len(), &kept[0]), (MOST_PAGE_ITEMS + 5, &newest));
+    }
+
     proptest! {
         #[test]
         fn ids_sort_newest_first(
@@ -226,7 +248,7 @@ mod tests {
         ) {
             seconds.sort_unstable();
             let retention = Retention { most_entries, longest: Duration::from_secs(longest) };
-            let gone = expired(seconds.iter().map(|age| Duration::from_secs(*age)), retention);
+            let gone = expired(0, seconds.iter().map(|age| Duration::from_secs(*age)), retention);
             let stays: Vec<_> = (0..seconds.len()).filter(|index| !gone.contains(index)).collect();
             let young = seconds.iter().filter(|age| **age <= longest).count();
             prop_assert_eq!(stays, (0..young.min(most_entries)).collect::<Vec<_>>());
