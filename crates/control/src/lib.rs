@@ -19,6 +19,7 @@ pub mod inventory;
 mod joining;
 mod keeper;
 mod leading;
+mod limits;
 mod manager;
 mod metrics;
 mod moves;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use godwit_api::Client;
 use godwit_api::control::{
     AddHost, AuditEntry, AuditOutcome, Cluster, CreateMove, CreateToken, CreatedToken, Leader, ManagedHost,
-    Move, MoveLimits, Problem, ProblemCode, TokenInfo, UpdateHost,
+    Move, Problem, ProblemCode, TokenInfo, UpdateHost,
 };
 use godwit_pki::Identity;
 use tokio::sync::watch;
@@ -21,6 +21,7 @@ use crate::hosts::{Hosts, no_host};
 use crate::inventory::HostPlan;
 use crate::keeper::Keeper;
 use crate::leading::Leading;
+use crate::limits::{LIMITS, SavedLimits};
 use crate::moves::{OnWay, Wanted};
 use crate::plans::Planned;
 use crate::preflight::check_qemu;
@@ -112,6 +113,7 @@ impl Manager {
         // What is planned of the cluster holds before a host is heard.
         SavedBaseline::set_all(self, keeper.read_all(BASELINE).await?);
         SavedRule::set_all(self, keeper.read_all(RULES).await?);
+        SavedLimits::set_all(self, keeper.read_all(LIMITS).await?);
         SavedVm::set_all(self, vms);
         SavedHost::set_all(self, hosts);
         let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));
@@ -258,8 +260,8 @@ impl Manager {
         let plan = HostPlan {
             address: request.address.unwrap_or_else(|| before.address.clone()),
             labels: request.labels.unwrap_or_else(|| before.labels.clone()),
-            link_bits_per_s: request.link_bits_per_s.or(before.link_bits_per_s),
-            most_moves: request.most_moves.or(before.most_moves),
+            link_bits_per_s: request.link_bits_per_s.unwrap_or(before.link_bits_per_s),
+            most_moves: request.most_moves.unwrap_or(before.most_moves),
             maintenance: request.maintenance.unwrap_or(before.maintenance),
         };
         check_plan(&plan)?;
@@ -356,7 +358,7 @@ impl Manager {
             vms_running,
             moves_running,
             moves_waiting,
-            limits: MoveLimits::default(),
+            limits: inventory.move_limits(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What every manager knows of what the store keeps, whether it leads or not: hosts, VMs, rules, the baseline and tokens. Each is set as a whole where the store was
+//! What every manager knows of what the store keeps, whether it leads or not: hosts, VMs, rules, the baseline, limits and tokens. Each is set as a whole where the store was
 //! read, and one by one where it changes.
 
 use std::collections::BTreeSet;

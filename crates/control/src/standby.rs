@@ -1,4 +1,4 @@
-//! A manager that does not lead is ready to: it follows what the store keeps of hosts, VMs, rules, the baseline, tokens and moves, and by that every agent.
+//! A manager that does not lead is ready to: it follows what the store keeps of hosts, VMs, rules, the baseline, limits, tokens and moves, and by that every agent.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use crate::baseline::SavedBaseline;
+use crate::limits::SavedLimits;
 use crate::manager::Manager;
 use crate::moves::SavedMove;
 use crate::plans::Planned;
@@ -29,6 +30,7 @@ impl Standby {
         tasks.spawn(follow::<SavedToken>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedBaseline>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedRule>(Arc::clone(manager), Arc::clone(store)));
+        tasks.spawn(follow::<SavedLimits>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedVm>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedHost>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedMove>(Arc::clone(manager), Arc::clone(store)));

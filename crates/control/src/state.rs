@@ -8,15 +8,13 @@ use godwit_api::control::Change;
 
 use crate::events::Events;
 use crate::inventory::Inventory;
-use crate::queue::{HostLimit, Limits};
+use crate::queue::Limits;
 
 /// The cluster as this manager knows it.
 #[derive(Debug, Default)]
 pub struct State {
     inventory: RwLock<Inventory>,
     events: Arc<Events>,
-    /// How many migrations may run at once, as the configuration says.
-    limits: Limits,
 }
 
 /// Milliseconds since 1970.
@@ -30,19 +28,9 @@ impl State {
     /// Nothing known yet, with the limits of the configuration.
     #[must_use]
     pub fn with_limits(limits: Limits) -> State {
-        State { limits, ..State::default() }
-    }
-
-    /// How many migrations may run at once: by the configuration, and by what is planned of single hosts.
-    #[must_use]
-    pub fn limits(&self, inventory: &Inventory) -> Limits {
-        let mut limits = self.limits.clone();
-        for (name, plan) in inventory.plans() {
-            if let Some(most) = plan.most_moves {
-                limits.hosts.insert(name.to_owned(), HostLimit { out: Some(most), into: Some(most) });
-            }
-        }
-        limits
+        let mut inventory = Inventory::default();
+        inventory.configure_limits(limits);
+        State { inventory: RwLock::new(inventory), ..State::default() }
     }
 
     /// The inventory, to read.

@@ -190,8 +190,8 @@ impl Lab {
         for host in [from.as_str(), to] {
             let change = UpdateHost {
                 maintenance: Some(false),
-                // As many as the way wants; back to the link's own limit is not to be had by an update, and is named.
-                most_moves: Some(way.at_once.unwrap_or_else(|| at_link(self.trial.options().link))),
+                // As many as the way wants; none: the link's own limit.
+                most_moves: Some(way.at_once),
                 ..UpdateHost::default()
             };
             self.trial.ask(self.manager.update_host(host, &change))?;

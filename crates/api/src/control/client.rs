@@ -13,11 +13,7 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    AddHost, AuditEntry, BaselineVm, Cluster, CpuBaselineChange, CpuBaselineInfo, CreateDrain,
-    CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary, HostedVm,
-    JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost, ManagedNetwork,
-    ManagedVm, Move, Page, Preflight, Problem, ProblemCode, RuleInfo, SetCpuBaseline, StartManagedVm,
-    StopManagedVm, TokenInfo, UpdateHost, VmSummary,
+    AddHost, AuditEntry, BaselineVm, Cluster, CpuBaselineChange, CpuBaselineInfo, CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost, ManagedNetwork, ManagedVm, Move, MoveLimits, Page, Preflight, Problem, ProblemCode, RuleInfo, SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, UpdateLimits, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint};
@@ -111,6 +107,16 @@ impl ManagerClient {
     /// Forgets a host; what runs there runs on.
     pub async fn forget_host(&self, name: &str) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/hosts/{}", segment(name))).await
+    }
+
+    /// How many moves may run at a time.
+    pub async fn limits(&self) -> Result<MoveLimits, ManagerError> {
+        self.get("/api/v1/limits").await
+    }
+
+    /// Changes how many moves may run at a time.
+    pub async fn update_limits(&self, change: &UpdateLimits) -> Result<MoveLimits, ManagerError> {
+        self.ask(Method::PATCH, "/api/v1/limits", change).await
     }
 
     /// Every VM that a host tells of, by name.

@@ -3,12 +3,14 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::MoveLimits;
+
 /// `GET /api/v1/cluster`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "version": "0.1.0", "leader": { "name": "m1", "address": "https://m1.example:7800", "is_self": true }, "hosts": 3, "hosts_up": 3,
     "vms": 42, "vms_running": 40, "moves_running": 2, "moves_waiting": 5,
-    "limits": { "out_of_host": null, "into_host": null, "per_datastore": null, "in_all": 20 }
+    "limits": { "out_of_host": null, "into_host": null, "per_datastore": 128, "in_all": 20, "datastores": {}, "hosts": {}, "by_link": [] }
 }))]
 pub struct Cluster {
     /// The manager's version.
@@ -40,18 +42,4 @@ pub struct Leader {
     pub address: String,
     /// Whether it is the one that answers.
     pub is_self: bool,
-}
-
-/// `GET` and `PUT /api/v1/limits`: how many moves run at a time. None: by the hosts' link speed, 4 at 1 Gb/s and 8 at 10 Gb/s or more.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct MoveLimits {
-    /// Out of a host.
-    pub out_of_host: Option<u32>,
-    /// Into a host.
-    pub into_host: Option<u32>,
-    /// Whose disks lie on one datastore.
-    pub per_datastore: Option<u32>,
-    /// In all.
-    pub in_all: Option<u32>,
 }

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type};
 
-use super::{CpuBaseline, Drain, HostSummary, Move, RuleInfo, VmSummary};
+use super::{CpuBaseline, Drain, HostSummary, Move, MoveLimits, RuleInfo, VmSummary};
 
 /// A change of the cluster, with its number: who was cut off goes on behind the last one that came (`Last-Event-ID`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -46,6 +46,8 @@ pub enum Change {
     CpuBaseline(Box<CpuBaseline>),
     /// The cluster has no CPU baseline any more.
     CpuBaselineGone,
+    /// Other limits hold for moves: those of single hosts their own events tell.
+    Limits(Box<MoveLimits>),
 }
 
 /// A change as it stands in the stream of server-sent events.

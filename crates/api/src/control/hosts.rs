@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
+use super::limits::named;
 use crate::HostInfo;
 
 /// What the manager knows of a host's agent.
@@ -107,7 +108,7 @@ pub struct ManagedHost {
     /// As in the list.
     #[serde(flatten)]
     pub summary: HostSummary,
-    /// What its link carries, bits per second, as somebody said; none: 10 Gb/s is taken.
+    /// What its link carries, bits per second, as somebody said; none: nobody did, and two moves at a time are taken for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_bits_per_s: Option<u64>,
     /// Moves out of it and into it at a time, as somebody said; none: by the link.
@@ -145,7 +146,7 @@ pub struct AddHost {
     pub most_moves: Option<u32>,
 }
 
-/// `PATCH /api/v1/hosts/{host}`: what is absent stays.
+/// `PATCH /api/v1/hosts/{host}`: what is absent stays; of link and most moves null takes back what was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "labels": { "rack": "r2" }, "maintenance": true }))]
@@ -156,11 +157,13 @@ pub struct UpdateHost {
     /// All of its labels.
     pub labels: Option<BTreeMap<String, String>>,
     /// What its link carries, bits per second.
-    #[schema(minimum = 1, maximum = 1_000_000_000_000_000_u64)]
-    pub link_bits_per_s: Option<u64>,
+    #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>, minimum = 1, maximum = 1_000_000_000_000_000_u64)]
+    pub link_bits_per_s: Option<Option<u64>>,
     /// Moves out of it and into it at a time.
-    #[schema(minimum = 1, maximum = 1000)]
-    pub most_moves: Option<u32>,
+    #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000)]
+    pub most_moves: Option<Option<u32>>,
     /// Whether it takes no VMs.
     pub maintenance: Option<bool>,
 }

@@ -8,6 +8,7 @@ mod cluster;
 mod events;
 mod hosts;
 mod join;
+mod limits;
 mod moves;
 mod preflight;
 mod problem;
@@ -21,10 +22,11 @@ pub use baseline::{
     CpuBaselineInfo, NamedCpu, SetCpuBaseline,
 };
 pub use client::{ManagerClient, ManagerError, TOKEN_VARIABLE};
-pub use cluster::{Cluster, Leader, MoveLimits};
+pub use cluster::{Cluster, Leader};
 pub use events::{Change, ClusterEvent, StreamedEvent};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
+pub use limits::{HostMoves, LinkMoves, MoveLimits, UpdateLimits};
 pub use moves::{
     CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MoveFailure, MovePriority,
     MoveState, Waits,

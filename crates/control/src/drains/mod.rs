@@ -342,7 +342,7 @@ impl Driver {
 
     fn hosts(&self, arriving: &Arriving) -> (Vec<placement::Host>, Limits) {
         let inventory = self.means.state.inventory();
-        let limits = self.means.state.limits(&inventory);
+        let limits = inventory.limits();
         (placement_hosts(arriving, &limits, &inventory), limits)
     }
 

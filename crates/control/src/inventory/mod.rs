@@ -3,6 +3,7 @@
 //! A VM may be told of by two hosts at a time, while it moves or in doubt: the one that runs it is its host, the others are told beside it.
 
 mod cluster;
+mod limits;
 mod seen;
 mod select;
 pub(crate) mod shares;
@@ -19,6 +20,7 @@ use godwit_qemu::{Baseline, CpuFeatures};
 
 pub use cluster::BaselinePlan;
 pub(crate) use cluster::RuleFilter;
+pub use limits::LimitsPlan;
 pub(crate) use seen::{SeenHost, SeenVm};
 pub use select::{Cursor, HostFilter, VmFilter};
 pub use tally::Tally;
@@ -53,6 +55,7 @@ pub struct Inventory {
     hosts: BTreeMap<String, Host>,
     vms: BTreeMap<String, Vm>,
     cluster: cluster::ClusterPlan,
+    limits: limits::KnownLimits,
 }
 
 #[derive(Debug)]

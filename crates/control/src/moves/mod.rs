@@ -42,6 +42,8 @@ enum Order {
     Event(String, JobEvent),
     /// A host's agent tells of a migration.
     Told(Box<MigrationStatus>),
+    /// Something has changed by which some may start.
+    Look,
 }
 
 /// The moves of the cluster, for everybody but the task that owns them, which ends with this.
@@ -110,6 +112,12 @@ impl Moves {
         self.order(|answer| Order::Cancel(id.to_owned(), answer)).await
     }
 
+    /// Looks at once who can start now.
+    pub(crate) fn look(&self) {
+        // Nobody listens any more where this manager ends.
+        let _ = self.orders.send(Order::Look);
+    }
+
     async fn order(
         &self,
         order: impl FnOnce(oneshot::Sender<Result<Move, Problem>>) -> Order,
@@ -166,6 +174,8 @@ impl Driver {
             }
             Order::Event(id, event) => self.happened(&id, event).await,
             Order::Told(status) => self.told(*status).await,
+            // What is done after each order.
+            Order::Look => {}
         }
     }
 
@@ -271,7 +281,7 @@ impl Driver {
         let now_ms = now_unix_ms();
         let (known, limits) = {
             let inventory = self.state.inventory();
-            (facts::known(&self.jobs, &inventory), self.state.limits(&inventory))
+            (facts::known(&self.jobs, &inventory), inventory.limits())
         };
         for (id, waits) in known.unable {
             self.set_waits(&id, waits);

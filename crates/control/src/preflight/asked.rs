@@ -41,7 +41,7 @@ impl Manager {
         let arriving = self.arriving();
         let inventory = self.state.inventory();
         let subject = Subject::of(&inventory, vm, engine).ok_or_else(|| no_vm(vm))?;
-        let hosts = placement_hosts(&arriving, &self.state.limits(&inventory), &inventory);
+        let hosts = placement_hosts(&arriving, &inventory.limits(), &inventory);
         Ok(subject.ranking(&hosts, &inventory.rules()))
     }
 
@@ -88,7 +88,7 @@ impl Manager {
         let target = inventory.seen_host(to).ok_or_else(|| no_host(to))?;
         let rules = inventory.rules();
         let hosts = match rules.iter().any(|rule| rule.vms.iter().any(|named| named == vm)) {
-            true => placement_hosts(&arriving, &self.state.limits(&inventory), &inventory),
+            true => placement_hosts(&arriving, &inventory.limits(), &inventory),
             false => Vec::new(),
         };
         let rules = subject.rules_check(to, &hosts, &rules);

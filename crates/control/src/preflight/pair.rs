@@ -8,7 +8,6 @@ use godwit_api::control::{CheckName, HostState};
 use super::cpu::{accelerator, baseline, cpu, untold};
 use super::{Found, Subject};
 use crate::inventory::SeenHost;
-use crate::queue::moves_at_once;
 use crate::words::Bytes;
 
 type OfPair = fn(&Subject<'_>, SeenHost<'_>) -> Found;
@@ -217,10 +216,9 @@ fn protocol(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn limits(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let most = |host: &SeenHost<'_>| {
-        u64::from(host.plan.most_moves.unwrap_or_else(|| moves_at_once(host.plan.link_bits_per_s)))
-    };
-    let (out, into) = (most(&subject.from), most(&to));
+    let (out, _) = subject.inventory.moves_at_once(subject.from.name);
+    let (_, into) = subject.inventory.moves_at_once(to.name);
+    let (out, into) = (u64::from(out), u64::from(into));
     let evidence = format!(
         "{} of {out} moves leave host {}, {} of {into} arrive at host {}",
         subject.from.moves_out, subject.from.name, to.moves_in, to.name

@@ -42,6 +42,12 @@ pub struct Limits {
     /// Hosts for which other numbers hold.
     #[serde(default)]
     pub hosts: BTreeMap<String, HostLimit>,
+    /// Migrations that leave any other host at once; none: by its link's speed.
+    #[serde(default)]
+    pub out_of_host: Option<u32>,
+    /// Migrations that arrive at any other host at once; none: by its link's speed.
+    #[serde(default)]
+    pub into_host: Option<u32>,
 }
 
 fn a_datastore() -> u32 {
@@ -55,6 +61,8 @@ impl Default for Limits {
             per_datastore: A_DATASTORE,
             datastores: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            out_of_host: None,
+            into_host: None,
         }
     }
 }
@@ -64,14 +72,14 @@ impl Limits {
     #[must_use]
     pub fn out_of(&self, host: &str, link_bits_per_s: Option<u64>) -> u32 {
         let set = self.hosts.get(host).and_then(|limit| limit.out);
-        set.unwrap_or_else(|| moves_at_once(link_bits_per_s))
+        set.or(self.out_of_host).unwrap_or_else(|| moves_at_once(link_bits_per_s))
     }
 
     /// Migrations that may arrive at a host at once.
     #[must_use]
     pub fn into_host(&self, host: &str, link_bits_per_s: Option<u64>) -> u32 {
         let set = self.hosts.get(host).and_then(|limit| limit.into);
-        set.unwrap_or_else(|| moves_at_once(link_bits_per_s))
+        set.or(self.into_host).unwrap_or_else(|| moves_at_once(link_bits_per_s))
     }
 
     /// Migrations at once of VMs with disks on a datastore.

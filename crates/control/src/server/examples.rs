@@ -137,6 +137,7 @@ mod tests {
             ManagedNetwork,
             ManagedVm,
             Move,
+            MoveLimits,
             Preflight,
             Problem,
             RuleInfo,
@@ -146,6 +147,7 @@ mod tests {
             StreamedEvent,
             TokenInfo,
             UpdateHost,
+            UpdateLimits,
             VmSummary,
         ])
     }

@@ -44,7 +44,7 @@ pub(super) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>)
     let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let is_known = match parts[..] {
         ["healthz" | "metrics"] | ["api", "openapi.json"] => true,
-        ["api", "v1", "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores"]
+        ["api", "v1", "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores" | "limits"]
         | ["api", "v1", "hosts" | "vms" | "rules" | "cpu-baseline", _] => looks,
         ["api", "v1", ..] => false,
         // The console's files, and what nobody answers.
@@ -171,6 +171,8 @@ mod tests {
             (Method::GET, "/api/v1/hosts/a", false),
             (Method::GET, "/api/v1/vms/web", false),
             (Method::GET, "/api/v1/cluster", false),
+            (Method::GET, "/api/v1/limits", false),
+            (Method::PATCH, "/api/v1/limits", true),
             (Method::GET, "/api/v1/networks", false),
             (Method::GET, "/api/v1/datastores", false),
             (Method::GET, "/api/v1/rules", false),

@@ -16,6 +16,7 @@ mod hosts;
 mod join;
 #[cfg(test)]
 mod join_tests;
+mod limits;
 mod moves;
 #[cfg(test)]
 mod oidc_tests;
@@ -85,6 +86,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .merge(hosts::routes())
         .merge(vms::routes())
         .merge(shares::routes())
+        .merge(limits::routes())
         .merge(moves::routes())
         .merge(preflight::routes())
         .merge(drains::routes())

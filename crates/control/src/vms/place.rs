@@ -40,7 +40,7 @@ impl Manager {
         // Held until it is among them: who looks next finds its room taken.
         let mut made = self.being_made.rooms();
         let inventory = self.state.inventory();
-        let mut hosts = placement_hosts(&arriving, &self.state.limits(&inventory), &inventory);
+        let mut hosts = placement_hosts(&arriving, &inventory.limits(), &inventory);
         for (name, room) in &*made {
             let of_room = hosts.iter_mut().find(|host| host.facts.name == room.host);
             // What its host tells of is counted already.
