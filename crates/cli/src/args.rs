@@ -3,6 +3,7 @@
 mod baseline;
 mod control;
 mod lab;
+mod limits;
 mod moves;
 mod rules;
 
@@ -26,6 +27,7 @@ pub(crate) use control::{
     ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
 };
 pub(crate) use lab::{GuestCommand, LabCommand, LabPlace, LabUpArgs};
+pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 

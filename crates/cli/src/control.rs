@@ -14,9 +14,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand};
 use crate::baseline;
+use crate::events;
 use crate::exit::{Exit, Failure};
 use crate::hosts::{authority_of, manager_of};
 use crate::join;
+use crate::limits;
 use crate::moves;
 use crate::output::{Output, fields, table};
 use crate::rules;
@@ -58,6 +60,8 @@ pub(crate) async fn ask(
         ControlCommand::Move { command } => return moves::run(command, &manager, output).await,
         ControlCommand::Rule { command } => rules::run(command, &manager, output).await?,
         ControlCommand::CpuBaseline { command } => baseline::run(command, &manager, output).await?,
+        ControlCommand::Limits { command } => limits::run(command, &manager, output).await?,
+        ControlCommand::Events { behind } => return events::follow(&manager, behind, output).await,
         ControlCommand::Audit { lines } => return moves::audit(&manager, usize::from(lines), output).await,
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
@@ -137,6 +141,7 @@ async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Outp
                 fields(&rows)
             })
         }
+        ManagedHostCommand::Set(options) => limits::set_host(options, manager, output).await,
         ManagedHostCommand::Maintenance { name, switch } => {
             let change = UpdateHost { maintenance: Some(switch == Switch::On), ..UpdateHost::default() };
             let host = manager.update_host(&name, &change).await?;

@@ -3,12 +3,14 @@
 mod args;
 mod baseline;
 mod control;
+mod events;
 mod exit;
 mod guest;
 mod host;
 mod hosts;
 mod join;
 mod lab;
+mod limits;
 mod migrate;
 mod moves;
 mod output;

@@ -56,7 +56,7 @@ pub(crate) async fn run(
     Ok(Exit::Ok)
 }
 
-fn state(of: MoveState) -> &'static str {
+pub(crate) fn move_state(of: MoveState) -> &'static str {
     match of {
         MoveState::Waiting => "waiting",
         MoveState::Starting => "starting",
@@ -68,7 +68,7 @@ fn state(of: MoveState) -> &'static str {
 }
 
 /// What it waits for, how far it is, or why it failed.
-fn because(one: &Move) -> String {
+pub(crate) fn because(one: &Move) -> String {
     if let Some(waits) = &one.waits {
         return waits.text.clone();
     }
@@ -81,7 +81,7 @@ fn because(one: &Move) -> String {
 
 fn move_row(one: &Move) -> Vec<String> {
     let to = one.to.clone().unwrap_or_else(|| "-".to_owned());
-    vec![one.id.clone(), one.vm.clone(), one.from.clone(), to, state(one.state).to_owned(), because(one)]
+    vec![one.id.clone(), one.vm.clone(), one.from.clone(), to, move_state(one.state).to_owned(), because(one)]
 }
 
 fn move_fields(one: &Move) -> String {
@@ -90,7 +90,7 @@ fn move_fields(one: &Move) -> String {
         ("vm", one.vm.clone()),
         ("from", one.from.clone()),
         ("to", one.to.clone().unwrap_or_else(|| "not chosen yet".to_owned())),
-        ("state", state(one.state).to_owned()),
+        ("state", move_state(one.state).to_owned()),
     ];
     let why = |told: &Option<String>| told.clone().filter(|told| !told.is_empty());
     rows.extend(why(&one.to_reason).map(|reason| ("why there", reason)));
@@ -110,7 +110,7 @@ async fn follow_move(manager: &ManagerClient, asked: Move, output: Output) -> Re
     let mut now = asked;
     while !now.state.is_over() {
         if let Some(bar) = &bar {
-            bar.set_message(format!("{} {}: {}", now.vm, state(now.state), because(&now)));
+            bar.set_message(format!("{} {}: {}", now.vm, move_state(now.state), because(&now)));
             bar.tick();
         }
         if has_interrupted(LOOK_INTERVAL).await {
@@ -188,7 +188,7 @@ fn count(drain: &Drain, state: DrainVmState) -> usize {
     drain.vms.iter().filter(|vm| vm.state == state).count()
 }
 
-fn drain_state(of: DrainState) -> &'static str {
+pub(crate) fn drain_state(of: DrainState) -> &'static str {
     match of {
         DrainState::Planned => "planned",
         DrainState::Running => "running",

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -190,4 +191,47 @@ fn the_cpu_baseline_is_planned_set_and_cleared() {
     assert!(text.contains("falls-short") && text.contains("warp"), "{text}");
     managed.ask("control cpu-baseline clear");
     assert_eq!(managed.refused("control cpu-baseline clear").0, 3);
+}
+
+#[test]
+fn limits_hold_at_once_and_are_taken_back() {
+    let managed = Managed::begin(2);
+    let made = managed.ask("vm create web --kernel /k --start");
+    let to = if made["host"] == "host-0000" { "host-0001" } else { "host-0000" };
+    let set = managed.ask("control limits set --in-all 0 --datastore /srv=3");
+    assert_eq!((set["in_all"].as_u64(), set["datastores"]["/srv"].as_u64()), (Some(0), Some(3)));
+    assert_eq!(managed.ask("control status")["limits"], managed.ask("control limits show"));
+    let asked = managed.ask(&format!("control move create web --to {to} --detach"));
+    assert_eq!(asked["waits"]["code"], "total-limit", "{asked}");
+    assert!(managed.ask("control limits set --in-all default")["in_all"].is_null());
+    let show = format!("control move show {}", asked["id"].as_str().unwrap());
+    until("the move is done", || managed.ask(&show)["state"] == "done");
+    let host = managed.ask("control host set host-0000 --most-moves 3 --link 25gbit --label rack=r1");
+    assert_eq!((host["most_moves"].as_u64(), host["labels"]["rack"].as_str()), (Some(3), Some("r1")));
+    let host = managed.ask("control host set host-0000 --most-moves default --no-labels");
+    assert!(host["most_moves"].is_null() && host["labels"]["rack"].is_null(), "{host}");
+    assert_eq!(host["link_bits_per_s"], 25_000_000_000_u64);
+    assert_eq!(managed.refused("control limits set").0, 2);
+    assert_eq!(managed.refused("control limits set --datastore srv=3").0, 2);
+}
+
+#[test]
+fn events_are_told_a_line_each() {
+    let managed = Managed::begin(1);
+    // All that came since the manager began, and then what comes.
+    let mut follows = godwit(&managed.hosts, &["control", "events", "--behind", "0"]);
+    let mut follows = follows.stdout(Stdio::piped()).spawn().unwrap();
+    managed.ask("vm create web --kernel /k");
+    let lines = BufReader::new(follows.stdout.take().unwrap()).lines();
+    let mut lines = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let mut before = 0;
+    let vm = lines.find(|event| {
+        let number = event["number"].as_u64().unwrap();
+        assert_eq!(number, before + 1);
+        before = number;
+        event["kind"] == "vm"
+    });
+    assert_eq!(vm.unwrap()["data"]["name"], "web");
+    follows.kill().unwrap();
+    follows.wait().unwrap();
 }

@@ -234,11 +234,6 @@ impl Lab {
     }
 }
 
-/// Moves at once that the manager has for a link (docs/queue.md).
-fn at_link(link: Option<BitRate>) -> u32 {
-    link.map_or(2, |link| if link.bits_per_second() >= 10_000_000_000 { 8 } else { 4 })
-}
-
 fn render(measured: &Measured) -> String {
     let text = |runs: &[Run], of: fn(&Run) -> f64| {
         Spread::of(runs.iter().map(of)).map_or_else(

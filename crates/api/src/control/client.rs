@@ -13,10 +13,14 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    AddHost, AuditEntry, BaselineVm, Cluster, CpuBaselineChange, CpuBaselineInfo, CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary, HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost, ManagedNetwork, ManagedVm, Move, MoveLimits, Page, Preflight, Problem, ProblemCode, RuleInfo, SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, UpdateLimits, VmSummary,
+    AddHost, AuditEntry, BaselineVm, Cluster, CpuBaselineChange, CpuBaselineInfo, CreateDrain,
+    CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary, HostedVm,
+    JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost, ManagedNetwork,
+    ManagedVm, ManagerEvents, Move, MoveLimits, Page, Preflight, Problem, ProblemCode, RuleInfo,
+    SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, UpdateLimits, VmSummary,
 };
 use crate::client::segment;
-use crate::{Client, ClientError, Endpoint};
+use crate::{Client, ClientError, Endpoint, Events};
 
 /// The environment variable that a token is taken from: on a command line everybody on the machine could read it.
 pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
@@ -306,6 +310,20 @@ impl ManagerClient {
         self.ask(Method::POST, "/api/v1/join", request).await
     }
 
+    /// Every change from now on, or from behind the event of that number on.
+    pub async fn events(&self, behind: Option<u64>) -> Result<ManagerEvents, ManagerError> {
+        let mut request = self.request(&Method::GET, "/api/v1/events", Bytes::new(), None)?;
+        if let Some(behind) = behind {
+            request.headers_mut().insert("last-event-id", behind.into());
+        }
+        let response = self.client.exchange(request).await.map_err(|error| self.failed(error))?;
+        if !response.status().is_success() {
+            return Err(self.refusal(response).await);
+        }
+        let events = Events::new(self.client.endpoint().clone(), response.into_body());
+        Ok(ManagerEvents::new(self.clone(), events))
+    }
+
     /// All pages of a list.
     async fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, ManagerError> {
         let mut all = Vec::new();
@@ -413,7 +431,7 @@ impl ManagerClient {
     }
 
     /// What the transport says, of a manager.
-    fn failed(&self, error: ClientError) -> ManagerError {
+    pub(super) fn failed(&self, error: ClientError) -> ManagerError {
         match error {
             ClientError::Unreachable { endpoint, why } => ManagerError::Unreachable { endpoint, why },
             ClientError::Protocol { endpoint, why } => ManagerError::Protocol { endpoint, why },

@@ -6,6 +6,7 @@ mod baseline;
 mod client;
 mod cluster;
 mod events;
+mod following;
 mod hosts;
 mod join;
 mod limits;
@@ -24,6 +25,7 @@ pub use baseline::{
 pub use client::{ManagerClient, ManagerError, TOKEN_VARIABLE};
 pub use cluster::{Cluster, Leader};
 pub use events::{Change, ClusterEvent, StreamedEvent};
+pub use following::{ManagerEvent, ManagerEvents};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
 pub use limits::{HostMoves, LinkMoves, MoveLimits, UpdateLimits};

@@ -8,7 +8,7 @@ use godwit_api::Endpoint;
 use godwit_api::control::Role;
 use godwit_lab::BitRate;
 
-use super::{CpuBaselineCommand, MoveCommand, RuleCommand};
+use super::{CpuBaselineCommand, LimitsCommand, MoveCommand, RuleCommand, SetHostArgs};
 use crate::units::parse_duration;
 
 /// Where the manager is that is asked.
@@ -82,6 +82,29 @@ A guest that runs keeps its CPU: its VM has to be stopped and made anew with the
     CpuBaseline {
         #[command(subcommand)]
         command: CpuBaselineCommand,
+    },
+    /// How many moves run at a time (needs the role admin to change)
+    #[command(after_help = "Examples:
+  godwit control limits show
+  godwit control limits set --in-all 20 --out 2
+  godwit control limits set --datastore /srv/slow=2
+  godwit control limits set --in-all default
+
+What is set holds at once, over the manager's configuration, until it is set back to default. 0 lets nothing begin. One host's own: godwit control host set.")]
+    Limits {
+        #[command(subcommand)]
+        command: LimitsCommand,
+    },
+    /// Follow what changes in the cluster, a line each, with --json one JSON object a line
+    #[command(after_help = "Examples:
+  godwit control events
+  godwit --json control events | jq .
+
+Ctrl-C ends it. A manager that falls silent is asked again, and goes on behind the last event that came.")]
+    Events {
+        /// Begin behind the event of this number [default: with what comes from now on]
+        #[arg(long, value_name = "NUMBER")]
+        behind: Option<u64>,
     },
     /// Who did what, and who was refused, the newest first (needs the role admin)
     Audit {
@@ -159,6 +182,12 @@ pub(crate) enum ManagedHostCommand {
         /// Its name
         name: String,
     },
+    /// Change a host's address, labels, link or number of moves at a time
+    #[command(after_help = "Examples:
+  godwit control host set a --label rack=r2 --label licence=erp
+  godwit control host set a --link 25gbit --most-moves 12
+  godwit control host set a --most-moves default")]
+    Set(SetHostArgs),
     /// Keep new VMs from a host, or let it take them again; its own VMs stay (`godwit host drain` moves them)
     Maintenance {
         /// Its name

@@ -44,7 +44,11 @@ pub(super) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>)
     let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let is_known = match parts[..] {
         ["healthz" | "metrics"] | ["api", "openapi.json"] => true,
-        ["api", "v1", "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores" | "limits"]
+        [
+            "api",
+            "v1",
+            "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores" | "limits",
+        ]
         | ["api", "v1", "hosts" | "vms" | "rules" | "cpu-baseline", _] => looks,
         ["api", "v1", ..] => false,
         // The console's files, and what nobody answers.
