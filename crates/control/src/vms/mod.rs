@@ -67,7 +67,6 @@ impl Drop for Kept {
 struct Located {
     client: Client,
     info: Arc<VmInfo>,
-    in_doubt: bool,
 }
 
 impl Manager {
@@ -134,11 +133,10 @@ impl Manager {
             if manager.state.inventory().seen_vm(&vm).is_none() {
                 return manager.forget_vm(&vm, force).await;
             }
-            let Located { client, info, in_doubt } = manager.locate(&vm)?;
+            let Located { client, info } = manager.locate(&vm)?;
             manager.refuse_under_way(&info, "deleted", true)?;
-            let has_process = !matches!(info.state, VmState::Stopped | VmState::Failed);
-            if force && has_process && !in_doubt {
-                client.stop_vm(&vm, StopVm { force: true, grace_ms: None }).await.map_err(of_host)?;
+            if force {
+                end(&client, &vm).await?;
             }
             let deleted = if force { client.give_up_vm(&vm).await } else { client.delete_vm(&vm).await };
             match deleted {
@@ -216,7 +214,7 @@ impl Manager {
 
     /// Where a VM is, by what agents tell.
     fn locate(&self, vm: &str) -> Result<Located, Problem> {
-        let (info, in_doubt) = {
+        let info = {
             let inventory = self.state.inventory();
             let seen = inventory.seen_vm(vm).ok_or_else(|| no_vm(vm))?;
             let host = &seen.info.host;
@@ -233,9 +231,9 @@ impl Manager {
                 let problem = Problem::new(ProblemCode::WrongState, detail, mend);
                 return Err(Problem { cause: Some(ErrorCode::InDoubt), ..problem });
             }
-            (Arc::clone(seen.info), seen.in_doubt)
+            Arc::clone(seen.info)
         };
-        Ok(Located { client: self.client_of(&info.host)?, info, in_doubt })
+        Ok(Located { client: self.client_of(&info.host)?, info })
     }
 
     /// Refuses what would end a VM that is under way; `waiting`: also where its move has not begun.
@@ -337,6 +335,18 @@ impl Manager {
         // It is there all the same, and will be told.
         let _ = timeout(TOLD_LIMIT, told).await;
     }
+}
+
+/// Ends a VM at once that has a process by its agent's own word: what that told last may be a moment old. One in doubt stays as it is.
+async fn end(client: &Client, vm: &str) -> Result<(), Problem> {
+    let now = match client.vm(vm).await {
+        Err(error) if error.code() == Some(ErrorCode::NotFound) => return Ok(()),
+        now => now.map_err(of_host)?,
+    };
+    if !now.in_doubt && !matches!(now.state, VmState::Stopped | VmState::Failed) {
+        client.stop_vm(vm, StopVm { force: true, grace_ms: None }).await.map_err(of_host)?;
+    }
+    Ok(())
 }
 
 /// What has become of a creation: where its answer was lost, its agent is asked for the VM.
