@@ -21,6 +21,8 @@ pub struct Migrations {
     all: Mutex<VecDeque<Arc<Entry>>>,
     count: AtomicU64,
     metrics: Metrics,
+    /// Of those that began beside others.
+    begun: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -129,6 +131,18 @@ impl Migrations {
     pub fn fresh_id(&self) -> String {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         format!("m{:x}-{}", since_1970.as_secs(), self.count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Where in a guest's memory a migration begins, as a part of it: another place than those that run beside it, so that each finds
+    /// at the destination what others have brought. Multiples of the golden ratio spread evenly, however many there are.
+    #[must_use]
+    pub fn place_to_begin(&self) -> f64 {
+        const GOLDEN_RATIO: f64 = 0.618_033_988_749_895;
+        let running = lock(&self.all).iter().filter(|entry| entry.report.borrow().is_none()).count();
+        match running {
+            0 | 1 => 0.0,
+            _ => (self.begun.fetch_add(1, Ordering::Relaxed) as f64 * GOLDEN_RATIO).fract(),
+        }
     }
 
     /// Whether a migration of that name is this one, of that VM to that host; none: there is none of that name.

@@ -1,16 +1,16 @@
 //! Memory that this host lets the sources of arriving guests refer to, so that they need not send it: the RAM of VMs that left
-//! (bases, for their way back), and that of VMs which arrived and run here.
+//! (bases, for their way back), and that of VMs which arrive or arrived and run here.
 //!
 //! A base is memory without a name: its files are removed as those of any VM that leaves, and stay open here. So nothing of it
 //! outlives the agent, and nothing can run on it; it is read, and believed only where its BLAKE3 is that of the guest's page.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_api::ReferencesInfo;
-use godwit_migration::drive::Offer;
-use godwit_migration::reference::Content;
-use godwit_ram::Region;
+use godwit_migration::drive::{Beside, Offer};
+use godwit_migration::reference::{Arrivals, Content};
+use godwit_ram::{RamError, Region};
 
 use crate::config::ReferencesConfig;
 use crate::vm::Vm;
@@ -19,6 +19,8 @@ use crate::vm::Vm;
 const MOST_PAGES: u64 = 2 << 20;
 /// Of so many before it begins: 2 MiB of digests.
 const FIRST_PAGES: u64 = 256 << 10;
+/// How often it is looked whether guests are still on their way.
+const BUSY_INTERVAL: Duration = Duration::from_millis(500);
 /// How much of a base is given back to the kernel at once.
 const FREE_STEP_BYTES: u64 = 32 << 20;
 
@@ -28,6 +30,7 @@ pub(crate) struct References {
     most_base_bytes: u64,
     base_time: Duration,
     most_digest_bytes: u64,
+    arrivals: Arc<Arrivals>,
     state: Mutex<State>,
 }
 
@@ -35,8 +38,6 @@ pub(crate) struct References {
 struct State {
     /// The oldest first.
     bases: Vec<Base>,
-    /// The oldest first. Each belongs to its VM: what is gone is forgotten.
-    arrived: Vec<Weak<Content>>,
 }
 
 #[derive(Debug)]
@@ -53,6 +54,7 @@ impl References {
             most_base_bytes: config.base_memory.bytes(host_bytes),
             base_time: Duration::from_secs(60 * u64::from(config.base_minutes)),
             most_digest_bytes: config.digest_memory.bytes(),
+            arrivals: Arc::default(),
             state: Mutex::default(),
         }
     }
@@ -63,7 +65,14 @@ impl References {
     }
 
     /// Keeps the memory of a VM that left, before its files' names go. False: it is to be freed with them.
-    pub(crate) fn keep(self: &Arc<Self>, vm: &str, regions: &[Arc<Region>], taken_bytes: u64) -> bool {
+    /// `is_busy` says whether guests are on their way.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        vm: &str,
+        regions: &[Arc<Region>],
+        taken_bytes: u64,
+        is_busy: impl Fn() -> bool + Send + 'static,
+    ) -> bool {
         if taken_bytes == 0 || taken_bytes > self.most_base_bytes || self.base_time.is_zero() {
             return false;
         }
@@ -87,7 +96,7 @@ impl References {
         let base = Base { vm: vm.to_owned(), content: Arc::clone(&content), since: Instant::now() };
         self.state().bases.push(base);
         tracing::info!(vm, bytes = taken_bytes, "its memory is kept for its way back");
-        work_out_later(&content);
+        work_out_later(&content, is_busy);
         let (references, limit) = (Arc::downgrade(self), self.base_time);
         tokio::spawn(async move {
             tokio::time::sleep(limit).await;
@@ -98,23 +107,42 @@ impl References {
         true
     }
 
-    /// Offers the memory of a VM that arrived, as long as it is there.
-    pub(crate) fn arrived(&self, vm: &Vm) {
+    /// Offers the memory of a VM that begins to arrive, as it comes and as long as it is there, to those that arrive beside it.
+    pub(crate) fn arriving(&self, vm: &Vm) -> Option<Beside> {
+        let content = self.content_of(vm, Content::of_arriving)?;
+        vm.offers(Arc::clone(&content));
+        Some(Beside::begin(&self.arrivals, content))
+    }
+
+    /// Offers the memory of a VM that arrived, as long as it is there. `is_busy` says whether guests are on their way.
+    pub(crate) fn arrived(&self, vm: &Vm, is_busy: impl Fn() -> bool + Send + 'static) {
+        let content = vm.offered().or_else(|| {
+            let content = self.content_of(vm, Content::of)?;
+            self.arrivals.begin(&content);
+            vm.offers(Arc::clone(&content));
+            Some(content)
+        });
+        if let Some(content) = content {
+            content.has_arrived();
+            work_out_later(&content, is_busy);
+        }
+    }
+
+    /// None: it is of no use to others here.
+    fn content_of(
+        &self,
+        vm: &Vm,
+        of: impl FnOnce(&[Arc<Region>]) -> Result<Content, RamError>,
+    ) -> Option<Arc<Content>> {
         let pages: u64 = vm.regions.iter().map(|region| region.pages()).sum();
         if self.digest_bytes() + 8 * pages > self.most_digest_bytes {
-            return tracing::debug!(vm = vm.name, "no memory is left for the digests of its pages");
+            tracing::debug!(vm = vm.name, "no memory is left for the digests of its pages");
+            return None;
         }
-        match Content::of(&vm.regions) {
-            Ok(content) => {
-                let content = Arc::new(content);
-                work_out_later(&content);
-                let mut state = self.state();
-                state.arrived.retain(|content| content.strong_count() > 0);
-                state.arrived.push(Arc::downgrade(&content));
-                vm.offers(content);
-            }
-            Err(error) => tracing::warn!(vm = vm.name, %error, "its memory is of no use to other guests"),
-        }
+        let warn = |error: &RamError| {
+            tracing::warn!(vm = vm.name, %error, "its memory is of no use to other guests");
+        };
+        of(&vm.regions).inspect_err(warn).ok().map(Arc::new)
     }
 
     /// The memory of a VM whose QEMU has ended is of no use to others any more, and nobody's any more: sources that were told of it
@@ -130,17 +158,24 @@ impl References {
         free_later(self.take_bases(|base| base.vm == vm));
     }
 
-    /// What a source of this VM may refer to: the VM's own base first, then whatever is newest.
-    pub(crate) fn offer(&self, vm: &str) -> Offer {
+    /// What a source of this VM may refer to: the VM's own base first, then whatever is newest, and what comes beside.
+    pub(crate) fn offer(&self, vm: &Vm) -> Offer {
+        let mut offer = self.offer_here(&vm.name);
+        offer.beside = self.arriving(vm);
+        offer
+    }
+
+    /// What is here.
+    fn offer_here(&self, vm: &str) -> Offer {
         self.expire();
+        let arrived = self.arrivals.all().into_iter().filter(|content| !content.is_arriving()).rev();
         let state = self.state();
         let is_own = |base: &&Base| base.vm == vm;
         let own = state.bases.iter().rev().filter(is_own);
         let others = state.bases.iter().rev().filter(|base| !is_own(base));
-        let arrived = state.arrived.iter().rev().filter_map(Weak::upgrade);
         let bases = |base: &Base| Arc::clone(&base.content);
         let contents = own.map(bases).chain(arrived).chain(others.map(bases)).collect();
-        Offer { contents, most_pages: MOST_PAGES, first_pages: FIRST_PAGES }
+        Offer { contents, most_pages: MOST_PAGES, first_pages: FIRST_PAGES, beside: None }
     }
 
     /// Memory that bases hold, bytes: another VM may have it.
@@ -151,9 +186,8 @@ impl References {
     /// What is here, for people.
     pub(crate) fn info(&self) -> ReferencesInfo {
         let state = self.state();
-        let arrived = state.arrived.iter().filter_map(Weak::upgrade);
         let contents: Vec<_> =
-            state.bases.iter().map(|base| Arc::clone(&base.content)).chain(arrived).collect();
+            state.bases.iter().map(|base| Arc::clone(&base.content)).chain(self.arrivals.all()).collect();
         ReferencesInfo {
             bases: state.bases.len(),
             base_bytes: state.bases.iter().map(|base| base.content.taken_bytes()).sum(),
@@ -181,17 +215,13 @@ impl References {
 
     /// Memory that the digests of all that is offered take.
     fn digest_bytes(&self) -> u64 {
-        let state = self.state();
-        let bases = state.bases.iter().map(|base| base.content.digest_bytes());
-        let arrived = state.arrived.iter().filter_map(Weak::upgrade);
-        bases.sum::<u64>() + arrived.map(|content| content.digest_bytes()).sum::<u64>()
+        let bases: u64 = self.state().bases.iter().map(|base| base.content.digest_bytes()).sum();
+        bases + self.arrived_digest_bytes()
     }
 
     /// The part of that which no base has: to drop bases makes no room in it.
     fn arrived_digest_bytes(&self) -> u64 {
-        let state = self.state();
-        let arrived = state.arrived.iter().filter_map(Weak::upgrade);
-        arrived.map(|content| content.digest_bytes()).sum()
+        self.arrivals.all().iter().map(|content| content.digest_bytes()).sum()
     }
 
     /// Drops the oldest bases until one of so many bytes, with so many bytes of digests, fits beside the others.
@@ -233,12 +263,16 @@ fn free_later(bases: Vec<Base>) {
     in_the_background("free-bases", move || bases.iter().for_each(|base| empty(&base.vm, &base.content)));
 }
 
-/// Works digests out with at most half of a core that nobody else wants. A migration that arrives before does it itself.
-fn work_out_later(content: &Arc<Content>) {
+/// Works digests out with at most half of a core that nobody else wants, and not while guests are on their way. A migration that
+/// arrives before does it itself, as far as it needs them.
+fn work_out_later(content: &Arc<Content>, is_busy: impl Fn() -> bool + Send + 'static) {
     let content = Arc::downgrade(content);
     in_the_background("digests", move || {
         let pieces: Vec<_> = content.upgrade().map_or_else(Vec::new, |content| content.pieces().collect());
         for (block, pages) in pieces {
+            while is_busy() && content.strong_count() > 0 {
+                pause(BUSY_INTERVAL);
+            }
             let begun = Instant::now();
             // It may be gone meanwhile.
             let Some(content) = content.upgrade() else { return };
@@ -246,10 +280,14 @@ fn work_out_later(content: &Arc<Content>) {
                 return;
             }
             drop(content);
-            #[expect(clippy::disallowed_methods, reason = "time that passes for others is what this is for")]
-            std::thread::sleep(begun.elapsed());
+            pause(begun.elapsed());
         }
     });
+}
+
+#[expect(clippy::disallowed_methods, reason = "time that passes for others is what this is for")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
 }
 
 fn in_the_background(name: &str, body: impl FnOnce() + Send + 'static) {
@@ -292,7 +330,7 @@ mod tests {
     }
 
     fn offered(references: &References, vm: &str) -> Vec<Option<u8>> {
-        references.offer(vm).contents.iter().map(|content| first_byte(content)).collect()
+        references.offer_here(vm).contents.iter().map(|content| first_byte(content)).collect()
     }
 
     #[tokio::test]
@@ -301,24 +339,27 @@ mod tests {
         let config = ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
         let references = references(&config);
         for (vm, byte) in [("web", 1), ("api", 2)] {
-            assert!(references.keep(vm, &memory(byte), BYTES));
+            assert!(references.keep(vm, &memory(byte), BYTES, || false));
         }
         assert_eq!(offered(&references, "web"), [Some(1), Some(2)]);
         assert_eq!(offered(&references, "api"), [Some(2), Some(1)]);
         assert_eq!(offered(&references, "new"), [Some(2), Some(1)]);
         // A later stay takes the place of the earlier one, a third VM that of the oldest.
-        assert!(references.keep("web", &memory(3), BYTES) && references.keep("db", &memory(4), BYTES));
+        assert!(
+            references.keep("web", &memory(3), BYTES, || false)
+                && references.keep("db", &memory(4), BYTES, || false)
+        );
         assert_eq!(offered(&references, "web"), [Some(3), Some(4)]);
-        assert!(!references.keep("huge", &memory(5), 3 * BYTES), "more than may be kept at all");
+        assert!(!references.keep("huge", &memory(5), 3 * BYTES, || false), "more than may be kept at all");
     }
 
     #[tokio::test]
     async fn what_is_needed_is_given_back_at_once_also_while_it_is_offered() {
         let references = references(&ReferencesConfig::default());
         for (vm, byte) in [("web", 1), ("api", 2), ("db", 3)] {
-            assert!(references.keep(vm, &memory(byte), BYTES));
+            assert!(references.keep(vm, &memory(byte), BYTES, || false));
         }
-        let offer = references.offer("web");
+        let offer = references.offer_here("web");
         assert!(references.base_bytes() >= 3 * BYTES);
         references.free(BYTES + 1);
         assert_eq!(offered(&references, "web"), [Some(3)]);
@@ -339,8 +380,8 @@ mod tests {
             },
         ] {
             let references = references(&config);
-            assert!(!references.keep("web", &memory(1), BYTES));
-            assert!(references.offer("web").contents.is_empty());
+            assert!(!references.keep("web", &memory(1), BYTES, || false));
+            assert!(references.offer_here("web").contents.is_empty());
         }
     }
 
@@ -348,10 +389,10 @@ mod tests {
     async fn what_can_not_be_kept_drops_nothing_else() {
         let digest_memory = ByteSize::from_bytes(8 * PAGES * 3);
         let references = references(&ReferencesConfig { digest_memory, ..ReferencesConfig::default() });
-        assert!(references.keep("web", &memory(1), BYTES));
+        assert!(references.keep("web", &memory(1), BYTES, || false));
         // A guest that arrived has so many digests that no other can be kept, whatever is dropped.
         let big = [memory(2), memory(2), memory(2), memory(2)].concat();
-        assert!(!references.keep("big", &big, 4 * BYTES));
+        assert!(!references.keep("big", &big, 4 * BYTES, || false));
         assert_eq!(offered(&references, "web"), [Some(1)]);
     }
 }

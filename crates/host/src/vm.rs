@@ -222,6 +222,11 @@ impl Vm {
         *self.content.lock().unwrap_or_else(PoisonError::into_inner) = Some(content);
     }
 
+    /// What it offers.
+    pub(crate) fn offered(&self) -> Option<Arc<Content>> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// What it has offered, which it offers no more.
     pub(crate) fn withdraws(&self) -> Option<Arc<Content>> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner).take()

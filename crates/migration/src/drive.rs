@@ -24,7 +24,7 @@ use godwit_wire::{Message, PagedIn, WireError};
 use crate::failure::{Failure, FailureCode};
 use crate::source::{Event, NotServed};
 
-pub use contents::Offer;
+pub use contents::{Beside, Offer};
 pub use destination::{DestinationJob, receive};
 pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};

@@ -8,10 +8,12 @@
 //! been applied, so what is missing is known by then. So a reference that fails costs time and nothing else.
 //!
 //! - [`Content`]: memory that a destination has, with the beginnings of its pages' hashes.
+//! - [`Arrivals`]: that of guests which arrive together.
 //! - [`Known`]: what a source knows of them.
 //! - [`Owed`]: what a source still owes, as a guess failed.
 //! - [`SentPages`]: what a source has sent of pages last.
 
+mod arrivals;
 mod content;
 mod known;
 mod owed;
@@ -20,6 +22,7 @@ mod sent_pages;
 
 use serde::{Deserialize, Serialize};
 
+pub use arrivals::Arrivals;
 pub use content::{Content, DIGEST_PAGES};
 pub use known::Known;
 pub use owed::{Owed, Unowed};

@@ -30,6 +30,7 @@ use crate::zero::is_zero_page;
 const ZERO_BYTES: usize = 64 << 10;
 /// From so many bytes on a copy through the mapping costs no more than one by `pwrite`.
 const MAPPED_COPY_BYTES: usize = 64 << 10;
+const ZERO_PAGES: u64 = ZERO_BYTES as u64 / PAGE_SIZE;
 static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
 
 /// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process. Dropping it unmaps the file
@@ -211,16 +212,21 @@ impl Region {
         if (known.first..known.end()).contains(&page) {
             return Ok(Some(known));
         }
-        // ENXIO: no data from here to the end of the file.
-        let data = match rustix::fs::seek(&self.file, SeekFrom::Data(page * PAGE_SIZE)) {
-            Ok(data) if data < end * PAGE_SIZE => data,
-            Ok(_) | Err(Errno::NXIO) => return Ok(None),
-            Err(errno) => return Err(failed(errno)),
-        };
-        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data)).map_err(failed)?;
-        let run = PageRange::between(data / PAGE_SIZE, hole.div_ceil(PAGE_SIZE));
+        let Some(data) = self.next_data(page)?.filter(|data| *data < end) else { return Ok(None) };
+        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data * PAGE_SIZE)).map_err(failed)?;
+        let run = PageRange::between(data, hole.div_ceil(PAGE_SIZE));
         *self.data.lock().unwrap_or_else(PoisonError::into_inner) = run;
         Ok(Some(run))
+    }
+
+    /// The first page from `page` on that is no hole; none: all to the end of the block are.
+    fn next_data(&self, page: u64) -> Result<Option<u64>, RamError> {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(page * PAGE_SIZE)) {
+            Ok(data) => Ok(Some(data / PAGE_SIZE)),
+            // No data from here to the end of the file.
+            Err(Errno::NXIO) => Ok(None),
+            Err(errno) => Err(RamError::io("look for data in", &self.path, errno)),
+        }
     }
 
     /// Appends to `out` the runs of `within` that hold something else than zeros: [`Region::data_ranges`], read.
@@ -288,24 +294,41 @@ impl Region {
     /// Makes the pages read as zero. Holes stay holes, and pages that are zero already are not written. They are looked at
     /// through the file and not the mapping: a shadow's may be emptied meanwhile.
     pub fn zero(&self, range: PageRange) -> Result<(), RamError> {
-        let (mut data, mut stale) = (Vec::new(), Vec::new());
-        self.data_ranges(range, &mut data)?;
-        let pages_a_call = ZERO_BYTES as u64 / PAGE_SIZE;
-        let mut bytes = vec![0; if data.is_empty() { 0 } else { ZERO_BYTES }];
-        for piece in data.iter().flat_map(|run| run.chunks(pages_a_call)) {
-            let len = usize::try_from(piece.len_bytes()).unwrap_or(ZERO_BYTES);
-            let bytes = bytes.get_mut(..len).unwrap_or_default();
-            self.copy_out(piece.offset_bytes(), bytes)?;
-            let pages = (piece.first..).zip(bytes.chunks(ZERO_BYTES / pages_a_call as usize));
-            for (page, bytes) in pages {
-                if bytes.iter().any(|byte| *byte != 0) {
-                    push_merged(&mut stale, 0, PageRange::new(page, 1));
-                }
+        self.check(range)?;
+        let mut bytes = vec![0; usize::try_from(range.len_bytes()).unwrap_or(ZERO_BYTES).min(ZERO_BYTES)];
+        let mut at = range.first;
+        while at < range.end() {
+            // A hole is read as fast as it is looked for, unless it is long. Where data ends is not asked: the kernel would go through
+            // all of a run that other threads write to.
+            if range.end() - at > ZERO_PAGES {
+                let Some(data) = self.next_data(at)?.filter(|data| *data < range.end()) else { break };
+                at = data;
+            }
+            let (piece, _) = PageRange::between(at, range.end()).split(ZERO_PAGES);
+            self.zero_piece(
+                piece,
+                bytes.get_mut(..usize::try_from(piece.len_bytes()).unwrap_or(0)).unwrap_or_default(),
+            )?;
+            at = piece.end();
+        }
+        Ok(())
+    }
+
+    /// [`Region::zero`] of a few pages, which are read into `bytes`.
+    fn zero_piece(&self, piece: PageRange, bytes: &mut [u8]) -> Result<(), RamError> {
+        self.copy_out(piece.offset_bytes(), bytes)?;
+        if *bytes == ZEROS[..bytes.len()] {
+            return Ok(());
+        }
+        let mut stale = Vec::new();
+        for (page, bytes) in (piece.first..).zip(bytes.chunks(ZERO_BYTES / ZERO_PAGES as usize)) {
+            if *bytes != ZEROS[..bytes.len()] {
+                push_merged(&mut stale, 0, PageRange::new(page, 1));
             }
         }
-        for piece in stale.iter().flat_map(|run| run.chunks(pages_a_call)) {
-            let len = usize::try_from(piece.len_bytes()).unwrap_or(ZERO_BYTES);
-            self.copy_in(piece.offset_bytes(), ZEROS.get(..len).unwrap_or(&ZEROS))?;
+        for run in stale {
+            let len = usize::try_from(run.len_bytes()).unwrap_or(ZERO_BYTES);
+            self.copy_in(run.offset_bytes(), ZEROS.get(..len).unwrap_or(&ZEROS))?;
         }
         Ok(())
     }

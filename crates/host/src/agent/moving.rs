@@ -20,6 +20,7 @@ use crate::failure::spec_refused;
 use crate::hold::hold;
 use crate::migration::{blank_report, serve_again};
 use crate::migrations::MigrationControl;
+use crate::references::References;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
 
@@ -424,7 +425,17 @@ impl Agent {
         }
         // A QEMU into which a migration was coming may answer nobody any more, and has nothing to flush.
         vm.process.kill().await;
+        References::withdraw(vm);
         self.remove_moved(vm, false).await;
+    }
+
+    /// Asks whether guests leave this host, or come to it, as long as the agent is there.
+    pub(crate) fn moves_guests(self: &Arc<Self>) -> impl Fn() -> bool + Send + use<> {
+        let agent = Arc::downgrade(self);
+        let moves = |agent: &Arc<Agent>| {
+            agent.migrations().under_way().is_some() || agent.incoming().under_way().is_some()
+        };
+        move || agent.upgrade().as_ref().is_some_and(moves)
     }
 
     /// At the destination: whether a VM could arrive here now, as far as that can be told without making anything of it.
@@ -466,7 +477,9 @@ impl Agent {
             vm.process.quit().await;
             // A base takes its place: both would count.
             drop(vm.withdraws());
-            if keep && agent.references.keep(&vm.name, &vm.regions, vm.memory_taken_bytes()) {
+            if keep
+                && agent.references.keep(&vm.name, &vm.regions, vm.memory_taken_bytes(), agent.moves_guests())
+            {
                 vm.files.remove_all();
             } else {
                 vm.files.remove_all_and_free_later();

@@ -401,7 +401,7 @@ async fn begin(
         ApiError::new(ErrorCode::HypervisorFailed, failure.detail.clone(), failure.code.mend())
     };
     let is_all = doors.by == ReferenceUse::All;
-    let offer = if is_all { agent.references().offer(&vm.name) } else { Offer::default() };
+    let offer = if is_all { agent.references().offer(vm) } else { Offer::default() };
     let hypervisor = QemuDestination::new(Arc::clone(agent), Arc::clone(vm), doors.from.clone(), is_all)
         .await
         .map_err(|failure| failed(&failure))?;

@@ -196,7 +196,7 @@ impl DestinationHypervisor for QemuDestination {
         self.runtime.block_on(async {
             self.agent.promote(&self.vm).await;
             if self.offers {
-                self.agent.references().arrived(&self.vm);
+                self.agent.references().arrived(&self.vm, self.agent.moves_guests());
             } else {
                 self.agent.references().drop_bases_of(&self.vm.name);
             }

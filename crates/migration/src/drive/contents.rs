@@ -1,9 +1,10 @@
 //! The destination's side of references and deltas: pages are made of what this host has already, where that is still what the
 //! source means; what is not is said to be missing.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use godwit_lanes::{LaneError, StreamSender, hash_page, xor};
@@ -13,12 +14,17 @@ use godwit_wire::{
 };
 
 use super::destination::lock;
-use crate::reference::{Content, PageBits};
+use crate::board::CHUNK_PAGES;
+use crate::reference::{Arrivals, Content, DIGEST_PAGES, PageBits};
 
 /// Pieces of digests that follow each other without a pause: what is said in between, the answers to pings above all, does not
 /// wait longer than these few KiB take.
 const PIECES_IN_A_ROW: usize = 8;
 const PAUSE: Duration = Duration::from_millis(1);
+/// How often it is looked what has come of guests that arrive at the same time.
+const ARRIVALS_INTERVAL: Duration = Duration::from_millis(10);
+// A unit of round 0 brings a piece.
+const _: () = assert!(CHUNK_PAGES == DIGEST_PAGES);
 
 /// What a destination lets a source refer to, beside the guest's own pages.
 #[derive(Clone, Debug, Default)]
@@ -29,12 +35,67 @@ pub struct Offer {
     pub most_pages: u64,
     /// Of so many before it begins, where that needs no work: the rest is told beside the pages that arrive.
     pub first_pages: u64,
+    /// Guests that arrive here at the same time: what has come of them is told as it comes.
+    pub beside: Option<Beside>,
+}
+
+/// Guests that arrive at the same time as another one.
+#[derive(Clone, Debug)]
+pub struct Beside {
+    /// The one that this is about: the others' sources are told what has come of it.
+    pub own: Arc<Content>,
+    /// Those that were under way before.
+    pub others: Vec<Arc<Content>>,
+    /// Where later ones begin,
+    pub arrivals: Arc<Arrivals>,
+    /// after so many others ([`Arrivals::since`]).
+    pub begun: u64,
+}
+
+impl Beside {
+    /// A guest that begins to arrive now.
+    #[must_use]
+    pub fn begin(arrivals: &Arc<Arrivals>, own: Arc<Content>) -> Beside {
+        arrivals.begin(&own);
+        let (all, begun) = arrivals.since(0);
+        let is_other = |content: &Arc<Content>| content.is_arriving() && !Arc::ptr_eq(content, &own);
+        let others = all.into_iter().filter(is_other).collect();
+        Beside { own, others, arrivals: Arc::clone(arrivals), begun }
+    }
+
+    /// Those that have begun since this was last asked.
+    fn more(&mut self) -> Vec<Arc<Content>> {
+        let (new, begun) = self.arrivals.since(self.begun);
+        self.begun = begun;
+        self.others.drain(..).chain(new).collect()
+    }
+}
+
+/// All that a source may refer to, by its number less one. It grows while the migration goes on.
+#[derive(Clone, Debug)]
+pub(super) struct Offered(Arc<RwLock<Vec<Arc<Content>>>>);
+
+impl Offered {
+    fn find(&self, number: u16) -> Option<Arc<Content>> {
+        let contents = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        contents.get(usize::from(number.checked_sub(1)?)).cloned()
+    }
+
+    /// The number of a content that was not offered before; none: there are no more numbers.
+    fn add(&self, content: Arc<Content>) -> Option<u16> {
+        let mut contents = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let number = u16::try_from(contents.len() + 1).ok()?;
+        contents.push(content);
+        Some(number)
+    }
 }
 
 /// What pages may be made of, and which could not be.
 #[derive(Debug)]
 pub(super) struct Contents {
-    contents: Vec<Arc<Content>>,
+    offered: Offered,
+    /// The arriving guest's own memory, where others are told of it.
+    own: Option<Arc<Content>>,
     lacking: Mutex<PageBits>,
     /// How many are in there: mostly none.
     lacks: AtomicU64,
@@ -43,9 +104,29 @@ pub(super) struct Contents {
 impl Contents {
     pub(super) fn new(offer: &Offer, block_pages: &[u64]) -> Contents {
         Contents {
-            contents: offer.contents.clone(),
+            offered: Offered(Arc::new(RwLock::new(offer.contents.clone()))),
+            own: offer.beside.as_ref().map(|beside| Arc::clone(&beside.own)),
             lacking: Mutex::new(PageBits::new(block_pages)),
             lacks: AtomicU64::new(0),
+        }
+    }
+
+    /// What a source may refer to, which grows with what others bring.
+    pub(super) fn offered(&self) -> Offered {
+        self.offered.clone()
+    }
+
+    /// Pages were written by a later round than 0: what they held is known no more.
+    pub(super) fn changed(&self, block: u16, pages: PageRange) {
+        if let Some(own) = &self.own {
+            (pages.first..pages.end()).for_each(|page| own.note(block, page, 0));
+        }
+    }
+
+    /// A unit of round 0 has brought the piece with that page; `is_told`: by references and zeros alone.
+    pub(super) fn has_come(&self, block: u16, page: u64, is_told: bool) {
+        if let Some(own) = &self.own {
+            own.has_come(block, page, is_told);
         }
     }
 
@@ -65,6 +146,7 @@ impl Contents {
         let is_it = |(bytes, hash): (&[u8], &PageHash)| found && hash_page(bytes) == *hash;
         let each = scratch.chunks_exact(PAGE_BYTES as usize).zip(&references.hashes).map(is_it);
         let checked = Checked::new(references.block, references.first, each);
+        self.note(&checked, &references.hashes);
         let Place { content, block, page } = references.place;
         let in_place = (content, block, page) == (0, references.block, references.first);
         self.settle(&checked, region, Some(scratch.as_slice()).filter(|_| !in_place), missing)
@@ -91,6 +173,15 @@ impl Contents {
         };
         let checked = Checked::new(delta.block, delta.first, each.zip(&delta.bases).map(is_it));
         self.settle(&checked, region, Some(scratch.as_slice()), missing)
+    }
+
+    /// Others may be told by these pages as well, and nobody need hash them again.
+    fn note(&self, checked: &Checked, hashes: &[PageHash]) {
+        let Some(own) = &self.own else { return };
+        for page in checked.good.iter().flat_map(|run| run.first..run.end()) {
+            let hash = usize::try_from(page - checked.first).ok().and_then(|at| hashes.get(at));
+            own.note(checked.block, page, hash.map_or(0, prefix));
+        }
     }
 
     /// Writes the pages that are right, and notes the others. `bytes`: what all of them hold; none where that is there already.
@@ -121,8 +212,8 @@ impl Contents {
 
     /// False: there is no such content.
     fn read(&self, place: Place, own: &[Arc<Region>], to: &mut [u8]) -> bool {
-        if let Some(other) = place.content.checked_sub(1) {
-            return self.contents.get(usize::from(other)).is_some_and(|it| it.copy_out(place, to).is_ok());
+        if place.content > 0 {
+            return self.offered.find(place.content).is_some_and(|it| it.copy_out(place, to).is_ok());
         }
         let offset = place.page.checked_mul(PAGE_SIZE);
         let region = own.get(usize::from(place.block));
@@ -183,72 +274,126 @@ pub(super) fn say_missing(mut runs: Vec<BlockRun>, say: impl Fn(&Message)) {
     }
 }
 
-/// Tells a source what is here.
-pub(super) struct Teller<'a> {
-    /// Number and content, and the block and the pages of its next piece.
-    pieces: Box<dyn Iterator<Item = Piece<'a>> + Send + 'a>,
+/// Tells a source what is here, and what comes beside.
+pub(super) struct Teller {
+    /// What was here before, by its number less one.
+    contents: Vec<Arc<Content>>,
+    /// Its pieces, from the next one on that was not told before the begin.
+    pieces: Box<dyn Iterator<Item = Piece> + Send>,
+    /// Those that were.
+    told_first: HashSet<(u16, u16, u64)>,
+    beside: Option<Beside>,
+    offered: Offered,
+    /// Guests that arrive beside, by their number, and how many pieces of each have been told.
+    followed: Vec<(u16, Arc<Content>, usize)>,
     left: u64,
     first: u64,
 }
 
-struct Piece<'a> {
+struct Piece {
     number: u16,
-    content: &'a Content,
+    content: Arc<Content>,
     block: u16,
     pages: PageRange,
 }
 
-impl<'a> Teller<'a> {
-    pub(super) fn new(offer: &'a Offer) -> Teller<'a> {
-        let pieces = (1..=u16::MAX).zip(&offer.contents).flat_map(|(number, content)| {
-            let piece = move |(block, pages)| Piece { number, content, block, pages };
-            content.pieces().map(piece)
-        });
-        Teller { pieces: Box::new(pieces), left: offer.most_pages, first: offer.first_pages }
+impl Piece {
+    fn key(&self) -> (u16, u16, u64) {
+        (self.number, self.block, self.pages.first)
+    }
+}
+
+/// All pieces of some contents, which are numbered from 1 on.
+fn pieces(contents: Vec<Arc<Content>>) -> impl Iterator<Item = Piece> + Send {
+    (1..=u16::MAX).zip(contents).flat_map(|(number, content)| {
+        let pieces: Vec<_> = content.pieces().collect();
+        let piece = move |(block, pages)| Piece { number, content: Arc::clone(&content), block, pages };
+        pieces.into_iter().map(piece)
+    })
+}
+
+impl Teller {
+    /// `offered`: the contents of the offer, to which is added what comes beside.
+    pub(super) fn new(offer: Offer, offered: Offered) -> Teller {
+        let Offer { contents, most_pages, first_pages, beside } = offer;
+        let pieces = Box::new(pieces(contents.clone()));
+        let (told_first, followed) = (HashSet::new(), Vec::new());
+        let (left, first) = (most_pages, first_pages);
+        Teller { contents, pieces, told_first, beside, offered, followed, left, first }
     }
 
     /// Before the source begins: what needs no work, and is not so much that it would have to wait.
     pub(super) fn begin(&mut self, sender: &Mutex<StreamSender>) {
         let least_left = self.left.saturating_sub(self.first);
-        while self.left > least_left {
-            let Some(piece) = self.pieces.next() else { return };
-            let known = piece.content.is_worked_out(piece.block, piece.pages);
-            if !self.tell(&piece, sender) || !known {
+        let is_known = |piece: &Piece| piece.content.is_worked_out(piece.block, piece.pages);
+        for piece in pieces(std::mem::take(&mut self.contents)).filter(is_known) {
+            if self.left <= least_left || !self.tell(&piece, sender) {
                 return;
             }
+            self.told_first.insert(piece.key());
         }
     }
 
-    /// The rest, until all is told, or it is over: `end` is disconnected then, or `is_over` says so.
+    /// The rest, and what comes beside, until it is over: `end` is disconnected then, or `is_over` says so.
     pub(super) fn go_on<T>(
         mut self,
         sender: &Mutex<StreamSender>,
         end: &Receiver<T>,
         is_over: impl Fn() -> bool,
     ) {
-        let mut in_a_row = 0;
-        while let Some(piece) = self.pieces.next() {
-            if is_over() || self.left == 0 || !self.tell(&piece, sender) {
+        loop {
+            let mut pieces = self.come();
+            let pause = if pieces.is_empty() {
+                let told = &self.told_first;
+                let more = self.pieces.by_ref().filter(|piece| !told.contains(&piece.key()));
+                pieces.extend(more.take(PIECES_IN_A_ROW));
+                if pieces.is_empty() { ARRIVALS_INTERVAL } else { PAUSE }
+            } else {
+                PAUSE
+            };
+            if pieces.is_empty() && self.beside.is_none() {
                 return;
             }
-            in_a_row += 1;
-            let pauses = in_a_row % PIECES_IN_A_ROW == 0;
-            if pauses && matches!(end.recv_timeout(PAUSE), Err(RecvTimeoutError::Disconnected)) {
+            for piece in pieces {
+                if is_over() || self.left == 0 || !self.tell(&piece, sender) {
+                    return;
+                }
+            }
+            if is_over() || matches!(end.recv_timeout(pause), Err(RecvTimeoutError::Disconnected)) {
                 return;
             }
         }
     }
 
+    /// What has come of guests that arrive beside this one: a few pieces of each.
+    fn come(&mut self) -> Vec<Piece> {
+        for content in self.beside.as_mut().map(Beside::more).unwrap_or_default() {
+            if let Some(number) = self.offered.add(Arc::clone(&content)) {
+                self.followed.push((number, content, 0));
+            }
+        }
+        let mut come = Vec::new();
+        for (number, content, told) in &mut self.followed {
+            let mut new = content.come_since(*told);
+            new.truncate(PIECES_IN_A_ROW);
+            *told += new.len();
+            let piece =
+                |(block, pages)| Piece { number: *number, content: Arc::clone(content), block, pages };
+            come.extend(new.into_iter().map(piece));
+        }
+        come
+    }
+
     /// False: the source hears nothing any more.
-    fn tell(&mut self, piece: &Piece<'_>, sender: &Mutex<StreamSender>) -> bool {
-        let &Piece { number, content, block, pages } = piece;
+    fn tell(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
+        let Piece { number, content, block, pages } = piece;
         // What can't be read any more is not told.
-        let prefixes = content.digests(block, pages).unwrap_or_default();
+        let prefixes = content.digests(*block, *pages).unwrap_or_default();
         if prefixes.is_empty() {
             return true;
         }
         self.left = self.left.saturating_sub(prefixes.len() as u64);
-        let place = Place { content: number, block, page: pages.first };
+        let place = Place { content: *number, block: *block, page: pages.first };
         lock(sender).send(&Message::Digests(Digests { place, prefixes })).is_ok()
     }
 }

@@ -46,6 +46,7 @@ pub fn receive<H: DestinationHypervisor>(
     let WelcomedStream { stream: control, sender, receiver, .. } = control;
     let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
     let contents = Contents::new(&offer, &block_pages);
+    let tells = Teller::new(offer, contents.offered());
     let (page_in, is_over) = (Mutex::<PageInPlace>::default(), AtomicBool::new(false));
     let (events, inbox) = mpsc::sync_channel(WAITING_MESSAGES);
     let sender = Arc::new(Mutex::new(sender));
@@ -56,7 +57,7 @@ pub fn receive<H: DestinationHypervisor>(
         machine: Destination::new(block_pages, epoch),
         events: events.clone(),
         sender: Arc::clone(&sender),
-        teller: Some(Teller::new(&offer)),
+        teller: Some(tells),
         go_on: Some(go_on),
         intake: &intake,
         page_in: &page_in,
@@ -165,9 +166,9 @@ struct Driver<'a, H> {
     events: SyncSender<(Instant, Input)>,
     sender: Arc<Mutex<StreamSender>>,
     /// Tells the source what is here, before it begins.
-    teller: Option<Teller<'a>>,
+    teller: Option<Teller>,
     /// Where it goes on with that, as long as this is there.
-    go_on: Option<Sender<Teller<'a>>>,
+    go_on: Option<Sender<Teller>>,
     intake: &'a Intake,
     page_in: &'a Mutex<PageInPlace>,
     /// Pages that the guest will lack, a bit each, however they are told; none: nobody is prepared for that.

@@ -118,8 +118,7 @@ impl Intake {
                 return None;
             }
         }
-        let (missing, scratch) = (Vec::new(), Vec::new());
-        Some(DataReader { intake: self, number, receiver, units: 0, answered: 0, pages: 0, missing, scratch })
+        Some(DataReader::new(self, number, receiver))
     }
 
     /// No thread could be started for a stream: it is lost, like one that broke at once. Its reader is gone already.
@@ -226,13 +225,20 @@ pub(super) struct DataReader<'a> {
     answered: u64,
     /// Pages of the unit under way.
     pages: u64,
+    /// In round 0: where pages of it have come, and whether all of them by references and zeros.
+    came: Option<(u16, u64, bool)>,
     /// Pages that could not be made of what was told, and that the source does not know of yet.
     missing: Vec<BlockRun>,
     /// What pages are looked at in.
     scratch: Vec<u8>,
 }
 
-impl DataReader<'_> {
+impl<'a> DataReader<'a> {
+    fn new(intake: &'a Intake, number: u16, receiver: StreamReceiver) -> DataReader<'a> {
+        let (missing, scratch) = (Vec::new(), Vec::new());
+        DataReader { intake, number, receiver, units: 0, answered: 0, pages: 0, came: None, missing, scratch }
+    }
+
     pub(super) fn number(&self) -> u16 {
         self.number
     }
@@ -270,6 +276,11 @@ impl DataReader<'_> {
                 self.receiver.pages(&region, pages)?;
                 self.intake.contents.written(run.block, PageRange { first: run.first, count });
                 self.pages += count;
+                if round == 0 {
+                    self.came = Some((run.block, run.first, false));
+                } else {
+                    self.intake.contents.changed(run.block, PageRange { first: run.first, count });
+                }
             }
             Incoming::Message(Message::Zeros(zeros)) => {
                 for run in &zeros.runs {
@@ -281,6 +292,9 @@ impl DataReader<'_> {
             Incoming::Message(Message::UnitEnd) => {
                 self.intake.pages.fetch_add(std::mem::take(&mut self.pages), Ordering::SeqCst);
                 self.units += 1;
+                if let Some((block, page, is_told)) = self.came.take() {
+                    self.intake.contents.has_come(block, page, is_told);
+                }
                 let mut state = self.intake.state();
                 state.streams[usize::from(self.number - 1)].units = self.units;
                 self.intake.changed.notify_all();
@@ -321,6 +335,9 @@ impl DataReader<'_> {
         let range = PageRange { first: run.first, count: run.count };
         region.zero(range).map_err(|error| LaneError::Memory(error.to_string()))?;
         self.intake.contents.written(run.block, range);
+        if round > 0 {
+            self.intake.contents.changed(run.block, range);
+        }
         self.pages += run.count;
         Ok(())
     }
@@ -333,6 +350,9 @@ impl DataReader<'_> {
         let Intake { contents, regions, .. } = self.intake;
         contents.take(references, regions, &region, &mut self.scratch, &mut self.missing)?;
         self.pages += count;
+        if round == 0 {
+            self.came.get_or_insert((block, first, true));
+        }
         Ok(())
     }
 
@@ -343,6 +363,7 @@ impl DataReader<'_> {
         let region = self.about_to_make(&BlockRun { block, first, count }, round)?;
         let differences = self.receiver.differences(delta)?;
         self.intake.contents.change(delta, differences, &region, &mut self.scratch, &mut self.missing)?;
+        self.intake.contents.changed(block, PageRange { first, count });
         self.pages += count;
         Ok(())
     }

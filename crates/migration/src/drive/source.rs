@@ -86,6 +86,9 @@ pub struct SourceJob<'a, H, T> {
     pub references: References,
     /// How pages are told by what differs from what was sent before.
     pub deltas: Deltas,
+    /// Where in the guest's memory round 0 begins, as a part of it from 0 to 1: guests that go to one host at the same time begin at
+    /// different places, so that each finds there what others have brought.
+    pub begin_at: f64,
     /// How long the checks took, since `begun`.
     pub preflight: Duration,
     /// The guest's RAM, block by block.

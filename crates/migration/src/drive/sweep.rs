@@ -37,6 +37,8 @@ pub(crate) struct Sweeper<'a, T> {
     pub(crate) dispatch: &'a Dispatch,
     /// Pages of a chunk: no unit lies in two.
     pub(crate) chunk_pages: u64,
+    /// Where round 0 begins, as a part of all memory from 0 to 1.
+    pub(crate) begin_at: f64,
     /// What the destination misses is dirty as well.
     pub(crate) referring: &'a Referring,
     /// What was hot in earlier sweeps; told of what this one finds.
@@ -91,24 +93,22 @@ impl<T: Tracking> Sweeper<'_, T> {
     ) -> Result<bool, Failure> {
         let begun = Instant::now();
         let mut put_off: Vec<(u64, Stretch)> = Vec::new();
-        for Stretch { block, pages } in heat::all(self.regions) {
-            for chunk in by_chunk(pages, self.chunk_pages) {
-                let dirty = self.look(block, chunk)?;
-                self.take_sample(begun)?;
-                let unit = if dirty.is_empty() {
-                    *looked_at += chunk.count;
-                    self.untouched(block, chunk, &dirty)?
-                } else {
-                    put_off.push((page_count(&dirty), Stretch { block, pages: chunk }));
-                    None
-                };
-                let is_put_off = unit.is_none() && !dirty.is_empty();
-                if !self.push(unit, *looked_at, between)? {
-                    return Ok(false);
-                }
-                if !is_put_off {
-                    self.unswept.take(block, chunk, &mut Vec::new());
-                }
+        for Stretch { block, pages: chunk } in self.chunks() {
+            let dirty = self.look(block, chunk)?;
+            self.take_sample(begun)?;
+            let unit = if dirty.is_empty() {
+                *looked_at += chunk.count;
+                self.untouched(block, chunk, &dirty)?
+            } else {
+                put_off.push((page_count(&dirty), Stretch { block, pages: chunk }));
+                None
+            };
+            let is_put_off = unit.is_none() && !dirty.is_empty();
+            if !self.push(unit, *looked_at, between)? {
+                return Ok(false);
+            }
+            if !is_put_off {
+                self.unswept.take(block, chunk, &mut Vec::new());
             }
         }
         put_off.sort_by_key(|(dirty_pages, _)| *dirty_pages);
@@ -124,6 +124,23 @@ impl<T: Tracking> Sweeper<'_, T> {
             self.unswept.take(block, chunk, &mut Vec::new());
         }
         Ok(true)
+    }
+
+    /// All of memory in the order of round 0.
+    fn chunks(&self) -> Vec<Stretch> {
+        let of = |Stretch { block, pages }: Stretch| {
+            by_chunk(pages, self.chunk_pages).map(move |pages| Stretch { block, pages })
+        };
+        let mut chunks: Vec<_> = heat::all(self.regions).into_iter().flat_map(of).collect();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "below the number of chunks"
+        )]
+        let first = (self.begin_at.clamp(0.0, 1.0) * chunks.len() as f64) as usize;
+        let first = first.min(chunks.len());
+        chunks.rotate_left(first);
+        chunks
     }
 
     fn dirty_memory(

@@ -1,8 +1,9 @@
 //! Memory that a destination has, and the digests by which a source finds pages in it. A page's digest is worked out when it is
-//! first asked for, and may be of what the page held then: whoever uses it looks again.
+//! first asked for, and may be of what the page held then: whoever uses it looks again. While a guest arrives, what has come
+//! of it is noted piece by piece.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_lanes::hash_page;
 use godwit_ram::{PAGE_SIZE, PageRange, RamError, RamFile, Region};
@@ -18,15 +19,21 @@ static ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 #[derive(Debug)]
 pub struct Content {
     blocks: Vec<Block>,
+    /// Pieces that have come since the guest began to arrive, in that order.
+    come: Mutex<Vec<(u16, PageRange)>>,
+    /// It has not come whole yet.
+    arriving: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Block {
     file: RamFile,
-    /// By page; 0: zero, or not worked out.
+    /// By page; 0: zero, not worked out, or written since.
     prefixes: Box<[AtomicU64]>,
     /// By [`DIGEST_PAGES`].
     done: Box<[AtomicBool]>,
+    /// Has come since the guest began to arrive, by [`DIGEST_PAGES`].
+    come: Box<[AtomicBool]>,
 }
 
 impl Content {
@@ -38,10 +45,59 @@ impl Content {
         let block = |region: &Arc<Region>| {
             let file = RamFile::of(region)?;
             let prefixes = (0..file.pages()).map(|_| AtomicU64::new(0)).collect();
-            let done = (0..file.pages().div_ceil(DIGEST_PAGES)).map(|_| AtomicBool::new(false)).collect();
-            Ok(Block { file, prefixes, done })
+            let flags = || (0..file.pages().div_ceil(DIGEST_PAGES)).map(|_| AtomicBool::new(false)).collect();
+            let (done, come) = (flags(), flags());
+            Ok(Block { file, prefixes, done, come })
         };
-        Ok(Content { blocks: regions.iter().map(block).collect::<Result<_, _>>()? })
+        let blocks = regions.iter().map(block).collect::<Result<_, _>>()?;
+        Ok(Content { blocks, come: Mutex::default(), arriving: AtomicBool::new(false) })
+    }
+
+    /// The same of a guest that is about to arrive ([`Content::has_arrived`]).
+    ///
+    /// # Errors
+    /// As [`Content::of`].
+    pub fn of_arriving(regions: &[Arc<Region>]) -> Result<Content, RamError> {
+        let content = Content::of(regions)?;
+        content.arriving.store(true, Ordering::Relaxed);
+        Ok(content)
+    }
+
+    /// Whether its guest is on its way still.
+    #[must_use]
+    pub fn is_arriving(&self) -> bool {
+        self.arriving.load(Ordering::Relaxed)
+    }
+
+    /// Its guest is here.
+    pub fn has_arrived(&self) {
+        self.arriving.store(false, Ordering::Relaxed);
+    }
+
+    fn come(&self) -> MutexGuard<'_, Vec<(u16, PageRange)>> {
+        // A list, changed by one call.
+        self.come.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The piece with that page has come. `is_noted`: each of its pages is zero or was noted ([`Content::note`]), so that there is nothing
+    /// to work out, and nothing in it that was not here before.
+    pub fn has_come(&self, block: u16, page: u64, is_noted: bool) {
+        let Some(of) = self.blocks.get(usize::from(block)) else { return };
+        let number = page / DIGEST_PAGES;
+        let Some(place) = usize::try_from(number).ok().filter(|place| *place < of.come.len()) else { return };
+        if is_noted {
+            return of.done[place].store(true, Ordering::Release);
+        }
+        if !of.come[place].swap(true, Ordering::Relaxed) {
+            let first = number * DIGEST_PAGES;
+            self.come().push((block, PageRange::between(first, of.file.pages().min(first + DIGEST_PAGES))));
+        }
+    }
+
+    /// Pieces that have come after so many others.
+    #[must_use]
+    pub fn come_since(&self, count: usize) -> Vec<(u16, PageRange)> {
+        self.come().get(count..).unwrap_or_default().to_vec()
     }
 
     /// How many pages it has.
@@ -75,6 +131,14 @@ impl Content {
         (0..).zip(&self.blocks).flat_map(|(number, block)| {
             PageRange::new(0, block.file.pages()).chunks(DIGEST_PAGES).map(move |piece| (number, piece))
         })
+    }
+
+    /// A page holds what is of that prefix: it was seen just now. 0: something else than before, nobody knows what.
+    pub fn note(&self, block: u16, page: u64, prefix: u64) {
+        let known = self.blocks.get(usize::from(block)).map_or(&[][..], |block| &block.prefixes);
+        if let Some(known) = usize::try_from(page).ok().and_then(|page| known.get(page)) {
+            known.store(prefix, Ordering::Relaxed);
+        }
     }
 
     /// The digests of one of [`Content::pieces`], worked out where they are not known; empty where nothing is told of any of
@@ -137,8 +201,10 @@ impl Block {
             let bytes = bytes.get_mut(..usize::try_from(pages.len_bytes()).unwrap_or(0)).unwrap_or_default();
             self.file.copy_out(data, bytes)?;
             for (page, bytes) in (pages.first..).zip(bytes.chunks_exact(ZERO_PAGE.len())) {
-                let digest = if bytes == ZERO_PAGE { 0 } else { prefix(&hash_page(bytes)) };
-                if let Some(known) = usize::try_from(page).ok().and_then(|page| self.prefixes.get(page)) {
+                let known = usize::try_from(page).ok().and_then(|page| self.prefixes.get(page));
+                // What was noted when it came needs no work.
+                if let Some(known) = known.filter(|known| known.load(Ordering::Relaxed) == 0) {
+                    let digest = if bytes == ZERO_PAGE { 0 } else { prefix(&hash_page(bytes)) };
                     known.store(digest, Ordering::Relaxed);
                 }
             }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use godwit_lanes::pacing::Pacing;
 use godwit_lanes::{Incoming, RateLimit, accept, connect};
-use godwit_migration::drive::{Hello, Offer, References, SourceResult, say_hello, welcome};
-use godwit_migration::reference::{Content, DIGEST_PAGES};
+use godwit_migration::drive::{Beside, Hello, Offer, References, SourceResult, say_hello, welcome};
+use godwit_migration::reference::{Arrivals, Content, DIGEST_PAGES};
 use godwit_migration::{Compression, EncodingName, FailureCode, Outcome, ReferenceUse};
 use godwit_ram::{PAGE_SIZE, Region};
 use godwit_wire::{BlockRun, Digests, Message, Place, prefix};
@@ -26,7 +26,7 @@ fn content(regions: &[Arc<Region>]) -> Arc<Content> {
 }
 
 fn offer(contents: Vec<Arc<Content>>) -> Offer {
-    Offer { contents, most_pages: 1 << 20, first_pages: 1 << 20 }
+    Offer { contents, most_pages: 1 << 20, first_pages: 1 << 20, beside: None }
 }
 
 fn migrate_to(twist: Twist, offer: &Offer) -> Moved {
@@ -150,7 +150,7 @@ fn everything_that_is_offered_is_told_before_the_begin_or_after() {
     }
     let digest = prefix(&godwit_lanes::hash_page(&[7; 4096]));
     for (first_pages, most_pages) in [(0, 1 << 20), (3 * DIGEST_PAGES, 1 << 20), (0, 30 * DIGEST_PAGES)] {
-        let offer = Offer { contents: vec![content(&region)], most_pages, first_pages };
+        let offer = Offer { contents: vec![content(&region)], most_pages, first_pages, beside: None };
         let expected = PIECES.min(most_pages / DIGEST_PAGES);
         lying_peer_offered(offer, |peer, _| {
             let (mut sender, mut answers) = (peer.sender(), peer.receiver());
@@ -173,6 +173,76 @@ fn everything_that_is_offered_is_told_before_the_begin_or_after() {
             assert_eq!(told, (0..expected).map(at).collect::<Vec<_>>());
             assert_eq!(before, Some(first_pages / DIGEST_PAGES));
         });
+    }
+}
+
+/// What comes of another guest that arrives at the same time, before this one begins and after.
+#[test]
+fn what_comes_beside_is_told_as_it_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other");
+    let region = [Arc::new(Region::create(&path, 8 * DIGEST_PAGES * PAGE_SIZE, None).unwrap())];
+    let arriving = || Arc::new(Content::of_arriving(&region).unwrap());
+    let (early, late, own) = (arriving(), arriving(), arriving());
+    let arrivals = Arc::new(Arrivals::default());
+    arrivals.begin(&early);
+    let come = |content: &Content, piece: u64| {
+        region[0].copy_in(piece * DIGEST_PAGES * PAGE_SIZE, &[9; 4096]).unwrap();
+        content.has_come(0, piece * DIGEST_PAGES + 5, false);
+        // It comes once.
+        content.has_come(0, piece * DIGEST_PAGES, false);
+    };
+    come(&early, 3);
+    let before = content(&region);
+    let beside = Some(Beside::begin(&arrivals, Arc::clone(&own)));
+    let offer = Offer { contents: vec![before], most_pages: 1 << 20, first_pages: 0, beside };
+    lying_peer_offered(offer, |peer, _| {
+        let (mut sender, mut answers) = (peer.sender(), peer.receiver());
+        say_hello(&mut sender, &mut answers, HELLO).unwrap();
+        let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+        sender.send(&Message::Begin(begin)).unwrap();
+        let mut told = || loop {
+            match answers.receive().unwrap() {
+                Incoming::Message(Message::Digests(Digests { place, .. })) if place.content > 1 => {
+                    return (place.content, place.page / DIGEST_PAGES);
+                }
+                Incoming::Message(Message::Digests(_) | Message::Ready) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(told(), (2, 3));
+        come(&early, 6);
+        assert_eq!(told(), (2, 6));
+        arrivals.begin(&late);
+        come(&own, 1);
+        come(&late, 0);
+        assert_eq!(told(), (3, 0), "what the guest has brought itself is its source's own");
+    });
+}
+
+/// Whatever another guest has brought when it is referred to: it may have changed since, or be gone.
+#[test]
+fn a_guest_arrives_whole_beside_another_one() {
+    let arrivals = Arc::new(Arrivals::default());
+    let folder = tempfile::tempdir().unwrap();
+    let shadow = regions(&folder, "shadow");
+    let other = Arc::new(Content::of_arriving(&shadow).unwrap());
+    arrivals.begin(&other);
+    fill(&shadow);
+    for (block, piece) in other.pieces() {
+        other.has_come(block, piece.first, false);
+    }
+    let own = Arc::new(Content::of(&regions(&folder, "own")).unwrap());
+    let beside = Some(Beside::begin(&arrivals, own));
+    for change in [false, true] {
+        if change {
+            other.pieces().for_each(|(block, piece)| drop(other.digests(block, piece).unwrap()));
+            other.empty(1 << 20).unwrap();
+        }
+        migrate_to(
+            Twist { references: ALL, ..Twist::default() },
+            &Offer { beside: beside.clone(), ..offer(Vec::new()) },
+        );
     }
 }
 

@@ -110,6 +110,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             dispatch,
             referring,
             chunk_pages: dispatch.chunk_pages(),
+            begin_at: job.begin_at,
             heat,
             sample: &mut sample,
             unswept,

@@ -1,0 +1,70 @@
+//! Guests that have come to a host or are about to, in the order in which they began: what has come of one is told to the
+//! sources of all others, so that guests which arrive together share what they have in common.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::Content;
+
+/// The memory of guests that arrive, or have arrived and are there still.
+#[derive(Debug, Default)]
+pub struct Arrivals(Mutex<Begun>);
+
+#[derive(Debug, Default)]
+struct Begun {
+    /// How many there have ever been.
+    count: u64,
+    /// Each with its number.
+    contents: Vec<(u64, Weak<Content>)>,
+}
+
+impl Arrivals {
+    fn begun(&self) -> MutexGuard<'_, Begun> {
+        // A list and a count, each changed by one call.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A guest begins to arrive. It belongs to its VM: what is gone is forgotten.
+    pub fn begin(&self, content: &Arc<Content>) {
+        let mut begun = self.begun();
+        begun.contents.retain(|(_, content)| content.strong_count() > 0);
+        let number = begun.count;
+        begun.contents.push((number, Arc::downgrade(content)));
+        begun.count += 1;
+    }
+
+    /// All that are there, the oldest first.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Content>> {
+        self.since(0).0
+    }
+
+    /// Those that began after so many others and are there still, the oldest first, and what to ask with for the next ones.
+    #[must_use]
+    pub fn since(&self, count: u64) -> (Vec<Arc<Content>>, u64) {
+        let begun = self.begun();
+        let new = begun.contents.iter().skip_while(|(number, _)| *number < count);
+        (new.filter_map(|(_, content)| content.upgrade()).collect(), begun.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_again_hears_of_later_ones_and_what_is_gone_is_forgotten() {
+        let arrivals = Arrivals::default();
+        let contents: Vec<_> = (0..3).map(|_| Arc::new(Content::of(&[]).unwrap())).collect();
+        arrivals.begin(&contents[0]);
+        arrivals.begin(&contents[1]);
+        let (first, count) = arrivals.since(0);
+        assert_eq!((first.len(), count), (2, 2));
+        assert!(arrivals.since(count).0.is_empty());
+        drop((first, contents.into_iter().next()));
+        assert_eq!(arrivals.all().len(), 0);
+        let late = Arc::new(Content::of(&[]).unwrap());
+        arrivals.begin(&late);
+        let (new, count) = arrivals.since(count);
+        assert!(count == 3 && new.len() == 1 && Arc::ptr_eq(&new[0], &late));
+    }
+}
