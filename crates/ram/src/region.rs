@@ -31,6 +31,9 @@ const ZERO_BYTES: usize = 64 << 10;
 /// From so many bytes on a copy through the mapping costs no more than one by `pwrite`.
 const MAPPED_COPY_BYTES: usize = 64 << 10;
 const ZERO_PAGES: u64 = ZERO_BYTES as u64 / PAGE_SIZE;
+/// [`PAGE_SIZE`], for places in buffers.
+const PAGE_BYTES: usize = 4096;
+const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
 static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
 
 /// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process. Dropping it unmaps the file
@@ -321,7 +324,7 @@ impl Region {
             return Ok(());
         }
         let mut stale = Vec::new();
-        for (page, bytes) in (piece.first..).zip(bytes.chunks(ZERO_BYTES / ZERO_PAGES as usize)) {
+        for (page, bytes) in (piece.first..).zip(bytes.chunks(PAGE_BYTES)) {
             if *bytes != ZEROS[..bytes.len()] {
                 push_merged(&mut stale, 0, PageRange::new(page, 1));
             }
