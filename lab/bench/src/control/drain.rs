@@ -148,19 +148,20 @@ async fn first_begun(fleet: &Fleet, began: Instant) -> Result<f64> {
 
 /// Ten VMs of each host go to the next one.
 async fn move_many(asker: &mut Asker, fleet: &Fleet, hosts: usize) -> Result<usize> {
-    let mut moves = 0;
+    // Whoever moves is seen at two hosts: all are chosen before the first one goes.
+    let mut chosen = Vec::new();
     for number in 1..hosts {
         let to = format!("host-{:04}", if number + 1 == hosts { 1 } else { number + 1 });
         let from = format!("host-{number:04}");
         if from == to {
             continue;
         }
-        for vm in fleet.vms_of(&from).into_iter().take(10) {
-            let _: Move = asker.post(&format!("/api/v1/vms/{}/moves", vm.name), &json!({ "to": to })).await?;
-            moves += 1;
-        }
+        chosen.extend(fleet.vms_of(&from).into_iter().take(10).map(|vm| (vm.name, to.clone())));
     }
-    Ok(moves)
+    for (vm, to) in &chosen {
+        let _: Move = asker.post(&format!("/api/v1/vms/{vm}/moves"), &json!({ "to": to })).await?;
+    }
+    Ok(chosen.len())
 }
 
 fn promises(plan_s: f64, first_begun_s: f64, looks: &Looks, counts: &Counts) -> Vec<Promise> {
