@@ -71,7 +71,7 @@ pub struct UpdateLimits {
     pub in_all: Option<Option<u32>>,
     /// Numbers of single datastores, by path. Those that are not named stay.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Object)]
     pub datastores: BTreeMap<String, Option<u32>>,
 }
 
