@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
 /// `GET /api/v1/limits`: how many moves may run at a time, as it holds now. 0 lets nothing begin.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -71,8 +72,27 @@ pub struct UpdateLimits {
     pub in_all: Option<Option<u32>>,
     /// Numbers of single datastores, by path. Those that are not named stay.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    #[schema(value_type = Object)]
+    #[schema(schema_with = datastore_numbers)]
     pub datastores: BTreeMap<String, Option<u32>>,
+}
+
+/// A number, or null, by the path of a datastore.
+fn datastore_numbers() -> Object {
+    let path =
+        ObjectBuilder::new().schema_type(Type::String).pattern(Some("^/")).max_length(Some(1024)).build();
+    let number = ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::Integer, Type::Null]))
+        .minimum(Some(0))
+        .maximum(Some(1_000_000));
+    ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .property_names(Some(path))
+        .additional_properties(Some(number))
+        .max_properties(Some(1000))
+        .description(Some(
+            "Numbers of single datastores, by path; null takes one back. Those that are not named stay.",
+        ))
+        .build()
 }
 
 /// Tells null from what is absent.
