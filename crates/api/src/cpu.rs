@@ -119,10 +119,7 @@ impl HostCpuInfo {
     /// What this host lacks of a cluster's baseline; empty: it satisfies it. As [`HostCpu::lacks_of`].
     #[must_use]
     pub fn lacks_of(&self, baseline: &Baseline) -> CpuFeatures {
-        let model = baseline.model();
-        let mut lacking: CpuFeatures = baseline.features.difference(&self.features).cloned().collect();
-        lacking.extend(self.missing_of(&model).unwrap_or_else(|| [model.name].into()));
-        lacking
+        baseline.lacking(&self.features, |model| self.missing_of(model))
     }
 
     /// What can be worked with: baselines, and whether VMs fit. It knows less than the host itself: a model that does not run there whole

@@ -28,13 +28,14 @@ use crate::zero::is_zero_page;
 
 /// Zeros are written this many bytes at a time.
 const ZERO_BYTES: usize = 64 << 10;
+/// The same in pages.
+const ZERO_PAGES: u64 = ZERO_BYTES as u64 / PAGE_SIZE;
+static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
 /// From so many bytes on a copy through the mapping costs no more than one by `pwrite`.
 const MAPPED_COPY_BYTES: usize = 64 << 10;
-const ZERO_PAGES: u64 = ZERO_BYTES as u64 / PAGE_SIZE;
 /// [`PAGE_SIZE`], for places in buffers.
 const PAGE_BYTES: usize = 4096;
 const _: () = assert!(PAGE_BYTES as u64 == PAGE_SIZE);
-static ZEROS: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
 
 /// One RAM block: a file in the [`crate::RamDir`], mapped shared by QEMU and by this process. Dropping it unmaps the file
 /// and leaves it where it is.

@@ -122,6 +122,21 @@ pub struct Baseline {
 }
 
 impl Baseline {
+    /// What a host lacks of it that has such features; empty: it satisfies it. `missing_of`: what the host lacks of a model, none where its QEMU
+    /// does not know that.
+    #[must_use]
+    pub fn lacking(
+        &self,
+        features: &CpuFeatures,
+        missing_of: impl FnOnce(&CpuModel) -> Option<CpuFeatures>,
+    ) -> CpuFeatures {
+        let model = self.model();
+        let mut lacking: CpuFeatures = self.features.difference(features).cloned().collect();
+        // A QEMU that lacks the model can't start it, whatever the processor has.
+        lacking.extend(missing_of(&model).unwrap_or_else(|| [model.name].into()));
+        lacking
+    }
+
     /// The baseline of a name: a level of the psABI (`x86-64-v3`), or a model, with features or without, as any of the hosts' QEMUs
     /// defines it. None where no host knows what it holds.
     ///

@@ -175,11 +175,7 @@ impl HostCpu {
     /// What this host lacks of a cluster's baseline; empty: it satisfies it.
     #[must_use]
     pub fn lacks_of(&self, baseline: &Baseline) -> CpuFeatures {
-        let model = baseline.model();
-        let mut lacking: CpuFeatures = baseline.features.difference(&self.features).cloned().collect();
-        // A QEMU that lacks the model can't start it, whatever the processor has.
-        lacking.extend(self.missing_of(&model).unwrap_or_else(|| [model.name].into()));
-        lacking
+        baseline.lacking(&self.features, |model| self.missing_of(model))
     }
 
     /// The models that run here whole, sorted.
