@@ -6,9 +6,10 @@ use godwit_qemu::{
     Accelerator, Baseline, CpuFeatures, CpuModel, DEFAULT_CPU_MODEL, HostCpu, LEVEL_MODELS, Unfit,
 };
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// The CPU that guests can have on a host. Features and models by QEMU's names, sorted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostCpuInfo {
     /// The processor's vendor as CPUID tells it: `GenuineIntel`, `AuthenticAMD`.
     pub vendor: String,
@@ -20,11 +21,13 @@ pub struct HostCpuInfo {
     #[serde(default)]
     pub level: Option<String>,
     /// What guests can have and keep while they move.
+    #[schema(value_type = Vec<String>)]
     pub features: CpuFeatures,
     /// The CPU models, aliases among them, that run here whole.
     pub models: Vec<String>,
     /// Those that a later QEMU will not have.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<String>)]
     pub deprecated: BTreeSet<String>,
     /// Of each generation the model that runs here best, by its versioned name; and those that levels and defaults are made of.
     #[serde(default)]
@@ -32,12 +35,14 @@ pub struct HostCpuInfo {
 }
 
 /// A model of a generation.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GenerationInfo {
     /// What it holds.
+    #[schema(value_type = Vec<String>)]
     pub features: CpuFeatures,
     /// What this host lacks of it: nothing, or what no baseline keeps.
     #[serde(default, skip_serializing_if = "CpuFeatures::is_empty")]
+    #[schema(value_type = Vec<String>)]
     pub missing: CpuFeatures,
     /// Other names for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use godwit_migration::{EngineKind, FailureReport, ReferenceUse};
 use godwit_qemu::ResolvedSpec;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::QemuEngineOptions;
 
@@ -126,7 +127,7 @@ pub struct PageInAnswer {
 }
 
 /// What a VM that runs already lacks of its memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PageInState {
     /// Pages that are still at the source.
     pub missing_pages: u64,

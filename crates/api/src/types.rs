@@ -60,7 +60,7 @@ impl fmt::Display for VmState {
 }
 
 /// `GET /v1/host`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostInfo {
     /// The host's name, as in its configuration.
     pub name: String,
@@ -69,6 +69,7 @@ pub struct HostInfo {
     /// The running kernel.
     pub kernel: String,
     /// The QEMU that VMs get that name none; none where it can't be used (`qemu_problem` says why).
+    #[schema(value_type = Option<String>)]
     pub qemu: Option<PathBuf>,
     /// Its version.
     pub qemu_version: Option<String>,
@@ -108,14 +109,17 @@ pub struct HostInfo {
     /// Whether the kernel backs guest memory with huge pages.
     pub huge_pages: bool,
     /// Addresses at which migrations arrive.
+    #[schema(value_type = Vec<String>)]
     pub migration_addresses: Vec<IpAddr>,
     /// The networks that a NIC can join.
     pub networks: BTreeMap<String, NetworkInfo>,
     /// Directories below which disks of arriving guests have to be; empty: the agent is of an older version.
     #[serde(default)]
+    #[schema(value_type = Vec<String>)]
     pub vm_dirs: Vec<PathBuf>,
     /// Room in these and in directories of VMs' disks, of those that are there; empty: none has been asked yet, or the agent is of an older version.
     #[serde(default)]
+    #[schema(value_type = BTreeMap<String, DatastoreInfo>)]
     pub datastores: BTreeMap<PathBuf, DatastoreInfo>,
     /// The hosts that VMs can be moved to.
     pub peers: BTreeMap<String, String>,
@@ -124,7 +128,7 @@ pub struct HostInfo {
 }
 
 /// Memory of a host that arriving guests' pages may be told by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ReferencesInfo {
     /// VMs that left and whose memory is kept for their way back.
     pub bases: usize,
@@ -137,7 +141,7 @@ pub struct ReferencesInfo {
 }
 
 /// The file system that a directory of a host is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DatastoreInfo {
     /// What it holds, bytes.
     pub total_bytes: u64,
@@ -146,14 +150,14 @@ pub struct DatastoreInfo {
 }
 
 /// A network of a host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkInfo {
     /// The bridge that taps join.
     pub bridge: String,
 }
 
 /// A VM as one host sees it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
     /// Its name, unique on a host.
     pub name: String,
@@ -184,6 +188,7 @@ pub struct VmInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_in: Option<PageInState>,
     /// Addresses of its NICs, as the specification names them.
+    #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
     /// The specification it was made from, with everything filled in.
     pub spec: VmSpec,

@@ -37,6 +37,13 @@ pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     }
 }
 
+/// The document of the manager's API, by no manager.
+pub(crate) fn openapi(output: Output) -> Result<Exit, Failure> {
+    let document = godwit_control::openapi();
+    output.result(&document, || serde_json::to_string_pretty(&document).unwrap_or_default())?;
+    Ok(Exit::Ok)
+}
+
 pub(crate) async fn ask(
     command: ControlCommand,
     place: &ManagerPlace,
@@ -65,8 +72,8 @@ pub(crate) async fn ask(
         ControlCommand::Audit { lines } => return moves::audit(&manager, usize::from(lines), output).await,
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
-        // Does not ask: main has run it.
-        ControlCommand::Run { .. } => {}
+        // Do not ask: main has run them.
+        ControlCommand::Run { .. } | ControlCommand::Openapi => {}
     }
     Ok(Exit::Ok)
 }

@@ -48,4 +48,5 @@ pub use doors::DoorError;
 pub use etcd_config::EtcdConfig;
 pub use events::{Events, Listener, Next};
 pub use run::{RunError, run};
+pub use server::openapi;
 pub use state::{State, now_unix_ms};

@@ -9,6 +9,7 @@ const FIRST_SPACING_MS: f64 = 50.0;
 
 /// So much had been sent by then.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BandwidthPoint {
     /// Time since the request.
     pub ms: f64,

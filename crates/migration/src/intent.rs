@@ -33,6 +33,7 @@ pub enum Intent {
 /// link between them, until the last page has been fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum PageInUse {
     /// No.
     Never,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Where a migration is. The order is the order in which phases are entered; pre-copy and convergence alternate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Phase {
     /// Both hosts check that the VM can move, before anything is made.
     Preflight,

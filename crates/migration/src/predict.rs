@@ -187,6 +187,7 @@ pub struct Conditions {
 /// By what a guest is brought to its switchover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Means {
     /// By rounds alone.
     Plain,

@@ -18,6 +18,7 @@ use crate::throttle::ThrottleMeans;
 /// Which engine moved the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum EngineKind {
     /// The engine of this project, beside the hypervisor.
     #[default]
@@ -29,6 +30,7 @@ pub enum EngineKind {
 /// How a migration ended, and so where the guest is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Outcome {
     /// The guest runs at the destination.
     Completed,
@@ -43,6 +45,7 @@ pub enum Outcome {
 
 /// Why a migration did not complete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct FailureReport {
     /// Stable code for programs, kebab-case.
     pub code: String,
@@ -54,6 +57,7 @@ pub struct FailureReport {
 
 /// One sweep over the guest's memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct RoundReport {
     /// 0 is all of memory but what is hot already; the last one runs while the guest stands still.
     pub round: u32,
@@ -75,6 +79,7 @@ pub struct RoundReport {
 
 /// What slowing the guest's writers did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ThrottleReport {
     /// By what: the quota, where it was used at all; faults may have been before or after.
     #[serde(default)]
@@ -92,6 +97,7 @@ pub struct ThrottleReport {
 
 /// How the pages came that the guest lacked when it was handed over.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PageInReport {
     /// Pages that it lacked.
     pub pages: u64,
@@ -110,6 +116,7 @@ pub struct PageInReport {
 
 /// How long a guest waited for pages that it lacked: 0 where it came to none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct FetchTimes {
     /// Half of the times were no longer,
     pub median: f64,
@@ -123,6 +130,7 @@ pub struct FetchTimes {
 
 /// Waits of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct WaitClass {
     /// Shorter than this and no shorter than half of it; the first begins at 0, the last has no end.
     pub below_ms: Option<f64>,
@@ -154,10 +162,13 @@ impl PageInReport {
 
 /// One path between the two hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LaneReport {
     /// The source's address; none: the kernel's choice.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub from: Option<IpAddr>,
     /// The destination's.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub to: SocketAddr,
     /// Data streams that were open on it.
     pub streams: u32,
@@ -188,6 +199,7 @@ impl LaneReport {
 
 /// Time spent in one phase, summed over its visits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PhaseReport {
     /// The phase.
     pub phase: Phase,
@@ -197,6 +209,7 @@ pub struct PhaseReport {
 
 /// A cut of the link, while the guest ran at the source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct CutReport {
     /// When it was noticed, since the migration's begin.
     pub at_ms: f64,
@@ -210,6 +223,7 @@ pub struct CutReport {
 
 /// The vCPUs' pause, piece by piece. The pieces follow each other and add up to the whole.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SwitchoverReport {
     /// Guest stopped → last dirty pages handed to the wire (the device state is written meanwhile).
     pub last_pages_ms: f64,
@@ -233,6 +247,7 @@ impl SwitchoverReport {
 
 /// The report of a migration. Times in milliseconds, sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Report {
     /// How it ended.
     pub outcome: Outcome,
@@ -258,6 +273,7 @@ pub struct Report {
     /// The guest's RAM.
     pub guest_bytes: u64,
     /// The limit that held the migration's pages at its end: the least of its own, its lanes' and its host's.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
     /// The shortest round trip that the lane's pings saw.
     pub round_trip_ms: Option<f64>,
@@ -284,6 +300,7 @@ pub struct Report {
     pub page_in: Option<PageInReport>,
     /// What was to matter most; none by QEMU's engine.
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub policy: Option<Intent>,
     /// By what it came to its switchover, or that it did not converge; none where it ended by something else, and by QEMU's engine.
     #[serde(default)]
@@ -329,6 +346,7 @@ impl Report {
 
 /// Where a running migration is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Progress {
     /// The phase.
     pub phase: Phase,
@@ -345,6 +363,7 @@ pub struct Progress {
     /// What the wire takes, measured.
     pub bandwidth_bytes_per_s: f64,
     /// The limit that holds its pages now: the least of its own, its lanes' and its host's.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
     /// Time to the end, as far as it can be told: by what was foreseen, or by the rates where those say that it will be later.
     pub eta_ms: Option<f64>,

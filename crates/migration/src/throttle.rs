@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 /// By what writers are slowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum ThrottleMeans {
     /// Each write to a page that would have to be sent again waits for an answer.
     #[default]

@@ -72,6 +72,19 @@ impl FromStr for ByteSize {
     }
 }
 
+#[cfg(feature = "schema")]
+impl utoipa::PartialSchema for ByteSize {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
+        let kinds = SchemaType::from_iter([Type::String, Type::Integer]);
+        let said = "A number of bytes, or text such as `4GiB`; told as text.";
+        ObjectBuilder::new().schema_type(kinds).minimum(Some(0)).description(Some(said)).into()
+    }
+}
+
+#[cfg(feature = "schema")]
+impl utoipa::ToSchema for ByteSize {}
+
 impl Serialize for ByteSize {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

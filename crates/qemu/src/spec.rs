@@ -44,6 +44,7 @@ const MAX_CMDLINE_BYTES: usize = 2047;
 /// A VM as its user describes it. JSON or TOML; unknown keys are refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VmSpec {
     /// Unique among all hosts; letters, digits, `-`, `_` and `.`.
     pub name: String,
@@ -64,12 +65,15 @@ pub struct VmSpec {
     pub accel: Accel,
     /// Another QEMU than the host's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub qemu: Option<PathBuf>,
     /// A kernel to boot directly.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub kernel: Option<PathBuf>,
     /// The initial RAM disk of that kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub initrd: Option<PathBuf>,
     /// The command line of that kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,12 +92,14 @@ pub struct VmSpec {
     pub refuses_page_in: bool,
     /// What tells it from every other VM, whatever their names; the guest reads it too (SMBIOS). Default: drawn at random.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub uuid: Option<Uuid>,
 }
 
 /// One block of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct MemoryBlock {
     /// A multiple of 4 KiB.
     pub size: ByteSize,
@@ -113,6 +119,7 @@ impl MemoryBlock {
 /// Where the pages of a memory block live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Backing {
     /// In a file of the host's RAM directory, mapped by QEMU and by the agent.
     #[default]
@@ -124,6 +131,7 @@ pub enum Backing {
 /// What a user asks to run the guest's code with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Accel {
     /// KVM where a 64-bit guest really runs on it, else TCG.
     #[default]
@@ -137,6 +145,7 @@ pub enum Accel {
 /// What runs the guest's code, decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum Accelerator {
     /// The kernel's hypervisor.
     Kvm,
@@ -164,8 +173,10 @@ impl fmt::Display for Accelerator {
 /// A disk: an image on a path that every host of the VM sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Disk {
     /// The image, absolute.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: PathBuf,
     /// The image's format. Never guessed from its content: a guest could write another header into a raw image.
     pub format: DiskFormat,
@@ -177,6 +188,7 @@ pub struct Disk {
 /// Formats of disk images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum DiskFormat {
     /// The disk's bytes, one by one.
     Raw,
@@ -198,6 +210,7 @@ impl DiskFormat {
 /// A network interface as its user describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Nic {
     /// The network of the host's configuration that it joins.
     pub network: String,
@@ -206,6 +219,7 @@ pub struct Nic {
     pub mac: Option<String>,
     /// The address the guest has there: for those who watch it from outside, never given to the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub address: Option<IpAddr>,
 }
 

@@ -115,7 +115,6 @@ pub struct ManagedHost {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_moves: Option<u32>,
     /// What its agent told last; none: it has not been heard.
-    #[schema(value_type = Option<Object>)]
     pub info: Option<HostInfo>,
     /// When it was heard last, milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -79,13 +79,11 @@ pub struct CreateMove {
     /// How soon.
     pub priority: MovePriority,
     /// Who moves the memory: `godwit` or `qemu`.
-    #[schema(value_type = String, pattern = "^(godwit|qemu)$")]
     pub engine: EngineKind,
     /// What matters most: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s` (`ms`, `s`, `min` or `h`).
     #[schema(value_type = String, pattern = "^(auto|minimal-pause|minimal-impact|fast-evacuation|deadline=[1-9][0-9]{0,5}(ms|s|min|h))$")]
     pub policy: Intent,
     /// Whether the guest may run at the target while pages of it are still at the source: `never`, `allowed`, `now`.
-    #[schema(value_type = String, pattern = "^(never|allowed|now)$")]
     pub page_in: PageInUse,
     /// It is tried although preflight says that it can't be: the agents check again.
     pub skip_preflight: bool,
@@ -141,14 +139,12 @@ pub struct Move {
     pub migration: Option<String>,
     /// How far that is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
     pub progress: Option<Progress>,
     /// Why it failed, or its last attempt did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<MoveFailure>,
     /// What the migration took; only of one move, not in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
     pub report: Option<Report>,
 }
 
@@ -162,7 +158,6 @@ pub struct CreateDrain {
     /// How soon its moves are to come.
     pub priority: MovePriority,
     /// Who moves the memory: `godwit` or `qemu`.
-    #[schema(value_type = String, pattern = "^(godwit|qemu)$")]
     pub engine: EngineKind,
     /// Settings of QEMU's own engine.
     pub qemu: QemuEngineOptions,

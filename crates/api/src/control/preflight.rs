@@ -139,7 +139,6 @@ pub struct PreflightReport {
     pub checks: Vec<Check>,
     /// What the source's agent foretells, where it was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
     pub prediction: Option<DryRun>,
 }
 

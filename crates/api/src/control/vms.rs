@@ -71,7 +71,6 @@ pub struct ManagedVm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planned: Option<PlannedPower>,
     /// As its host tells it.
-    #[schema(value_type = Object)]
     pub info: VmInfo,
     /// Other hosts that have something of that name: a shadow, or, where `in_doubt`, a second half of it.
     #[serde(default)]
@@ -90,7 +89,6 @@ pub struct ManagedVm {
 }))]
 pub struct CreateManagedVm {
     /// What to make.
-    #[schema(value_type = Object)]
     pub spec: VmSpec,
     /// Where; none: the manager's choice.
     #[serde(default)]
@@ -118,7 +116,6 @@ fn yes() -> bool {
 pub struct HostedVm {
     /// As its host tells it.
     #[serde(flatten)]
-    #[schema(value_type = Object)]
     pub info: VmInfo,
     /// Why that host, where it was made there by the manager's choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -32,6 +32,8 @@ pub(crate) enum ControlCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Write the OpenAPI document of the manager's API; asks no manager
+    Openapi,
     /// Show the cluster as a whole
     Status,
     /// Hosts, as the manager knows them

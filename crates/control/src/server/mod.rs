@@ -79,8 +79,8 @@ impl utoipa::Modify for BearerTokens {
     }
 }
 
-/// Everything the manager serves, to those who come by the network.
-pub(crate) fn router(manager: Arc<Manager>) -> Router {
+/// What the document describes, with the document.
+fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
     let (router, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(show_cluster))
         .merge(hosts::routes())
@@ -98,6 +98,18 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .split_for_parts();
     repeat::describe(&mut document);
     examples::describe(&mut document);
+    (router, document)
+}
+
+/// The document that `/api/openapi.json` answers with, without a manager that runs.
+#[must_use]
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    described().1
+}
+
+/// Everything the manager serves, to those who come by the network.
+pub(crate) fn router(manager: Arc<Manager>) -> Router {
+    let (router, document) = described();
     let document = Arc::new(document);
     router
         .route("/api/openapi.json", get(async move || Json(document.as_ref().clone())))

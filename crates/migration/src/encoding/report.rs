@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// How pages were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum EncodingName {
     /// Told to be zero: a few bytes a run.
     Zero,
@@ -37,6 +38,7 @@ impl std::fmt::Display for EncodingName {
 
 /// Pages of one encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct EncodingReport {
     /// How they were sent.
     pub name: EncodingName,

@@ -19,6 +19,7 @@ const PAGES_TO_AN_ANSWER: u32 = 70;
 
 /// What a migration will be.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Predicted {
     /// From the request to the source's letting go.
     pub migration_time_ms: f64,
@@ -36,6 +37,7 @@ pub struct Predicted {
 
 /// What a dry run tells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DryRun {
     /// The VM's name.
     pub vm: String,
@@ -44,6 +46,7 @@ pub struct DryRun {
     /// The destination host's name.
     pub to: String,
     /// What is to matter most.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub policy: Intent,
     /// What the pause is to be at most.
     pub switchover_budget_ms: f64,
@@ -67,6 +70,7 @@ pub struct DryRun {
 
 /// What was seen of a guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GuestFigures {
     /// Pages that hold something else than zeros, by a sample.
     pub data_pages: u64,
@@ -86,6 +90,7 @@ pub struct GuestFigures {
 
 /// So many different pages were written within so long.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DirtySample {
     /// Since all were protected.
     pub ms: f64,
@@ -96,6 +101,7 @@ pub struct DirtySample {
 /// How it is known what the lanes carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum LanesKnownBy {
     /// By a short probe, just now.
     Probe,
@@ -105,12 +111,14 @@ pub enum LanesKnownBy {
 
 /// What is known of the lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LanesFigures {
     /// What they carry together, bytes a second, whatever the limits.
     pub bytes_per_s: f64,
     /// The shortest round trip.
     pub round_trip_ms: f64,
     /// The limit that would hold the migration; none: there is none.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bandwidth_limit: Option<BitRate>,
     /// How that is known.
     pub known_by: LanesKnownBy,
