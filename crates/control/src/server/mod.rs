@@ -31,6 +31,7 @@ mod shares;
 #[cfg(test)]
 pub(crate) mod tests;
 mod vms;
+mod web;
 
 use std::sync::Arc;
 
@@ -120,6 +121,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(from_fn_with_state(Arc::clone(&manager), repeat::once))
         .layer(from_fn_with_state(Arc::clone(&manager), admit::admit))
+        .layer(from_fn(web::serve))
         .layer(from_fn(metrics::time))
         .with_state(manager)
 }
