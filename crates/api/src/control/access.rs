@@ -29,6 +29,16 @@ impl Role {
     }
 }
 
+/// `GET /api/v1/me`: who asks, as the manager knows them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({ "name": "ana", "role": "operator" }))]
+pub struct Me {
+    /// As the audit log names them.
+    pub name: String,
+    /// What they may.
+    pub role: Role,
+}
+
 /// `POST /api/v1/tokens`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -63,7 +63,8 @@ pub(super) fn optional_address() -> Object {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "name": "host-a", "address": "https://10.0.0.11:7700", "state": "up", "maintenance": false, "labels": { "rack": "r1" }, "vms": 12,
-    "memory_available_bytes": 206_158_430_208_u64, "memory_committed_bytes": 68_719_476_736_u64, "moves_out": 1, "moves_in": 0
+    "memory_available_bytes": 206_158_430_208_u64, "memory_committed_bytes": 68_719_476_736_u64,
+    "memory_total_bytes": 274_877_906_944_u64, "logical_cores": 32, "load_average_1min": 4.5, "moves_out": 1, "moves_in": 0
 }))]
 pub struct HostSummary {
     /// Its name.
@@ -86,6 +87,15 @@ pub struct HostSummary {
     pub memory_available_bytes: u64,
     /// Guest memory that it has promised, bytes.
     pub memory_committed_bytes: u64,
+    /// Its memory in all, bytes; 0 until it has been heard.
+    #[serde(default)]
+    pub memory_total_bytes: u64,
+    /// Its logical cores; 0 until it has been heard.
+    #[serde(default)]
+    pub logical_cores: u32,
+    /// Its load over the last minute, as its agent told last.
+    #[serde(default)]
+    pub load_average_1min: f64,
     /// Moves that leave it now.
     pub moves_out: u64,
     /// Moves that arrive there now.

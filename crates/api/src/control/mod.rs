@@ -17,7 +17,7 @@ mod rules;
 mod shares;
 mod vms;
 
-pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Role, TokenInfo};
+pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Me, Role, TokenInfo};
 pub use baseline::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, CommonCpu, CpuBaseline, CpuBaselineChange,
     CpuBaselineInfo, NamedCpu, SetCpuBaseline,

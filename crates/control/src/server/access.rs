@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use godwit_api::control::{AuditEntry, CreateToken, CreatedToken, Page, Problem, ProblemCode, TokenInfo};
+use godwit_api::control::{AuditEntry, CreateToken, CreatedToken, Me, Page, Problem, ProblemCode, TokenInfo};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -23,6 +23,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
         .routes(routes!(list_tokens, create_token))
         .routes(routes!(revoke_token))
         .routes(routes!(list_audit))
+        .routes(routes!(show_me))
 }
 
 /// Which page.
@@ -35,6 +36,15 @@ struct PageOf {
     /// Items of the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
+}
+
+/// Who asks, and what they may: a program with a token can hide what it would be refused.
+#[utoipa::path(get, path = "/api/v1/me", tag = "access", responses(
+    (status = 200, description = "The caller", body = Me),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
+    Json(Me { name: caller.name, role: caller.role })
 }
 
 /// Every token, without its secret.

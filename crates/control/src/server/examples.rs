@@ -136,6 +136,7 @@ mod tests {
             ManagedHost,
             ManagedNetwork,
             ManagedVm,
+            Me,
             Move,
             MoveLimits,
             Preflight,

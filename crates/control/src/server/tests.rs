@@ -1,5 +1,5 @@
 use axum::body::Body;
-use godwit_api::control::{AuditEntry, CreatedToken, HostSummary, ManagedHost, Page, ProblemCode, Role};
+use godwit_api::control::{AuditEntry, CreatedToken, HostSummary, ManagedHost, Me, Page, ProblemCode, Role};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{Method, Request, StatusCode};
 use serde::de::DeserializeOwned;
@@ -150,6 +150,8 @@ async fn each_role_may_do_what_it_may_and_refusals_are_noted() {
     let wrong = managed.ask(Method::GET, hosts, Some("godwit_00_11"), None).await;
     assert_eq!(wrong.problem(), ProblemCode::Unauthenticated);
     assert_eq!(managed.ask(Method::GET, hosts, Some(&viewer.token), None).await.status, StatusCode::OK);
+    let me: Me = managed.ask(Method::GET, "/api/v1/me", Some(&viewer.token), None).await.read();
+    assert_eq!(me, Me { name: "viewer".to_owned(), role: Role::Viewer });
     let weaker = managed.ask(Method::POST, hosts, Some(&viewer.token), Some(host_a())).await;
     assert_eq!(weaker.problem(), ProblemCode::Forbidden);
     let done = managed.ask(Method::POST, hosts, Some(&admin.token), Some(host_a())).await;
