@@ -9,10 +9,10 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict cance
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test sim schemathesis fuzz bench reliability soak soak-mixed fmt lint ci clean
+.PHONY: help deps build demo test sim schemathesis console console-test fuzz bench reliability soak soak-mixed fmt lint ci clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## Install what is missing to build and run (needs root only if something is)
 	@scripts/deps
@@ -48,6 +48,12 @@ soak-mixed: build ## 100 moves drawn at random: throttled, paged in, cut (SOAK_M
 schemathesis: $(if $(PROFILE),,build) ## Check every answer of the manager's API against its OpenAPI document (EXAMPLES=N, SEED=N)
 	scripts/schemathesis.sh
 
+console: ## Build the console's files anew (web/dist, which is committed); needs Node
+	scripts/console.sh --write
+
+console-test: $(if $(PROFILE),,build) ## Check the console's sources and use it in a browser, against simulated hosts; needs Node and Chromium
+	cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent check && npm run --silent test && e2e/run.sh
+
 fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")
 	scripts/fuzz.sh
 
@@ -61,4 +67,4 @@ ci: ## What CI runs: formatting, lints, dependency policy, all tests
 	.ci/run
 
 clean: ## Remove everything that was built, fetched or cached in this folder
-	rm -rf target out fuzz/target fuzz/artifacts
+	rm -rf target out fuzz/target fuzz/artifacts web/node_modules

@@ -1,0 +1,46 @@
+// Serves web/dist as the manager does, and passes /api to a manager: for a manager of an older build, or without the files.
+import { createReadStream, existsSync } from 'node:fs';
+import { createServer, request } from 'node:http';
+import { extname, join, normalize } from 'node:path';
+
+const POLICY =
+  "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; object-src 'none'; " +
+  "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const TYPES = {
+  '.html': 'text/html; charset=utf-8',
+  '.js': 'text/javascript',
+  '.css': 'text/css',
+  '.svg': 'image/svg+xml',
+};
+const dist = new URL('../dist', import.meta.url).pathname;
+const [port = '17900', manager = 'http://127.0.0.1:7800'] = process.argv.slice(2);
+
+createServer((asked, answer) => {
+  const path = new URL(asked.url, 'http://localhost').pathname;
+  if (path.startsWith('/api/')) {
+    const { method, headers } = asked;
+    const passed = request(manager + asked.url, { method, headers }, (told) => {
+      answer.writeHead(told.statusCode, told.headers);
+      // Events begin with nothing: their headers are not to wait for the first.
+      answer.flushHeaders();
+      told.pipe(answer);
+    });
+    passed.on('error', () => answer.destroy());
+    answer.on('close', () => passed.destroy());
+    asked.pipe(passed);
+    return;
+  }
+  const file = join(dist, normalize(path === '/' ? '/index.html' : path));
+  if (!file.startsWith(dist) || !existsSync(file)) {
+    answer.writeHead(404).end();
+    return;
+  }
+  const isBrotli = (asked.headers['accept-encoding'] ?? '').includes('br') && existsSync(`${file}.br`);
+  answer.writeHead(200, {
+    'content-type': TYPES[extname(file)] ?? 'application/octet-stream',
+    'content-security-policy': POLICY,
+    'cache-control': path.startsWith('/assets/') ? 'public, max-age=31536000, immutable' : 'no-cache',
+    ...(isBrotli ? { 'content-encoding': 'br' } : {}),
+  });
+  createReadStream(isBrotli ? `${file}.br` : file).pipe(answer);
+}).listen(Number(port), '127.0.0.1');

@@ -1,0 +1,268 @@
+/** The frame of all pages: where one is, whether what is shown is live, who is logged in. */
+import type { ComponentChildren } from 'preact';
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { openHelp } from './dialogs/help';
+import { AuditPage, TokensPage } from './pages/access';
+import { BaselinePage } from './pages/baseline';
+import { DrainPage } from './pages/drain';
+import { EventsPage } from './pages/events';
+import { HistoryPage } from './pages/history';
+import { HostPage } from './pages/host';
+import { HostsPage } from './pages/hosts';
+import { LimitsPage } from './pages/limits';
+import { LoginPage } from './pages/login';
+import { MovePage } from './pages/move';
+import { OverviewPage } from './pages/overview';
+import { QueuePage } from './pages/queue';
+import { RulesPage } from './pages/rules';
+import { StoragePage } from './pages/storage';
+import { VmPage } from './pages/vm';
+import { VmsPage } from './pages/vms';
+import { Link, PageHead, Waiting } from './parts/basics';
+import { Bird } from './parts/bird';
+import { useKey } from './parts/grid';
+import { Mark, Status } from './parts/status';
+import { hosts, isLoaded, moves, rules, vms } from './state/cluster';
+import { go, route } from './state/route';
+import { isKnown, logOut, me, tryNow } from './state/session';
+import { connection } from './state/stream';
+import { type Theme, theme } from './state/theme';
+
+export function App() {
+  if (!isKnown.value) return null;
+  if (!me.value) return <LoginPage />;
+  return (
+    <div class="frame">
+      <a class="skip" href="#main" onClick={skip}>
+        To the content
+      </a>
+      <SideBar />
+      <div class="body">
+        <TopBar />
+        <Lost />
+        <Main />
+      </div>
+    </div>
+  );
+}
+
+function skip(event: Event): void {
+  event.preventDefault();
+  document.getElementById('main')?.focus();
+}
+
+function Main() {
+  const main = useRef<HTMLElement>(null);
+  const where = route.value.parts.join('/');
+  const isFirst = useRef(true);
+  // Another page begins at its top, and who does not see it is told its heading.
+  useEffect(() => {
+    if (isFirst.current) {
+      isFirst.current = false;
+      return;
+    }
+    main.current?.scrollTo(0, 0);
+    main.current?.querySelector<HTMLElement>('h1')?.focus({ preventScroll: true });
+  }, [where]);
+  return (
+    <main id="main" ref={main} tabIndex={-1}>
+      {isLoaded.value ? <Page key={where} /> : <Waiting lines={12} />}
+    </main>
+  );
+}
+
+function Page() {
+  const [first, second] = route.value.parts;
+  const title = [second, first].filter(Boolean).join(' · ');
+  useEffect(() => {
+    document.title = title ? `${title} · Godwit` : 'Godwit';
+  }, [title]);
+  switch (first) {
+    case undefined:
+      return <OverviewPage />;
+    case 'hosts':
+      return second ? <HostPage name={second} /> : <HostsPage />;
+    case 'vms':
+      return second ? <VmPage name={second} /> : <VmsPage />;
+    case 'moves':
+      return second ? <MovePage id={second} /> : <QueuePage />;
+    case 'drains':
+      return second ? <DrainPage id={second} /> : <HistoryPage />;
+    case 'queue':
+      return <QueuePage />;
+    case 'history':
+      return <HistoryPage />;
+    case 'events':
+      return <EventsPage />;
+    case 'rules':
+      return <RulesPage />;
+    case 'storage':
+      return <StoragePage />;
+    case 'baseline':
+      return <BaselinePage />;
+    case 'limits':
+      return <LimitsPage />;
+    case 'tokens':
+      return <TokensPage />;
+    case 'audit':
+      return <AuditPage />;
+    default:
+      return (
+        <PageHead title="There is no such page">
+          <Link to="/">Overview</Link>
+        </PageHead>
+      );
+  }
+}
+
+/** Pages by the key that opens them behind `g`. */
+const KEYS: Record<string, string> = {
+  o: '/',
+  v: '/vms',
+  h: '/hosts',
+  q: '/queue',
+  y: '/history',
+  e: '/events',
+  r: '/rules',
+  l: '/limits',
+};
+
+function SideBar() {
+  const [isGoing, setGoing] = useState(false);
+  useKey('g', () => setGoing(true));
+  useKey('?', openHelp);
+  useEffect(() => {
+    if (!isGoing) return;
+    const pressed = (event: KeyboardEvent) => {
+      setGoing(false);
+      const path = KEYS[event.key];
+      if (path) {
+        event.preventDefault();
+        go(path);
+      }
+    };
+    addEventListener('keydown', pressed, { once: true });
+    return () => removeEventListener('keydown', pressed);
+  }, [isGoing]);
+  let waiting = 0;
+  let running = 0;
+  for (const move of moves.values()) {
+    if (move.state === 'waiting') waiting += 1;
+    else if (move.state === 'running' || move.state === 'starting') running += 1;
+  }
+  const broken = rules.sorted().filter((rule) => rule.state === 'broken').length;
+  return (
+    <nav class="side" aria-label="Pages">
+      <a class="brand" href="#/">
+        <Bird />
+        <span>Godwit</span>
+      </a>
+      <ul>
+        <Item path="/" text="Overview" />
+        <Item path="/vms" text="VMs" count={vms.size} />
+        <Item path="/hosts" text="Hosts" count={hosts.size} />
+      </ul>
+      <h2>Moves</h2>
+      <ul>
+        <Item path="/queue" text="Queue" count={running + waiting} isLive={running > 0} />
+        <Item path="/history" text="History" />
+        <Item path="/events" text="Events" />
+      </ul>
+      <h2>Cluster</h2>
+      <ul>
+        <Item path="/rules" text="Rules" count={broken > 0 ? `${broken} broken` : undefined} />
+        <Item path="/baseline" text="CPU baseline" />
+        <Item path="/limits" text="Limits" />
+        <Item path="/storage" text="Networks, datastores" />
+      </ul>
+      <h2>Access</h2>
+      <ul>
+        <Item path="/tokens" text="Tokens" />
+        <Item path="/audit" text="Audit log" />
+      </ul>
+    </nav>
+  );
+}
+
+function Item(props: { path: string; text: string; count?: number | string | undefined; isLive?: boolean }) {
+  const here = `/${route.value.parts[0] ?? ''}`;
+  const isHere =
+    here === props.path ||
+    (props.path === '/queue' && here === '/moves') ||
+    (props.path === '/history' && here === '/drains');
+  return (
+    <li>
+      <a href={`#${props.path}`} aria-current={isHere ? 'page' : undefined}>
+        <span>{props.text}</span>
+        {props.count !== undefined && <span class={`count ${props.isLive ? 'live' : ''}`}>{props.count}</span>}
+      </a>
+    </li>
+  );
+}
+
+const THEMES: [Theme, string][] = [
+  ['system', 'Colours: system'],
+  ['light', 'Colours: light'],
+  ['dark', 'Colours: dark'],
+];
+
+function TopBar() {
+  const who = me.value;
+  return (
+    <header class="top">
+      <ConnectionMark />
+      <span class="grow" />
+      <button type="button" class="act quiet" onClick={openHelp} aria-label="Keys and shapes">
+        ?
+      </button>
+      <label class="theme">
+        <span class="unseen">Colours</span>
+        <select value={theme.value} onChange={(event) => (theme.value = event.currentTarget.value as Theme)}>
+          {THEMES.map(([value, text]) => (
+            <option key={value} value={value}>
+              {text}
+            </option>
+          ))}
+        </select>
+      </label>
+      <span class="who">
+        {who?.name} <span class="muted">{who?.role}</span>
+      </span>
+      <button type="button" class="act quiet" onClick={logOut}>
+        Log out
+      </button>
+    </header>
+  );
+}
+
+function ConnectionMark() {
+  const now = connection.value;
+  const look =
+    now.state === 'live'
+      ? ({ tone: 'ok', shape: 'disc', text: 'live' } as const)
+      : now.state === 'loading'
+        ? ({ tone: 'busy', shape: 'half', text: 'loading' } as const)
+        : ({ tone: 'bad', shape: 'cross', text: 'not live' } as const);
+  return (
+    <span class="connection" role="status">
+      <Status look={look} />
+    </span>
+  );
+}
+
+/** What is shown is as it was when the connection broke: that has to be seen. */
+function Lost(): ComponentChildren {
+  const now = connection.value;
+  if (now.state !== 'lost' && now.state !== 'trying') return null;
+  return (
+    <div class="lost" role="alert">
+      <Mark tone="bad" shape="triangle" />
+      <span>
+        <strong>Connection lost, trying again.</strong> {now.why} What is shown is as it was then.
+      </span>
+      <button type="button" class="act" onClick={tryNow} aria-disabled={now.state === 'trying'}>
+        Try now
+      </button>
+    </div>
+  );
+}

@@ -1,0 +1,115 @@
+/** Draws charts, by uPlot: canvas, no styles of its own in the page beside its sheet. */
+import uPlot from 'uplot';
+import 'uplot/dist/uPlot.min.css';
+import type { ChartProps, Mark, Series } from './chart';
+
+export interface Drawing {
+  update(props: ChartProps): void;
+  end(): void;
+}
+
+export function draw(place: HTMLElement, first: ChartProps): Drawing {
+  const style = getComputedStyle(place);
+  const colour = (name: string) => resolved(place, style.getPropertyValue(`--${name}`).trim());
+  const faint = colour('line');
+  const text = colour('muted');
+  const font = `11px ${style.fontFamily}`;
+  let marks = first.marks ?? [];
+  const options: uPlot.Options = {
+    width: Math.max(120, place.clientWidth),
+    height: place.clientHeight,
+    padding: [12, 8, 0, 0],
+    legend: { show: false },
+    cursor: { drag: { x: false, y: false }, points: { size: 6 } },
+    scales: { x: { time: false }, y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.08 : 1] } },
+    axes: [
+      {
+        stroke: text,
+        font,
+        size: 24,
+        gap: 4,
+        grid: { show: false },
+        ticks: { show: false },
+        values: (_chart, splits) => splits.map((at) => `${Number(at.toFixed(2))} s`),
+      },
+      {
+        stroke: text,
+        font,
+        size: 72,
+        gap: 6,
+        grid: { stroke: faint, width: 1 },
+        ticks: { show: false },
+        space: 36,
+        values: (_chart, splits) => splits.map((value) => first.format(value)),
+      },
+    ],
+    series: [{}, ...first.series.map((series) => line(series, colour, first.steps === true))],
+    plugins: [{ hooks: { drawClear: [(chart) => drawMarks(chart, marks, faint, text, font)] } }],
+  };
+  const chart = new uPlot(options, data(first), place);
+  const sizes = new ResizeObserver(() => {
+    if (place.clientWidth > 0) chart.setSize({ width: place.clientWidth, height: place.clientHeight });
+  });
+  sizes.observe(place);
+  return {
+    update(props) {
+      marks = props.marks ?? [];
+      chart.setData(data(props));
+    },
+    end() {
+      sizes.disconnect();
+      chart.destroy();
+    },
+  };
+}
+
+/** A colour as canvas takes it: `light-dark()` is for style sheets alone. */
+function resolved(place: HTMLElement, value: string): string {
+  const probe = document.createElement('span');
+  probe.style.color = value;
+  place.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
+
+function line(series: Series, colour: (name: string) => string, steps: boolean): uPlot.Series {
+  const stroke = colour(series.colour);
+  const options: uPlot.Series = { label: series.label, stroke, width: 1.5, points: { show: false }, spanGaps: true };
+  if (series.isFilled) options.fill = stroke.replace(/^rgb\((.*)\)$/, 'rgba($1, 0.14)');
+  if (series.dash) options.dash = series.dash;
+  const stepped = uPlot.paths.stepped;
+  if (steps && stepped) options.paths = stepped({ align: 1 });
+  return options;
+}
+
+function data(props: ChartProps): uPlot.AlignedData {
+  return [props.times, ...props.series.map((series) => series.values)] as uPlot.AlignedData;
+}
+
+/** The phases: a line where each begins, with its name where there is room. */
+function drawMarks(chart: uPlot, marks: Mark[], faint: string, text: string, font: string): void {
+  const { ctx, bbox } = chart;
+  const ratio = devicePixelRatio;
+  ctx.save();
+  ctx.font = font.replace(/^\d+px/, `${10 * ratio}px`);
+  ctx.textBaseline = 'top';
+  let free = bbox.left;
+  for (const mark of marks) {
+    const x = Math.round(chart.valToPos(mark.at, 'x', true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.strokeStyle = faint;
+    ctx.lineWidth = ratio;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    const width = ctx.measureText(mark.label).width + 6 * ratio;
+    if (x >= free && x + width <= bbox.left + bbox.width) {
+      ctx.fillStyle = text;
+      ctx.fillText(mark.label, x + 3 * ratio, bbox.top - 1 * ratio);
+      free = x + width;
+    }
+  }
+  ctx.restore();
+}

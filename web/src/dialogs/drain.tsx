@@ -1,0 +1,116 @@
+/** Drains a host: who goes where and why, who stays and why, and when it is over, before the button. */
+import { useState } from 'preact/hooks';
+import { part, post } from '../api/http';
+import type { Drain, MovePriority } from '../api/types';
+import { useAsked } from '../parts/asked';
+import { Act, Figure, ProblemBox, useTask, Waiting } from '../parts/basics';
+import { Dialog, open } from '../parts/dialog';
+import { Choice } from '../parts/filter';
+import { drainLook, Status } from '../parts/status';
+import { go } from '../state/route';
+import { clock, countdown } from '../text/units';
+
+const PRIORITIES = [
+  ['low', 'low'],
+  ['normal', 'normal'],
+  ['high', 'high'],
+  ['urgent', 'urgent'],
+] as const;
+
+export const openDrain = (host: string) => open((close) => <DrainDialog host={host} close={close} />);
+
+function DrainDialog({ host, close }: { host: string; close: () => void }) {
+  const [priority, setPriority] = useState<MovePriority>('normal');
+  const path = `/hosts/${part(host)}/drain`;
+  const asked = useAsked(`${host} ${priority}`, () => post<Drain>(path, { plan_only: true, priority }));
+  const plan = asked.value;
+  const task = useTask();
+  const begin = () =>
+    task.run(async () => {
+      const drain = await post<Drain>(path, { priority });
+      close();
+      go(`/drains/${part(drain.id)}`);
+    });
+  const going = plan?.vms.filter((vm) => vm.state === 'going').length ?? 0;
+  return (
+    <Dialog
+      title={`Drain ${host}`}
+      width="wide"
+      onClose={close}
+      foot={
+        <>
+          <div class="dialog-options">
+            <Choice label="Priority" value={priority} values={PRIORITIES} onChange={setPriority} />
+          </div>
+          <Act onClick={close} kind="quiet">
+            Close
+          </Act>
+          <Act
+            kind="primary"
+            needs="operator"
+            blocked={plan ? null : 'There is no plan yet.'}
+            busy={task.busy}
+            onClick={begin}
+          >
+            {plan ? `Drain: move ${going} ${going === 1 ? 'VM' : 'VMs'}` : 'Drain'}
+          </Act>
+        </>
+      }
+    >
+      {task.problem && <ProblemBox problem={task.problem} />}
+      {asked.problem && <ProblemBox problem={asked.problem} />}
+      <p class="muted">
+        {host} goes into maintenance, so that no VM comes, and each of its VMs is moved. This is the plan; nothing has
+        been moved yet.
+      </p>
+      {plan ? <Plan drain={plan} /> : !asked.problem && <Waiting lines={10} />}
+    </Dialog>
+  );
+}
+
+/** The VMs of a drain, those that stay first: they are what somebody has to look at. */
+export function Plan({ drain }: { drain: Drain }) {
+  const stays = drain.vms.filter((vm) => vm.state === 'stays');
+  const going = drain.vms.length - stays.length;
+  const isLive = drain.state === 'running' || drain.state === 'undoing';
+  const leftMs = drain.eta_unix_ms ? drain.eta_unix_ms - (isLive ? Date.now() : drain.asked_unix_ms) : null;
+  return (
+    <>
+      <dl class="figures">
+        <Figure label="Go" value={String(going)} />
+        <Figure label="Stay" value={String(stays.length)} />
+        <Figure
+          label="Takes about"
+          value={countdown(leftMs)}
+          note={drain.eta_unix_ms ? `until ${clock(drain.eta_unix_ms)}` : undefined}
+        />
+      </dl>
+      <div class="scroll-x">
+        <table class="plain plan">
+          <thead>
+            <tr>
+              <th scope="col">VM</th>
+              <th scope="col">State</th>
+              <th scope="col">To</th>
+              <th scope="col">Gone by</th>
+              <th scope="col">Why</th>
+            </tr>
+          </thead>
+          <tbody>
+            {[...stays, ...drain.vms.filter((vm) => vm.state !== 'stays')].map((vm) => (
+              <tr key={vm.vm}>
+                <th scope="row">{vm.vm}</th>
+                <td>
+                  <Status look={drainLook(vm.state)} />
+                </td>
+                <td>{vm.to ?? '–'}</td>
+                <td class="number">{clock(vm.gone_unix_ms)}</td>
+                <td>{vm.reason}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
+  );
+}

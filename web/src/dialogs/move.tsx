@@ -1,0 +1,245 @@
+/** Moves a VM: all hosts in their order with why, the checks for the chosen one, and what it will take, before the button. */
+import { useState } from 'preact/hooks';
+import { get, part, post } from '../api/http';
+import type { CreateMove, Move, MovePriority, Preflight, PreflightRanking, PreflightReport } from '../api/types';
+import { useAsked } from '../parts/asked';
+import { Act, Figure, ProblemBox, sentence, useTask, Waiting } from '../parts/basics';
+import { Dialog, open } from '../parts/dialog';
+import { Choice } from '../parts/filter';
+import { Mark, Status, verdictLook } from '../parts/status';
+import { go } from '../state/route';
+import { bytes, bytesPerSecond, duration } from '../text/units';
+
+type Ranking = Omit<PreflightRanking, 'best'>;
+
+const PRIORITIES = [
+  ['low', 'low'],
+  ['normal', 'normal'],
+  ['high', 'high'],
+  ['urgent', 'urgent'],
+] as const;
+const POLICIES = [
+  ['auto', 'auto'],
+  ['minimal-pause', 'minimal pause'],
+  ['minimal-impact', 'minimal impact'],
+  ['fast-evacuation', 'fast evacuation'],
+] as const;
+const PAGE_IN = [
+  ['allowed', 'allowed'],
+  ['never', 'never'],
+  ['now', 'as soon as it can be'],
+] as const;
+
+export const openMove = (vm: string) => open((close) => <MoveDialog vm={vm} close={close} />);
+
+function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
+  const asked = useAsked(`ranking ${vm}`, (signal) => get<Preflight>(`/vms/${part(vm)}/preflight`, signal));
+  const ranking = asked.value?.kind === 'ranking' ? asked.value : null;
+  const [picked, setPicked] = useState<string | null>(null);
+  const [priority, setPriority] = useState<MovePriority>('normal');
+  const [policy, setPolicy] = useState<string>('auto');
+  const [pageIn, setPageIn] = useState<string>('allowed');
+  const [isForced, setForced] = useState(false);
+  const to = picked ?? ranking?.fits[0]?.host ?? null;
+  const checked = useAsked(to ? `report ${vm} ${to}` : null, (signal) =>
+    get<Preflight>(`/vms/${part(vm)}/preflight?to=${part(to ?? '')}&predict=true`, signal),
+  );
+  const report = checked.value?.kind === 'report' ? checked.value : null;
+  const task = useTask();
+  const blocked = !to
+    ? 'No host can take it.'
+    : checked.isAsking
+      ? 'The hosts are being asked.'
+      : report?.verdict === 'fail' && !isForced
+        ? `Preflight says that it can't go to ${to}.`
+        : null;
+  const begin = () =>
+    task.run(async () => {
+      const request: CreateMove = { to, priority, policy, page_in: pageIn, skip_preflight: isForced };
+      const move = await post<Move>(`/vms/${part(vm)}/moves`, request);
+      close();
+      go(`/moves/${part(move.id)}`);
+    });
+  return (
+    <Dialog
+      title={`Move ${vm}`}
+      width="wide"
+      onClose={close}
+      foot={
+        <>
+          <div class="dialog-options">
+            <Choice label="Priority" value={priority} values={PRIORITIES} onChange={setPriority} />
+            <Choice label="Policy" value={policy} values={POLICIES} onChange={setPolicy} />
+            <Choice label="Page-in" value={pageIn} values={PAGE_IN} onChange={setPageIn} />
+          </div>
+          <Act onClick={close} kind="quiet">
+            Close
+          </Act>
+          <Act kind="primary" needs="operator" blocked={blocked} busy={task.busy} onClick={begin}>
+            {to ? `Move to ${to}` : 'Move'}
+          </Act>
+        </>
+      }
+    >
+      {task.problem && <ProblemBox problem={task.problem} />}
+      {asked.problem && <ProblemBox problem={asked.problem} />}
+      <div class="move-panes">
+        <div class="move-hosts">
+          <h3>Hosts, best first</h3>
+          {ranking ? <Hosts ranking={ranking} to={to} onPick={setPicked} /> : !asked.problem && <Waiting lines={6} />}
+        </div>
+        <div class="move-report" aria-live="polite" aria-busy={checked.isAsking}>
+          <h3>{to ? `Preflight to ${to}` : 'Preflight'}</h3>
+          {checked.problem && <ProblemBox problem={checked.problem} />}
+          {report && <Foretold report={report} />}
+          {report && <Checks report={report} />}
+          {report?.verdict === 'fail' && (
+            <label class="tick">
+              <input type="checkbox" checked={isForced} onChange={(event) => setForced(event.currentTarget.checked)} />
+              <span>Try it all the same. The hosts check again; no rule is obeyed.</span>
+            </label>
+          )}
+          {!report && !checked.problem && to && <Waiting lines={8} />}
+        </div>
+      </div>
+    </Dialog>
+  );
+}
+
+function Hosts(props: { ranking: Ranking; to: string | null; onPick: (host: string) => void }) {
+  const { fits, ruled_out: out, immovable } = props.ranking;
+  const most = Math.max(1, ...fits.map((host) => host.score.total));
+  return (
+    <>
+      {immovable.length > 0 && (
+        <div class="notice notice-bad">
+          <strong>It can't go anywhere</strong>
+          {immovable.map((check) => (
+            <p key={check.name}>
+              <code>{check.name}</code> {check.evidence}
+              {check.mend ? `. ${sentence(check.mend)}` : ''}
+            </p>
+          ))}
+        </div>
+      )}
+      <div class="ranked" role="radiogroup" aria-label="Destination">
+        {fits.map((host, at) => (
+          <label key={host.host} class={`ranked-host ${props.to === host.host ? 'picked' : ''}`}>
+            <input
+              type="radio"
+              name="to"
+              value={host.host}
+              checked={props.to === host.host}
+              onChange={() => props.onPick(host.host)}
+            />
+            <span class="rank">{at + 1}</span>
+            <span class="ranked-name">{host.host}</span>
+            <span class="ranked-score" title={scoreText(host.score)}>
+              <span class="meter-track">
+                <span
+                  class="meter-fill meter-plain"
+                  style={{ width: `${(Math.max(0, host.score.total) / most) * 100}%` }}
+                />
+              </span>
+              {host.score.total.toFixed(1)}
+            </span>
+            <span class="ranked-why">{host.why}</span>
+            {host.breaks.length > 0 && (
+              <span class="ranked-why tone-warn">breaks the rule {host.breaks.join(', ')}</span>
+            )}
+          </label>
+        ))}
+      </div>
+      {out.length > 0 && (
+        <>
+          <h4>Ruled out</h4>
+          <ul class="ruled-out">
+            {out.map((host) => (
+              <li key={host.host}>
+                <button
+                  type="button"
+                  class="act quiet"
+                  onClick={() => props.onPick(host.host)}
+                  aria-label={`Show the checks of ${host.host}`}
+                >
+                  <Mark tone="idle" shape="slash" /> {host.host}
+                </button>
+                <span>{host.why}</span>
+              </li>
+            ))}
+          </ul>
+        </>
+      )}
+    </>
+  );
+}
+
+function scoreText(score: { total: number; [name: string]: number }): string {
+  return Object.entries(score)
+    .filter(([name]) => name !== 'total')
+    .map(([name, points]) => `${name} ${points.toFixed(1)}`)
+    .join(', ');
+}
+
+function Foretold({ report }: { report: PreflightReport }) {
+  const prediction = report.prediction;
+  const predicted = prediction?.predicted;
+  if (!predicted) {
+    const why = prediction?.error?.message ?? prediction?.why;
+    return why ? <p class="notice">No prediction: {why}</p> : null;
+  }
+  return (
+    <>
+      <dl class="figures">
+        <Figure label="Migration time" value={duration(predicted.migration_time_ms)} />
+        <Figure
+          label="Switchover"
+          value={duration(predicted.switchover_ms)}
+          note={prediction?.switchover_budget_ms ? `budget ${duration(prediction.switchover_budget_ms)}` : undefined}
+        />
+        <Figure label="Throttle" value={throttleText(predicted)} />
+        <Figure label="On the wire" value={bytes(predicted.wire_bytes)} note={`${predicted.rounds} rounds`} />
+      </dl>
+      {prediction?.why && <p class="muted">{sentence(prediction.why)}.</p>}
+    </>
+  );
+}
+
+function throttleText(predicted: { means: string; throttled_to_pages_per_s?: number | null }): string {
+  if (predicted.means === 'none') return 'it does not converge';
+  if (predicted.throttled_to_pages_per_s != null)
+    return `to ${bytesPerSecond(predicted.throttled_to_pages_per_s * 4096)}`;
+  return predicted.means === 'page-in' ? 'none, by page-in' : 'none';
+}
+
+const ORDER = { fail: 0, warn: 1, unknown: 2, pass: 3 };
+
+function Checks({ report }: { report: PreflightReport }) {
+  const checks = [...report.checks].sort((a, b) => ORDER[a.verdict] - ORDER[b.verdict]);
+  return (
+    <table class="plain checks">
+      <caption class="unseen">Checks; the worst first</caption>
+      <thead>
+        <tr>
+          <th scope="col">Verdict</th>
+          <th scope="col">Check</th>
+          <th scope="col">What was seen</th>
+        </tr>
+      </thead>
+      <tbody>
+        {checks.map((check) => (
+          <tr key={check.name}>
+            <td>
+              <Status look={verdictLook(check.verdict)} />
+            </td>
+            <th scope="row">{check.name}</th>
+            <td>
+              {check.evidence}
+              {check.mend && <span class="mend">{sentence(check.mend)}</span>}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

@@ -1,0 +1,244 @@
+/** Tokens, and who did what. For admins alone. */
+import { useState } from 'preact/hooks';
+import { get, part, post, remove } from '../api/http';
+import type { AuditEntry, CreatedToken, Page, Role, TokenInfo } from '../api/types';
+import { confirm } from '../dialogs/confirm';
+import { Field } from '../dialogs/create-vm';
+import { useAsked } from '../parts/asked';
+import { Act, Empty, PageHead, ProblemBox, useTask, Waiting } from '../parts/basics';
+import { Dialog, open } from '../parts/dialog';
+import { Choice } from '../parts/filter';
+import { Status } from '../parts/status';
+import { whyNot } from '../state/session';
+import { dateTime } from '../text/units';
+
+const ROLES = [
+  ['viewer', 'viewer: looks'],
+  ['operator', 'operator: works with VMs, moves and drains'],
+  ['admin', 'admin: everything'],
+] as const;
+
+export function TokensPage() {
+  const refused = whyNot('admin');
+  const asked = useAsked(refused ? null : 'tokens', (signal) => get<TokenInfo[]>('/tokens', signal));
+  const now = Date.now();
+  return (
+    <>
+      <PageHead
+        title="Tokens"
+        side={
+          <Act
+            kind="primary"
+            needs="admin"
+            onClick={() => open((close) => <MakeToken close={close} made={asked.again} />)}
+          >
+            Create token
+          </Act>
+        }
+      >
+        <span class="muted">Who may use the API. A token's secret is told once, when it is made.</span>
+      </PageHead>
+      {refused && <p class="notice">{refused}</p>}
+      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {!asked.value && !asked.problem && !refused && <Waiting lines={5} />}
+      {asked.value && (
+        <div class="scroll-x panel">
+          <table class="plain">
+            <thead>
+              <tr>
+                <th scope="col">Name</th>
+                <th scope="col">Role</th>
+                <th scope="col">Made</th>
+                <th scope="col">Good until</th>
+                <th scope="col">By</th>
+                <th scope="col">
+                  <span class="unseen">Revoke</span>
+                </th>
+              </tr>
+            </thead>
+            <tbody>
+              {asked.value.map((token) => (
+                <tr key={token.id}>
+                  <th scope="row">{token.name}</th>
+                  <td>{token.role}</td>
+                  <td class="digits">{dateTime(token.made_unix_ms)}</td>
+                  <td class="digits">
+                    {token.expires_unix_ms < now ? (
+                      <span class="tone-bad">expired</span>
+                    ) : (
+                      dateTime(token.expires_unix_ms)
+                    )}
+                  </td>
+                  <td>{token.made_by}</td>
+                  <td>
+                    <Act
+                      kind="quiet"
+                      needs="admin"
+                      name={`Revoke the token ${token.name}`}
+                      onClick={() => askRevoke(token, asked.again)}
+                    >
+                      Revoke
+                    </Act>
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          {asked.value.length === 0 && <Empty>There is none.</Empty>}
+        </div>
+      )}
+    </>
+  );
+}
+
+function askRevoke(token: TokenInfo, again: () => void): void {
+  confirm({
+    title: `Revoke the token ${token.name}`,
+    text: 'From now on it is as unknown as one that never was. Whoever is logged in with it is logged out.',
+    verb: 'Revoke',
+    run: async () => {
+      await remove(`/tokens/${part(token.id)}`);
+      again();
+    },
+  });
+}
+
+function MakeToken({ close, made }: { close: () => void; made: () => void }) {
+  const [name, setName] = useState('');
+  const [role, setRole] = useState<Role>('viewer');
+  const [days, setDays] = useState('90');
+  const [token, setToken] = useState<CreatedToken | null>(null);
+  const task = useTask();
+  const make = () =>
+    task.run(async () => {
+      setToken(await post<CreatedToken>('/tokens', { name, role, days: Number(days) }));
+      made();
+    });
+  return (
+    <Dialog
+      title="Create a token"
+      width="narrow"
+      onClose={close}
+      foot={
+        <>
+          <Act kind="quiet" onClick={close}>
+            Close
+          </Act>
+          {!token && (
+            <Act kind="primary" needs="admin" busy={task.busy} onClick={make}>
+              Create token
+            </Act>
+          )}
+        </>
+      }
+    >
+      {task.problem && <ProblemBox problem={task.problem} />}
+      {token ? (
+        <>
+          <p>This is the token of {token.name}. It is told now and never again.</p>
+          <pre class="secret">{token.token}</pre>
+        </>
+      ) : (
+        <div class="form">
+          <Field label="Name" value={name} onInput={setName} hint="Whose it is; stands in the audit log" />
+          <Choice label="Role" value={role} values={ROLES} onChange={setRole} />
+          <Field label="Days" value={days} onInput={setDays} inputMode="numeric" />
+        </div>
+      )}
+    </Dialog>
+  );
+}
+
+export function AuditPage() {
+  const refused = whyNot('admin');
+  const [pages, setPages] = useState<Page<AuditEntry>[]>([]);
+  const asked = useAsked(refused ? null : 'audit', (signal) => get<Page<AuditEntry>>('/audit?limit=200', signal));
+  const task = useTask();
+  const known = asked.value ? [asked.value, ...pages] : [];
+  const next = known.at(-1)?.next;
+  return (
+    <>
+      <PageHead
+        title="Audit log"
+        side={
+          <Act
+            needs="admin"
+            busy={asked.isAsking && !refused}
+            onClick={() => {
+              setPages([]);
+              asked.again();
+            }}
+          >
+            Ask again
+          </Act>
+        }
+      >
+        <span class="muted">What changed something, and what was refused, the newest first.</span>
+      </PageHead>
+      {refused && <p class="notice">{refused}</p>}
+      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {task.problem && <ProblemBox problem={task.problem} />}
+      {!asked.value && !asked.problem && !refused && <Waiting lines={10} />}
+      {known.length > 0 && (
+        <div class="scroll-x panel">
+          <table class="plain">
+            <thead>
+              <tr>
+                <th scope="col">When</th>
+                <th scope="col">Who</th>
+                <th scope="col">Role</th>
+                <th scope="col">From</th>
+                <th scope="col">What</th>
+                <th scope="col">Outcome</th>
+                <th scope="col">Reason</th>
+              </tr>
+            </thead>
+            <tbody>
+              {known.flatMap((page, at) =>
+                page.items.map((entry, line) => <AuditRow key={`${at} ${line}`} entry={entry} />),
+              )}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {next && (
+        <Act
+          busy={task.busy}
+          onClick={() =>
+            task.run(async () => {
+              const page = await get<Page<AuditEntry>>(`/audit?limit=200&cursor=${part(next)}`);
+              setPages([...pages, page]);
+            })
+          }
+        >
+          Earlier ones
+        </Act>
+      )}
+    </>
+  );
+}
+
+function AuditRow({ entry }: { entry: AuditEntry }) {
+  const isDone = entry.outcome === 'done';
+  return (
+    <tr>
+      <td class="digits">{dateTime(entry.unix_ms)}</td>
+      <td>{entry.who}</td>
+      <td>{entry.role ?? '–'}</td>
+      <td>{entry.from ?? 'its socket'}</td>
+      <td>
+        <code>{entry.what}</code>
+      </td>
+      <td>
+        <Status
+          look={
+            isDone
+              ? { tone: 'ok', shape: 'check', text: `done, ${entry.status}` }
+              : { tone: 'warn', shape: 'slash', text: `refused, ${entry.status}` }
+          }
+        />
+      </td>
+      <td>{entry.reason ?? ''}</td>
+    </tr>
+  );
+}

@@ -1,0 +1,230 @@
+/** Moves and drains that are over. */
+import { useState } from 'preact/hooks';
+import { get, part } from '../api/http';
+import type { Drain, Move } from '../api/types';
+import { Act, Link, PageHead, ProblemBox, useTask } from '../parts/basics';
+import { FilterField } from '../parts/filter';
+import { type Column, Grid, type Sorting } from '../parts/grid';
+import { drainLook, moveLook, Status } from '../parts/status';
+import { drains, isOver, moves } from '../state/cluster';
+import { parseFilter, passes } from '../state/filters';
+import { route, setQuery } from '../state/route';
+import { dateTime, duration } from '../text/units';
+import { download } from './download';
+
+const took = (move: Move) =>
+  move.started_unix_ms && move.ended_unix_ms ? move.ended_unix_ms - move.started_unix_ms : null;
+
+const MOVE_COLUMNS: Column<Move>[] = [
+  {
+    id: 'ended',
+    title: 'Ended',
+    track: '150px',
+    cell: (move) => <Link to={`/moves/${part(move.id)}`}>{dateTime(move.ended_unix_ms)}</Link>,
+    compare: (a, b) => (a.ended_unix_ms ?? 0) - (b.ended_unix_ms ?? 0),
+  },
+  {
+    id: 'state',
+    title: 'State',
+    track: '110px',
+    cell: (move) => <Status look={moveLook(move)} title={move.failure?.message} />,
+    compare: (a, b) => a.state.localeCompare(b.state),
+  },
+  {
+    id: 'vm',
+    title: 'VM',
+    track: 'minmax(100px, 1fr)',
+    cell: (move) => <Link to={`/vms/${part(move.vm)}`}>{move.vm}</Link>,
+    compare: (a, b) => a.vm.localeCompare(b.vm, 'en', { numeric: true }),
+  },
+  {
+    id: 'from',
+    title: 'From',
+    track: 'minmax(90px, 1fr)',
+    from: 560,
+    cell: (move) => move.from,
+    compare: (a, b) => a.from.localeCompare(b.from),
+  },
+  {
+    id: 'to',
+    title: 'To',
+    track: 'minmax(90px, 1fr)',
+    from: 560,
+    cell: (move) => move.to ?? '–',
+    compare: (a, b) => (a.to ?? '').localeCompare(b.to ?? ''),
+  },
+  {
+    id: 'took',
+    title: 'Took',
+    track: '88px',
+    from: 480,
+    isNumber: true,
+    cell: (move) => duration(took(move)),
+    compare: (a, b) => (took(a) ?? 0) - (took(b) ?? 0),
+  },
+  {
+    id: 'by',
+    title: 'By',
+    track: '100px',
+    from: 760,
+    cell: (move) => (move.drain ? <Link to={`/drains/${part(move.drain)}`}>drain</Link> : move.asked_by),
+  },
+  {
+    id: 'why',
+    title: 'Why',
+    track: 'minmax(160px, 2fr)',
+    from: 980,
+    cell: (move) => (
+      <span title={move.failure?.message ?? move.to_reason ?? ''}>
+        {move.failure?.message ?? move.to_reason ?? '–'}
+      </span>
+    ),
+  },
+];
+
+const DRAIN_COLUMNS: Column<Drain>[] = [
+  {
+    id: 'asked',
+    title: 'Asked for',
+    track: '150px',
+    cell: (drain) => <Link to={`/drains/${part(drain.id)}`}>{dateTime(drain.asked_unix_ms)}</Link>,
+    compare: (a, b) => a.asked_unix_ms - b.asked_unix_ms,
+  },
+  { id: 'state', title: 'State', track: '110px', cell: (drain) => <Status look={drainLook(drain.state)} /> },
+  {
+    id: 'host',
+    title: 'Host',
+    track: 'minmax(100px, 1fr)',
+    cell: (drain) => <Link to={`/hosts/${part(drain.host)}`}>{drain.host}</Link>,
+  },
+  {
+    id: 'gone',
+    title: 'Gone',
+    track: '64px',
+    isNumber: true,
+    cell: (drain) => drain.vms.filter((vm) => vm.state === 'gone').length,
+  },
+  {
+    id: 'stay',
+    title: 'Stay',
+    track: '64px',
+    isNumber: true,
+    cell: (drain) => drain.vms.filter((vm) => vm.state === 'stays').length,
+  },
+  {
+    id: 'took',
+    title: 'Took',
+    track: '100px',
+    from: 560,
+    isNumber: true,
+    cell: (drain) => duration(drain.ended_unix_ms ? drain.ended_unix_ms - drain.asked_unix_ms : null),
+  },
+  { id: 'by', title: 'By', track: '120px', from: 640, cell: (drain) => drain.asked_by },
+];
+
+export function HistoryPage() {
+  const [sorting, setSorting] = useState<Sorting>({ column: 'ended', isDown: true });
+  const [drainSorting, setDrainSorting] = useState<Sorting>({ column: 'asked', isDown: true });
+  const query = route.value.query;
+  const terms = parseFilter(query.get('filter') ?? '');
+  const isDrains = query.get('of') === 'drains';
+  const ended = [...moves.values()].filter(isOver);
+  const shown = terms.length === 0 ? ended : ended.filter((move) => passes(terms, moveFields(move)));
+  const allDrains = [...drains.values()];
+  const shownDrains = terms.length === 0 ? allDrains : allDrains.filter((drain) => passes(terms, drainFields(drain)));
+  const task = useTask();
+  return (
+    <div class="page-fill">
+      <PageHead
+        title="History"
+        side={
+          !isDrains && (
+            <Act
+              busy={task.busy}
+              blocked={shown.length === 0 ? 'There is nothing to download.' : null}
+              onClick={() => task.run(() => downloadAll(shown))}
+            >
+              Download reports
+            </Act>
+          )
+        }
+      >
+        <nav class="switch" aria-label="Of what">
+          <button type="button" aria-pressed={!isDrains} onClick={() => setQuery('of', '')}>
+            Moves
+          </button>
+          <button type="button" aria-pressed={isDrains} onClick={() => setQuery('of', 'drains')}>
+            Drains
+          </button>
+        </nav>
+      </PageHead>
+      {task.problem && <ProblemBox problem={task.problem} />}
+      {isDrains ? (
+        <>
+          <FilterField
+            label="Filter drains"
+            hint="host, state:done, by:ana"
+            shown={shownDrains.length}
+            total={allDrains.length}
+          />
+          <Grid
+            label="Drains"
+            rows={shownDrains}
+            columns={DRAIN_COLUMNS}
+            rowKey={(drain) => drain.id}
+            sorting={drainSorting}
+            onSort={setDrainSorting}
+            empty="No drain is known."
+          />
+        </>
+      ) : (
+        <>
+          <FilterField
+            label="Filter moves"
+            hint="vm, state:failed, from:a, to:b, by:ana"
+            shown={shown.length}
+            total={ended.length}
+          />
+          <Grid
+            label="Moves that are over"
+            rows={shown}
+            columns={MOVE_COLUMNS}
+            rowKey={(move) => move.id}
+            sorting={sorting}
+            onSort={setSorting}
+            empty={ended.length === 0 ? 'No move has ended yet.' : 'No move passes the filter.'}
+          />
+        </>
+      )}
+    </div>
+  );
+}
+
+function moveFields(move: Move) {
+  return {
+    vm: move.vm.toLowerCase(),
+    state: move.state,
+    from: move.from.toLowerCase(),
+    to: (move.to ?? '').toLowerCase(),
+    by: move.asked_by.toLowerCase(),
+    why: (move.failure?.message ?? '').toLowerCase(),
+  };
+}
+
+function drainFields(drain: Drain) {
+  return { host: drain.host.toLowerCase(), state: drain.state, by: drain.asked_by.toLowerCase() };
+}
+
+/** Reports are told of one move each; a manager answers 200 requests a second. */
+const AT_ONCE = 8;
+const MOST_REPORTS = 500;
+
+async function downloadAll(shown: Move[]): Promise<void> {
+  const wanted = [...shown].sort((a, b) => (b.ended_unix_ms ?? 0) - (a.ended_unix_ms ?? 0)).slice(0, MOST_REPORTS);
+  const reports: Move[] = [];
+  for (let at = 0; at < wanted.length; at += AT_ONCE) {
+    const some = wanted.slice(at, at + AT_ONCE).map((move) => get<Move>(`/moves/${part(move.id)}`));
+    reports.push(...(await Promise.all(some)));
+  }
+  download('godwit-moves.json', reports);
+}

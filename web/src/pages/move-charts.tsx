@@ -1,0 +1,145 @@
+/** A running migration in pictures: what remains, what is written against what is carried, each lane, what a client of the guest sees. */
+import type { Progress } from '../api/types';
+import { Chart, type Mark } from '../charts/chart';
+import type { PhaseMark, Samples } from '../state/samples';
+import { bytes, bytesPerSecond, duration } from '../text/units';
+
+const LANE_COLOURS = ['series-1', 'series-2', 'series-3', 'series-4', 'series-5', 'series-6'];
+
+export function MoveCharts({
+  samples,
+  throughput,
+}: {
+  samples: Samples;
+  throughput?: { ms: number; bytes: number }[] | undefined;
+}) {
+  samples.version.value;
+  const points = samples.points;
+  const marks = marksOf(samples.marks);
+  const times = points.map((point) => point.elapsed_ms / 1e3);
+  const last = points.at(-1);
+  const lanes = lanesOf(points);
+  const latency = points.map((point) => point.guest_round_trip_ms ?? null);
+  const hasLatency = latency.some((value) => value !== null);
+  return (
+    <div class="charts">
+      <Chart
+        title="Remaining in this round"
+        times={times}
+        marks={marks}
+        format={bytes}
+        series={[
+          {
+            label: 'remaining',
+            colour: 'series-1',
+            values: points.map((point) => point.remaining_bytes),
+            isFilled: true,
+          },
+        ]}
+        spoken={last ? `${bytes(last.remaining_bytes)} of ${bytes(last.total_bytes)}` : 'no figures yet'}
+      />
+      <Chart
+        title="Dirty rate and bandwidth"
+        times={times}
+        marks={marks}
+        format={bytesPerSecond}
+        series={[
+          { label: 'bandwidth', colour: 'series-1', values: points.map((point) => point.bandwidth_bytes_per_s) },
+          { label: 'dirty rate', colour: 'series-2', values: points.map((point) => point.dirty_bytes_per_s) },
+        ]}
+        spoken={
+          last
+            ? `${bytesPerSecond(last.dirty_bytes_per_s)} written, ${bytesPerSecond(last.bandwidth_bytes_per_s)} carried`
+            : 'no figures yet'
+        }
+      />
+      {lanes.length > 0 ? (
+        <Chart
+          title="Bandwidth by lane"
+          times={times}
+          marks={marks}
+          format={bytesPerSecond}
+          series={lanes.map((lane, at) => ({
+            label: lane.name,
+            colour: LANE_COLOURS[at % LANE_COLOURS.length] ?? 'series-1',
+            values: lane.rates,
+          }))}
+          spoken={lanes.map((lane) => `${lane.name} ${bytesPerSecond(lane.rates.at(-1))}`).join(', ')}
+        />
+      ) : (
+        throughput === undefined && (
+          <Chart
+            title="Sent in all"
+            times={times}
+            marks={marks}
+            format={bytes}
+            series={[
+              { label: 'sent', colour: 'series-3', values: points.map((point) => point.sent_bytes), isFilled: true },
+            ]}
+            spoken={last ? bytes(last.sent_bytes) : 'no figures yet'}
+          />
+        )
+      )}
+      {hasLatency && (
+        <Chart
+          title="Guest latency"
+          times={times}
+          marks={marks}
+          format={duration}
+          series={[{ label: 'round trip', colour: 'series-4', values: latency }]}
+          spoken={`a client's round trip to the guest, ${duration(latency.findLast((value) => value !== null))}`}
+        />
+      )}
+      {throughput && throughput.length > 1 && <Throughput points={throughput} />}
+    </div>
+  );
+}
+
+/** What was carried between the points of a report. */
+function Throughput({ points }: { points: { ms: number; bytes: number }[] }) {
+  const rates = points.map((point, at) => {
+    const before = points[at - 1] ?? { ms: 0, bytes: 0 };
+    const span = point.ms - before.ms;
+    return span > 0 ? ((point.bytes - before.bytes) / span) * 1e3 : null;
+  });
+  return (
+    <Chart
+      title="Bandwidth of all lanes"
+      times={points.map((point) => point.ms / 1e3)}
+      format={bytesPerSecond}
+      series={[{ label: 'bandwidth', colour: 'series-1', values: rates, isFilled: true }]}
+      spoken={`${bytes(points.at(-1)?.bytes)} in all`}
+    />
+  );
+}
+
+function marksOf(marks: PhaseMark[]): Mark[] {
+  return marks.map((mark) => ({ label: mark.phase, at: mark.atMs / 1e3 }));
+}
+
+interface LaneLine {
+  name: string;
+  rates: (number | null)[];
+}
+
+/** Each lane's rate: as told, or by how its bytes grew. */
+export function lanesOf(points: Progress[]): LaneLine[] {
+  const names = new Set<string>();
+  for (const point of points) for (const lane of point.lanes ?? []) names.add(laneName(lane));
+  return [...names].map((name) => {
+    let before: { ms: number; bytes: number } | null = null;
+    const rates = points.map((point) => {
+      const lane = point.lanes?.find((one) => laneName(one) === name);
+      if (!lane) return null;
+      const told = lane.bandwidth_bytes_per_s ?? lane.bytes_per_s;
+      const sent = lane.sent_bytes ?? lane.bytes ?? 0;
+      const span = before ? point.elapsed_ms - before.ms : 0;
+      const rate = told ?? (before && span > 0 ? ((sent - before.bytes) / span) * 1e3 : null);
+      before = { ms: point.elapsed_ms, bytes: sent };
+      return rate;
+    });
+    return { name, rates };
+  });
+}
+
+const laneName = (lane: { from?: string | null; to: string }) => lane.from ?? lane.to;

@@ -1,0 +1,170 @@
+/** One move: while it runs, and the report when it is over. */
+import { useEffect } from 'preact/hooks';
+import { get, getIfThere, part, remove } from '../api/http';
+import type { Move, Progress } from '../api/types';
+import { useAsked } from '../parts/asked';
+import { Act, Figure, HostLink, Link, PageHead, ProblemBox, useTask, VmLink, Waiting } from '../parts/basics';
+import { PhaseRail } from '../parts/phases';
+import { moveLook, Status } from '../parts/status';
+import { isOver, moves } from '../state/cluster';
+import { samplesOf } from '../state/samples';
+import { bytes, bytesPerSecond, countdown, dateTime, duration } from '../text/units';
+import { download } from './download';
+import { MoveCharts } from './move-charts';
+import { ReportView } from './report';
+
+export function MovePage({ id }: { id: string }) {
+  const live = moves.get(id);
+  // A report is told of one move alone; asked for again when it is over.
+  const asked = useAsked(`${id} ${live ? isOver(live) : ''}`, (signal) => get<Move>(`/moves/${part(id)}`, signal));
+  const move = merged(live, asked.value);
+  const task = useTask();
+  useEffect(() => {
+    void getIfThere<Progress[] | { samples?: Progress[]; items?: Progress[] }>(`/moves/${part(id)}/samples`)
+      .then((told) => {
+        const points = Array.isArray(told) ? told : (told?.samples ?? told?.items);
+        if (points?.length) samplesOf(id).prepend(points);
+      })
+      .catch(() => undefined);
+  }, [id]);
+  if (!move) return asked.problem ? <ProblemBox problem={asked.problem} /> : <Waiting lines={6} />;
+  const samples = samplesOf(id);
+  const report = move.report;
+  return (
+    <>
+      <PageHead
+        title={`Move of ${move.vm}`}
+        above={<Link to={isOver(move) ? '/history' : '/queue'}>{isOver(move) ? 'History' : 'Queue'}</Link>}
+        side={
+          <>
+            {report && (
+              <Act onClick={() => downloadReport(move)} name="Download the report as JSON">
+                Download report
+              </Act>
+            )}
+            {!isOver(move) && (
+              <Act
+                needs="operator"
+                kind="danger"
+                busy={task.busy}
+                onClick={() => task.run(() => remove(`/moves/${part(id)}`))}
+              >
+                Cancel move
+              </Act>
+            )}
+          </>
+        }
+      >
+        <Status look={moveLook(move)} />
+        <span>
+          <VmLink name={move.vm} />: <HostLink name={move.from} /> →{' '}
+          {move.to ? <HostLink name={move.to} /> : 'not chosen yet'}
+        </span>
+        <span class="muted">
+          asked for by {move.asked_by}, {dateTime(move.asked_unix_ms)}
+        </span>
+        {move.drain && <Link to={`/drains/${part(move.drain)}`}>part of a drain</Link>}
+      </PageHead>
+      {task.problem && <ProblemBox problem={task.problem} />}
+      {move.failure && (
+        <ProblemBox
+          problem={{
+            status: 0,
+            code: move.failure.code,
+            title: 'The move failed',
+            detail: move.failure.message,
+            mend: move.failure.mend,
+          }}
+        />
+      )}
+      {move.waits && !isOver(move) && (
+        <p class="notice">
+          <strong>Waits</strong> {move.waits.text}
+        </p>
+      )}
+      <PhaseRail move={move} />
+      <Figures move={move} />
+      {samples.points.length > 1 || report?.bandwidth?.length ? (
+        <MoveCharts samples={samples} throughput={report?.bandwidth?.length ? report.bandwidth : undefined} />
+      ) : null}
+      {move.to_reason && (
+        <p class="reason">
+          <strong>Why {move.to}</strong> {move.to_reason}
+        </p>
+      )}
+      {report && <ReportView report={report} />}
+    </>
+  );
+}
+
+function merged(live: Move | undefined, asked: Move | undefined): Move | undefined {
+  if (!live || !asked) return live ?? asked;
+  return isOver(asked) && !isOver(live) ? asked : { ...asked, ...live, report: live.report ?? asked.report ?? null };
+}
+
+function Figures({ move }: { move: Move }) {
+  const { progress, report } = move;
+  const predicted = report?.predicted;
+  const pending = isOver(move) ? 'none' : 'to come';
+  return (
+    <dl class="figures figures-big">
+      <Figure
+        size="big"
+        label="Switchover"
+        value={report?.switchover_ms != null ? duration(report.switchover_ms) : '–'}
+        note={
+          report?.switchover_ms == null
+            ? pending
+            : predicted
+              ? `foreseen ${duration(predicted.switchover_ms)}`
+              : "the vCPUs' pause"
+        }
+      />
+      <Figure
+        size="big"
+        label="Blackout"
+        value={report?.blackout_ms != null ? duration(report.blackout_ms) : '–'}
+        note={report ? (report.blackout_ms == null ? 'nobody watched from outside' : 'seen by a client') : pending}
+      />
+      {report ? (
+        <>
+          <Figure
+            size="big"
+            label="Migration time"
+            value={duration(report.migration_time_ms)}
+            note={predicted ? `foreseen ${duration(predicted.migration_time_ms)}` : 'from request to release'}
+          />
+          <Figure
+            size="big"
+            label="Sent"
+            value={bytes(report.wire_bytes)}
+            note={`of ${bytes(report.guest_bytes)} guest memory`}
+          />
+        </>
+      ) : (
+        <>
+          <Figure
+            size="big"
+            label="Time left"
+            value={progress?.eta_ms != null ? countdown(progress.eta_ms) : '–'}
+            note={progress ? `${countdown(progress.elapsed_ms)} so far` : 'not begun'}
+          />
+          <Figure
+            size="big"
+            label="Remaining"
+            value={bytes(progress?.remaining_bytes)}
+            note={
+              progress ? `of ${bytes(progress.total_bytes)}, at ${bytesPerSecond(progress.bandwidth_bytes_per_s)}` : ''
+            }
+          />
+        </>
+      )}
+    </dl>
+  );
+}
+
+/** The manager's own file where it serves one, else what is shown. */
+async function downloadReport(move: Move): Promise<void> {
+  const told = await getIfThere<unknown>(`/moves/${part(move.id)}/report`).catch(() => undefined);
+  download(`${move.vm}-${move.id}.json`, told ?? move.report);
+}

@@ -1,0 +1,283 @@
+/** The first page: how the cluster is, what moves, what needs somebody. */
+import type { HostSummary, Move, VmSummary } from '../api/types';
+import { openCreateVm } from '../dialogs/create-vm';
+import { Act, Empty, Figure, HostLink, Link, Meter, PageHead, Panel, VmLink } from '../parts/basics';
+import { hostLook, Mark, moveLook, Status } from '../parts/status';
+import { cluster, hosts, isOver, moves, rules, vms } from '../state/cluster';
+import { happenings } from '../state/journal';
+import { bytes, clock, count, countdown, counted, percent } from '../text/units';
+import { loadShare, loadText, memoryShare, memoryText } from './host-figures';
+
+const LATELY_MS = 3_600_000;
+const MOST_ROWS = 12;
+
+export function OverviewPage() {
+  const allHosts = hosts.sorted();
+  const allVms = vms.sorted();
+  const allMoves = [...moves.values()];
+  return (
+    <>
+      <PageHead
+        title="Overview"
+        side={
+          <Act needs="operator" onClick={openCreateVm}>
+            Create VM
+          </Act>
+        }
+      >
+        <span class="muted">
+          {cluster.value?.leader ? `${cluster.value.leader.name} leads` : 'no manager leads'}, version{' '}
+          {cluster.value?.version ?? '–'}
+        </span>
+      </PageHead>
+      <Totals hosts={allHosts} vms={allVms} moves={allMoves} />
+      <div class="columns">
+        <div class="column-wide">
+          <Running moves={allMoves} />
+          <Load hosts={allHosts} />
+        </div>
+        <div class="column-narrow">
+          <Attention hosts={allHosts} vms={allVms} moves={allMoves} />
+          <Lately />
+        </div>
+      </div>
+    </>
+  );
+}
+
+function Totals(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[] }) {
+  const up = props.hosts.filter((host) => host.state === 'up');
+  const running = props.vms.filter((vm) => vm.state === 'running' || vm.state === 'migrating-out').length;
+  const sum = (of: (host: HostSummary) => number) => up.reduce((whole, host) => whole + of(host), 0);
+  const memory = sum((host) => host.memory_total_bytes ?? 0);
+  const free = sum((host) => host.memory_available_bytes);
+  const cores = sum((host) => host.logical_cores ?? 0);
+  const load = sum((host) => host.load_average_1min ?? 0);
+  const moving = props.moves.filter((move) => move.state === 'running' || move.state === 'starting').length;
+  const waiting = props.moves.filter((move) => move.state === 'waiting').length;
+  const maintained = props.hosts.filter((host) => host.maintenance).length;
+  return (
+    <dl class="figures figures-strip">
+      <Figure label="VMs running" value={count(running)} note={`of ${count(props.vms.length)}`} />
+      <Figure
+        label="Hosts up"
+        value={count(up.length)}
+        note={`of ${props.hosts.length}${maintained > 0 ? `, ${maintained} in maintenance` : ''}`}
+      />
+      <Figure label="Moves running" value={count(moving)} note={waiting > 0 ? `${waiting} waiting` : 'none waiting'} />
+      <Figure
+        label="Memory taken"
+        value={memory > 0 ? percent(1 - free / memory) : bytes(sum((host) => host.memory_committed_bytes))}
+        note={memory > 0 ? `${bytes(free)} left` : `${bytes(free)} left`}
+      />
+      <Figure
+        label="Load"
+        value={cores > 0 ? percent(load / cores) : '–'}
+        note={cores > 0 ? `${load.toFixed(0)} of ${count(cores)} cores` : undefined}
+      />
+    </dl>
+  );
+}
+
+function Running({ moves: all }: { moves: Move[] }) {
+  const running = all.filter((move) => move.state === 'running' || move.state === 'starting');
+  const waiting = all.filter((move) => move.state === 'waiting').length;
+  running.sort((a, b) => (a.started_unix_ms ?? 0) - (b.started_unix_ms ?? 0));
+  return (
+    <Panel
+      title="Moves under way"
+      side={
+        <Link to="/queue" class="panel-link">
+          {waiting > 0 ? `Queue, ${waiting} waiting` : 'Queue'}
+        </Link>
+      }
+    >
+      {running.length === 0 ? (
+        <Empty>No VM is being moved.</Empty>
+      ) : (
+        <ul class="rows">
+          {running.slice(0, MOST_ROWS).map((move) => (
+            <MoveRow key={move.id} move={move} />
+          ))}
+          {running.length > MOST_ROWS && (
+            <li class="rows-more">
+              <Link to="/queue">and {running.length - MOST_ROWS} more</Link>
+            </li>
+          )}
+        </ul>
+      )}
+    </Panel>
+  );
+}
+
+export function MoveRow({ move }: { move: Move }) {
+  const progress = move.progress;
+  const done = progress && progress.total_bytes > 0 ? 1 - progress.remaining_bytes / progress.total_bytes : 0;
+  return (
+    <li class="move-row">
+      <Link to={`/moves/${encodeURIComponent(move.id)}`} class="move-row-vm">
+        {move.vm}
+      </Link>
+      <span class="move-row-way">
+        {move.from} → {move.to ?? '?'}
+      </span>
+      <Status look={{ ...moveLook(move), text: progress?.phase ?? move.state }} />
+      <Meter
+        label={`Round ${progress?.round ?? 0} of ${move.vm}`}
+        share={done}
+        warnAt={2}
+        badAt={2}
+        text={progress ? `${bytes(progress.remaining_bytes)} left` : 'not begun'}
+      />
+      <span class="number muted">{progress?.eta_ms != null ? countdown(progress.eta_ms) : '–'}</span>
+    </li>
+  );
+}
+
+function Load({ hosts: all }: { hosts: HostSummary[] }) {
+  // In steps, so that a figure that moves a little does not change the order under somebody's eyes.
+  const weight = (host: HostSummary) => (host.state === 'up' ? Math.round(memoryShare(host) * 10) : 100);
+  const ordered = [...all].sort((a, b) => weight(b) - weight(a));
+  return (
+    <Panel
+      title="Hosts"
+      side={
+        <Link to="/hosts" class="panel-link">
+          All hosts
+        </Link>
+      }
+    >
+      {ordered.length === 0 ? (
+        <Empty>
+          The cluster has no host yet. Make a token with <code>godwit control join-token create NAME</code> and run{' '}
+          <code>godwit host join</code> at the host.
+        </Empty>
+      ) : (
+        <ul class="rows">
+          {ordered.slice(0, MOST_ROWS).map((host) => (
+            <li class="host-row" key={host.name}>
+              <HostLink name={host.name} />
+              <Status look={hostLook(host)} title={host.reason ?? undefined} />
+              <span class="number">{counted(host.vms, 'VM')}</span>
+              <Meter label="Memory" share={memoryShare(host)} text={memoryText(host)} />
+              <Meter label="Load" share={loadShare(host)} text={loadText(host)} />
+            </li>
+          ))}
+        </ul>
+      )}
+    </Panel>
+  );
+}
+
+interface Trouble {
+  key: string;
+  tone: 'bad' | 'warn';
+  what: preact.ComponentChildren;
+  why: string;
+}
+
+function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]): Trouble[] {
+  const found: Trouble[] = [];
+  for (const host of allHosts) {
+    if (host.state === 'away')
+      found.push({
+        key: `h${host.name}`,
+        tone: 'bad',
+        what: <HostLink name={host.name} />,
+        why: host.reason ?? 'its agent does not answer',
+      });
+    else if (host.lacks_of_baseline?.length)
+      found.push({
+        key: `b${host.name}`,
+        tone: 'warn',
+        what: <HostLink name={host.name} />,
+        why: `lacks ${host.lacks_of_baseline.join(', ')} of the CPU baseline`,
+      });
+  }
+  for (const vm of allVms) {
+    if (vm.in_doubt)
+      found.push({
+        key: `v${vm.name}`,
+        tone: 'bad',
+        what: <VmLink name={vm.name} />,
+        why: 'in doubt: it is not known which host runs it',
+      });
+    else if (vm.state === 'failed')
+      found.push({ key: `v${vm.name}`, tone: 'bad', what: <VmLink name={vm.name} />, why: vm.reason ?? 'failed' });
+  }
+  for (const rule of rules.sorted()) {
+    if (rule.state === 'broken')
+      found.push({
+        key: `r${rule.name}`,
+        tone: rule.strength === 'must' ? 'bad' : 'warn',
+        what: <Link to="/rules">{rule.name}</Link>,
+        why: `rule is broken by ${counted(rule.broken_by_count, 'VM')}`,
+      });
+  }
+  const since = Date.now() - LATELY_MS;
+  for (const move of allMoves) {
+    if (isOver(move) && move.state === 'failed' && (move.ended_unix_ms ?? 0) > since)
+      found.push({
+        key: `m${move.id}`,
+        tone: 'warn',
+        what: <Link to={`/moves/${encodeURIComponent(move.id)}`}>{move.vm}</Link>,
+        why: `move failed: ${move.failure?.message ?? 'see its report'}`,
+      });
+  }
+  return found.sort((a, b) => a.tone.localeCompare(b.tone));
+}
+
+function Attention(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[] }) {
+  const found = troubles(props.hosts, props.vms, props.moves);
+  return (
+    <Panel title="Needs attention" side={found.length > 0 ? <span class="badge">{found.length}</span> : undefined}>
+      {found.length === 0 ? (
+        <p class="calm">
+          <Mark tone="ok" shape="check" /> Nothing. All hosts are heard, no VM is in doubt, every rule is kept.
+        </p>
+      ) : (
+        <ul class="troubles">
+          {found.slice(0, MOST_ROWS).map((one) => (
+            <li key={one.key}>
+              <Mark tone={one.tone} shape={one.tone === 'bad' ? 'cross' : 'triangle'} />
+              <span>
+                {one.what} <span class="muted">{one.why}</span>
+              </span>
+            </li>
+          ))}
+          {found.length > MOST_ROWS && <li class="rows-more">and {found.length - MOST_ROWS} more</li>}
+        </ul>
+      )}
+    </Panel>
+  );
+}
+
+function Lately() {
+  const latest = happenings().slice(0, 14);
+  return (
+    <Panel
+      title="Lately"
+      side={
+        <Link to="/events" class="panel-link">
+          Events
+        </Link>
+      }
+    >
+      {latest.length === 0 ? (
+        <Empty>Nothing has happened since this page was loaded.</Empty>
+      ) : (
+        <ul class="happenings">
+          {latest.map((one) => (
+            <li key={`${one.number}`}>
+              <time>{clock(one.unixMs)}</time>
+              <span>
+                {one.path ? <Link to={one.path}>{one.name}</Link> : one.name}{' '}
+                <span class={one.isTrouble ? 'tone-bad' : 'muted'}>{one.text}</span>
+              </span>
+            </li>
+          ))}
+        </ul>
+      )}
+    </Panel>
+  );
+}

@@ -1,0 +1,102 @@
+/** What moves now, and what each move that waits is waiting for. */
+
+import { part } from '../api/http';
+import type { Move } from '../api/types';
+import { Empty, Link, PageHead, Panel } from '../parts/basics';
+import { FilterField } from '../parts/filter';
+import { type Column, Grid } from '../parts/grid';
+import { moves } from '../state/cluster';
+import { parseFilter, passes } from '../state/filters';
+import { route } from '../state/route';
+import { clock, counted } from '../text/units';
+import { MoveRow } from './overview';
+
+const COLUMNS: Column<Move>[] = [
+  {
+    id: 'vm',
+    title: 'VM',
+    track: 'minmax(110px, 1fr)',
+    cell: (move) => <Link to={`/moves/${part(move.id)}`}>{move.vm}</Link>,
+  },
+  {
+    id: 'way',
+    title: 'From, to',
+    track: 'minmax(150px, 1.2fr)',
+    from: 520,
+    cell: (move) => `${move.from} → ${move.to ?? 'to be chosen'}`,
+  },
+  {
+    id: 'waits',
+    title: 'Waits for',
+    track: 'minmax(180px, 3fr)',
+    cell: (move) => <span title={move.waits?.text}>{move.waits?.text ?? 'its turn to be looked at'}</span>,
+  },
+  { id: 'priority', title: 'Priority', track: '76px', from: 760, cell: (move) => move.priority },
+  { id: 'attempts', title: 'Tries', track: '56px', from: 900, isNumber: true, cell: (move) => move.attempts || '–' },
+  {
+    id: 'by',
+    title: 'By',
+    track: '100px',
+    from: 900,
+    cell: (move) => (move.drain ? <Link to={`/drains/${part(move.drain)}`}>drain</Link> : move.asked_by),
+  },
+  { id: 'since', title: 'Since', track: '80px', from: 680, isNumber: true, cell: (move) => clock(move.asked_unix_ms) },
+];
+
+export function QueuePage() {
+  const all = [...moves.values()];
+  const running = all
+    .filter((move) => move.state === 'running' || move.state === 'starting')
+    .sort((a, b) => (a.started_unix_ms ?? 0) - (b.started_unix_ms ?? 0));
+  const waiting = all.filter((move) => move.state === 'waiting').sort((a, b) => a.asked_unix_ms - b.asked_unix_ms);
+  const terms = parseFilter(route.value.query.get('filter') ?? '');
+  const shown = terms.length === 0 ? waiting : waiting.filter((move) => passes(terms, fieldsOf(move)));
+  return (
+    <>
+      <PageHead title="Queue">
+        <span class="muted">
+          {running.length} running, {waiting.length} waiting
+        </span>
+        <Link to="/limits">Limits</Link>
+      </PageHead>
+      <Panel title={`Running, ${running.length}`}>
+        {running.length === 0 ? (
+          <Empty>No VM is being moved.</Empty>
+        ) : (
+          <ul class="rows">
+            {running.map((move) => (
+              <MoveRow key={move.id} move={move} />
+            ))}
+          </ul>
+        )}
+      </Panel>
+      <Panel title={`Waiting, ${counted(waiting.length, 'move')}`}>
+        <FilterField
+          label="Filter moves that wait"
+          hint="vm, from:a, to:b, waits:memory"
+          shown={shown.length}
+          total={waiting.length}
+        />
+        <Grid
+          label="Moves that wait"
+          rows={shown}
+          columns={COLUMNS}
+          rowKey={(move) => move.id}
+          empty="No move waits."
+          mostRows={20}
+        />
+      </Panel>
+    </>
+  );
+}
+
+function fieldsOf(move: Move) {
+  return {
+    vm: move.vm.toLowerCase(),
+    from: move.from.toLowerCase(),
+    to: (move.to ?? '').toLowerCase(),
+    waits: `${move.waits?.code ?? ''} ${move.waits?.text ?? ''}`.toLowerCase(),
+    by: move.asked_by.toLowerCase(),
+    priority: move.priority,
+  };
+}

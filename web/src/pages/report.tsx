@@ -1,0 +1,275 @@
+/** The report of a migration, piece by piece. */
+import type { Phase, Report, SwitchoverReport } from '../api/types';
+import { Pieces } from '../charts/bars';
+import { Facts, Panel } from '../parts/basics';
+import { bytes, bytesPerSecond, count, duration, percent } from '../text/units';
+
+const PAGE_BYTES = 4096;
+
+const PHASE_COLOURS: Record<Phase, string> = {
+  preflight: 'series-6',
+  prepare: 'series-5',
+  'pre-copy': 'series-1',
+  reconnect: 'series-4',
+  convergence: 'series-3',
+  switchover: 'series-2',
+  'page-in': 'series-4',
+  announce: 'series-5',
+  report: 'series-6',
+};
+
+const PAUSE: [keyof SwitchoverReport, string, string][] = [
+  ['last_pages_ms', 'last pages', 'series-1'],
+  ['device_state_ms', 'device state', 'series-2'],
+  ['flight_ms', 'flight', 'series-3'],
+  ['load_ms', 'load', 'series-4'],
+  ['resume_ms', 'resume', 'series-5'],
+];
+
+export function ReportView({ report }: { report: Report }) {
+  const { switchover, rounds = [], lanes = [], encodings = [], cuts = [] } = report;
+  return (
+    <div class="report">
+      <Panel title="Report">
+        <Summary report={report} />
+        {report.phases.length > 0 && (
+          <Pieces
+            label="Time in each phase"
+            pieces={report.phases.map(({ phase, duration_ms }) => ({
+              name: phase,
+              ms: duration_ms,
+              colour: PHASE_COLOURS[phase] ?? 'series-6',
+            }))}
+          />
+        )}
+      </Panel>
+      {switchover && (
+        <Panel title="Switchover, piece by piece">
+          <Pieces
+            label="The pause"
+            pieces={PAUSE.map(([key, name, colour]) => ({ name, ms: switchover[key], colour }))}
+          />
+        </Panel>
+      )}
+      {report.predicted && <Foreseen report={report} />}
+      {rounds.length > 0 && <Rounds report={report} />}
+      {report.throttle && (
+        <Panel title="Throttle">
+          <Facts
+            rows={[
+              ['By', report.throttle.means],
+              ['Writes that waited', count(report.throttle.faults)],
+              ['vCPUs waited', duration(report.throttle.held_ms)],
+              [
+                'Least CPU left',
+                report.throttle.least_cpu_percent != null ? `${report.throttle.least_cpu_percent.toFixed(1)} %` : '–',
+              ],
+            ]}
+          />
+        </Panel>
+      )}
+      {report.page_in && (
+        <Panel title="Page-in">
+          <Facts
+            rows={[
+              ['Pages that it lacked', count(report.page_in.pages)],
+              ['Waited for by the guest', count(report.page_in.demanded_pages)],
+              ['Until all was there', duration(report.page_in.duration_ms)],
+              ['Wait, half of them below', duration(report.page_in.fetch_ms.median)],
+              ['Wait, 99 of 100 below', duration(report.page_in.fetch_ms.p99)],
+              ['Longest wait', duration(report.page_in.fetch_ms.max)],
+              ['Cuts', count(report.page_in.cuts)],
+            ]}
+          />
+        </Panel>
+      )}
+      {lanes.length > 0 && (
+        <Panel title="Lanes">
+          <div class="scroll-x">
+            <table class="plain">
+              <thead>
+                <tr>
+                  <th scope="col">From</th>
+                  <th scope="col">To</th>
+                  <th scope="col" class="number">
+                    Streams
+                  </th>
+                  <th scope="col" class="number">
+                    Sent
+                  </th>
+                  <th scope="col">What broke</th>
+                </tr>
+              </thead>
+              <tbody>
+                {lanes.map((lane) => (
+                  <tr key={`${lane.from} ${lane.to}`}>
+                    <td>{lane.from ?? "the kernel's choice"}</td>
+                    <td>{lane.to}</td>
+                    <td class="number">{lane.streams}</td>
+                    <td class="number">{bytes(lane.bytes)}</td>
+                    <td>{lane.broken.join('; ') || 'nothing'}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        </Panel>
+      )}
+      {encodings.length > 0 && (
+        <Panel title="Pages, as they were sent">
+          <div class="scroll-x">
+            <table class="plain">
+              <thead>
+                <tr>
+                  <th scope="col">Encoding</th>
+                  <th scope="col" class="number">
+                    Pages
+                  </th>
+                  <th scope="col" class="number">
+                    Memory
+                  </th>
+                  <th scope="col" class="number">
+                    On the wire
+                  </th>
+                  <th scope="col" class="number">
+                    Share
+                  </th>
+                </tr>
+              </thead>
+              <tbody>
+                {encodings.map((one) => (
+                  <tr key={one.name}>
+                    <td>{one.name}</td>
+                    <td class="number">{count(one.pages)}</td>
+                    <td class="number">{bytes(one.raw_bytes)}</td>
+                    <td class="number">{bytes(one.wire_bytes)}</td>
+                    <td class="number">{percent(one.raw_bytes > 0 ? one.wire_bytes / one.raw_bytes : 0)}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+        </Panel>
+      )}
+      {cuts.length > 0 && (
+        <Panel title="Cuts of the link">
+          <ul class="plain-list">
+            {cuts.map((cut) => (
+              <li key={cut.at_ms}>
+                after {duration(cut.at_ms)}, for {duration(cut.lasted_ms)}: {cut.why}
+              </li>
+            ))}
+          </ul>
+        </Panel>
+      )}
+    </div>
+  );
+}
+
+function Summary({ report }: { report: Report }) {
+  const seconds = report.migration_time_ms / 1e3;
+  return (
+    <Facts
+      rows={[
+        ['Outcome', report.outcome],
+        ['Engine', report.engine],
+        ['Policy', report.policy ?? '–'],
+        ['Came to its switchover by', report.means ?? '–'],
+        ['Switchover budget', duration(report.switchover_budget_ms)],
+        ['Mean bandwidth', bytesPerSecond(seconds > 0 ? report.wire_bytes / seconds : null)],
+        ['Round trip of the lane', duration(report.round_trip_ms)],
+      ]}
+    />
+  );
+}
+
+function Foreseen({ report }: { report: Report }) {
+  const predicted = report.predicted;
+  if (!predicted) return null;
+  const rows: [string, string, string][] = [
+    ['Migration time', duration(predicted.migration_time_ms), duration(report.migration_time_ms)],
+    ['Switchover', duration(predicted.switchover_ms), duration(report.switchover_ms)],
+    ['Sent', bytes(predicted.wire_bytes), bytes(report.wire_bytes)],
+    ['Rounds', count(predicted.rounds), count(report.rounds?.length)],
+    ['By', predicted.means, report.means ?? '–'],
+  ];
+  return (
+    <Panel title="Foreseen and measured">
+      <table class="plain">
+        <thead>
+          <tr>
+            <th scope="col">Figure</th>
+            <th scope="col" class="number">
+              Foreseen
+            </th>
+            <th scope="col" class="number">
+              Measured
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map(([name, foreseen, measured]) => (
+            <tr key={name}>
+              <th scope="row">{name}</th>
+              <td class="number">{foreseen}</td>
+              <td class="number">{measured}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Panel>
+  );
+}
+
+function Rounds({ report }: { report: Report }) {
+  return (
+    <Panel title="Rounds">
+      <div class="scroll-x">
+        <table class="plain">
+          <thead>
+            <tr>
+              <th scope="col" class="number">
+                Round
+              </th>
+              <th scope="col" class="number">
+                Pages
+              </th>
+              <th scope="col" class="number">
+                Zero pages
+              </th>
+              <th scope="col" class="number">
+                Sent
+              </th>
+              <th scope="col" class="number">
+                Time
+              </th>
+              <th scope="col" class="number">
+                Dirty rate
+              </th>
+              <th scope="col" class="number">
+                Throttled to
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {report.rounds?.map((round) => (
+              <tr key={round.round}>
+                <td class="number">{round.round}</td>
+                <td class="number">{count(round.pages)}</td>
+                <td class="number">{count(round.zero_pages)}</td>
+                <td class="number">{bytes(round.bytes)}</td>
+                <td class="number">{duration(round.duration_ms)}</td>
+                <td class="number">{bytesPerSecond(round.dirty_pages_per_s * PAGE_BYTES)}</td>
+                <td class="number">
+                  {round.throttled_to_pages_per_s != null
+                    ? bytesPerSecond(round.throttled_to_pages_per_s * PAGE_BYTES)
+                    : 'not'}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
+  );
+}

@@ -1,0 +1,82 @@
+/** Rules about where VMs may be, and whether they are kept. */
+import { part, remove } from '../api/http';
+import type { RuleInfo } from '../api/types';
+import { confirm } from '../dialogs/confirm';
+import { Act, Empty, PageHead, Panel, VmLink } from '../parts/basics';
+import { Status } from '../parts/status';
+import { rules } from '../state/cluster';
+import { counted } from '../text/units';
+
+const ASKS: Record<string, string> = {
+  together: 'all on one host',
+  apart: 'no two on one host',
+  on: 'on these hosts alone',
+  'not-on': 'on none of these hosts',
+};
+
+export function RulesPage() {
+  const all = rules.sorted();
+  return (
+    <>
+      <PageHead title="Rules">
+        <span class="muted">
+          {counted(all.length, 'rule')}. A rule holds from the next decision on; it moves nothing by itself.
+        </span>
+      </PageHead>
+      {all.length === 0 && (
+        <Panel title="No rule yet">
+          <Empty>
+            <code>godwit control rule create db-apart apart --vm db1,db2</code> keeps two VMs on different hosts.
+          </Empty>
+        </Panel>
+      )}
+      {all.map((rule) => (
+        <Rule key={rule.name} rule={rule} />
+      ))}
+    </>
+  );
+}
+
+function Rule({ rule }: { rule: RuleInfo }) {
+  const isKept = rule.state === 'kept';
+  const look = isKept
+    ? ({ tone: 'ok', shape: 'check', text: 'kept' } as const)
+    : ({ tone: rule.strength === 'must' ? 'bad' : 'warn', shape: 'triangle', text: 'broken' } as const);
+  const labels = Object.entries(rule.hosts?.labels ?? {}).map(([name, value]) => `${name}=${value}`);
+  const where = [...(rule.hosts?.names ?? []), ...labels].join(', ');
+  return (
+    <Panel
+      title={rule.name}
+      side={
+        <Act needs="admin" kind="quiet" name={`Delete the rule ${rule.name}`} onClick={() => askDelete(rule.name)}>
+          Delete
+        </Act>
+      }
+    >
+      <p class="rule-line">
+        <Status look={look} /> <strong>{rule.strength}</strong> be {ASKS[rule.kind] ?? rule.kind}
+        {where && `: ${where}`}
+      </p>
+      <p class="rule-vms">
+        {rule.vms.map((vm) => (
+          <VmLink key={vm} name={vm} />
+        ))}
+      </p>
+      {(rule.broken_by ?? []).map((breaker) => (
+        <p key={breaker.vm} class="muted">
+          <VmLink name={breaker.vm} /> at {breaker.host}: {breaker.why}
+        </p>
+      ))}
+      {(rule.absent?.length ?? 0) > 0 && <p class="muted">Not there yet: {rule.absent?.join(', ')}</p>}
+    </Panel>
+  );
+}
+
+function askDelete(name: string): void {
+  confirm({
+    title: `Delete the rule ${name}`,
+    text: 'It holds no more from the next decision on. Nothing is moved by that.',
+    verb: 'Delete',
+    run: () => remove(`/rules/${part(name)}`),
+  });
+}

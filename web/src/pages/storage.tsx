@@ -1,0 +1,85 @@
+/** Networks and datastores, made of what agents tell. */
+import { all } from '../api/http';
+import type { ManagedDatastore, ManagedNetwork } from '../api/types';
+import { useAsked } from '../parts/asked';
+import { Empty, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import { bytes } from '../text/units';
+
+export function StoragePage() {
+  const networks = useAsked('networks', (signal) => all<ManagedNetwork>('/networks', signal));
+  const datastores = useAsked('datastores', (signal) => all<ManagedDatastore>('/datastores', signal));
+  return (
+    <>
+      <PageHead title="Networks and datastores" />
+      <Panel title="Networks">
+        {networks.problem && <ProblemBox problem={networks.problem} />}
+        {networks.value?.length === 0 && <Empty>No host tells of a network.</Empty>}
+        {networks.value
+          ? networks.value.length > 0 && (
+              <div class="scroll-x">
+                <table class="plain">
+                  <thead>
+                    <tr>
+                      <th scope="col">Network</th>
+                      <th scope="col" class="number">
+                        VMs
+                      </th>
+                      <th scope="col">Hosts, with the bridge</th>
+                    </tr>
+                  </thead>
+                  <tbody>
+                    {networks.value.map((network) => (
+                      <tr key={network.name}>
+                        <th scope="row">{network.name}</th>
+                        <td class="number">{network.vms}</td>
+                        <td>
+                          {network.hosts.map((at) => `${at.host} (${at.bridge})`).join(', ') ||
+                            'no host has it any more'}
+                        </td>
+                      </tr>
+                    ))}
+                  </tbody>
+                </table>
+              </div>
+            )
+          : !networks.problem && <Waiting />}
+      </Panel>
+      <Panel title="Datastores">
+        {datastores.problem && <ProblemBox problem={datastores.problem} />}
+        {datastores.value?.length === 0 && <Empty>No host tells of a datastore.</Empty>}
+        {datastores.value
+          ? datastores.value.length > 0 && (
+              <div class="scroll-x">
+                <table class="plain">
+                  <thead>
+                    <tr>
+                      <th scope="col">Directory</th>
+                      <th scope="col" class="number">
+                        VMs
+                      </th>
+                      <th scope="col">Hosts, with what is free</th>
+                    </tr>
+                  </thead>
+                  <tbody>
+                    {datastores.value.map((store) => (
+                      <tr key={store.name}>
+                        <th scope="row">
+                          <code>{store.name}</code>
+                        </th>
+                        <td class="number">{store.vms}</td>
+                        <td>
+                          {store.hosts
+                            .map((at) => `${at.host} (${bytes(at.free_bytes)} of ${bytes(at.total_bytes)})`)
+                            .join(', ')}
+                        </td>
+                      </tr>
+                    ))}
+                  </tbody>
+                </table>
+              </div>
+            )
+          : !datastores.problem && <Waiting />}
+      </Panel>
+    </>
+  );
+}

@@ -1,0 +1,62 @@
+/** What a guest or its hypervisor wrote: the end of it, asked for again by a button. */
+import { useState } from 'preact/hooks';
+import { API, authorization, part, Refusal, refusal } from '../api/http';
+import { useAsked } from '../parts/asked';
+import { Act, Empty, ProblemBox, Waiting } from '../parts/basics';
+import { Choice } from '../parts/filter';
+
+type Source = 'console' | 'qemu';
+
+const SOURCES = [
+  ['console', 'serial console'],
+  ['qemu', 'QEMU'],
+] as const;
+const TAILS = [
+  ['65536', '64 KiB'],
+  ['262144', '256 KiB'],
+  ['1048576', '1 MiB'],
+] as const;
+
+export function VmLog({ vm }: { vm: string }) {
+  const [source, setSource] = useState<Source>('console');
+  const [tail, setTail] = useState<string>('65536');
+  const asked = useAsked(`${vm} ${source} ${tail}`, (signal) => readLog(vm, source, tail, signal));
+  return (
+    <div class="log-frame">
+      <div class="term-bar">
+        <Choice label="Log" value={source} values={SOURCES} onChange={setSource} />
+        <Choice label="The last" value={tail} values={TAILS} onChange={setTail} />
+        <Act onClick={asked.again} busy={asked.isAsking}>
+          Ask again
+        </Act>
+      </div>
+      {asked.problem && <ProblemBox problem={asked.problem} />}
+      {asked.value === null && <Empty>This manager does not serve logs; `godwit vm log` at the host does.</Empty>}
+      {asked.value === '' && <Empty>Nothing was written.</Empty>}
+      {asked.value && (
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: it is scrolled by keys
+        <pre class="log" tabIndex={0} aria-label={`Log of ${vm}`}>
+          {asked.value}
+        </pre>
+      )}
+      {asked.value === undefined && !asked.problem && <Waiting lines={10} />}
+    </div>
+  );
+}
+
+/** Its text without the terminal's own codes; null where the manager has no such request. */
+async function readLog(vm: string, source: Source, tail: string, signal: AbortSignal): Promise<string | null> {
+  const response = await fetch(`${API}/vms/${part(vm)}/log?source=${source}&tail=${tail}`, {
+    headers: authorization(),
+    signal,
+    cache: 'no-store',
+  });
+  if (!response.ok) {
+    const failed = await refusal(response);
+    if (failed instanceof Refusal && failed.problem.detail.includes('no such request')) return null;
+    throw failed;
+  }
+  const text = await response.text();
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: these are what is taken out
+  return text.replace(/\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r/g, '');
+}

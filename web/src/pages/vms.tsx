@@ -1,0 +1,47 @@
+/** All VMs, wherever they run. */
+import { useState } from 'preact/hooks';
+import { openCreateVm } from '../dialogs/create-vm';
+import { Act, PageHead } from '../parts/basics';
+import { FilterField } from '../parts/filter';
+import { Grid, type Sorting } from '../parts/grid';
+import { vms } from '../state/cluster';
+import { parseFilter, passes } from '../state/filters';
+import { route } from '../state/route';
+import { counted } from '../text/units';
+import { VM_COLUMNS, vmFields } from './vm-columns';
+
+export function VmsPage() {
+  const [sorting, setSorting] = useState<Sorting>();
+  const all = vms.sorted();
+  const terms = parseFilter(route.value.query.get('filter') ?? '');
+  const shown = terms.length === 0 ? all : all.filter((vm) => passes(terms, vmFields(vm)));
+  return (
+    <div class="page-fill">
+      <PageHead
+        title="VMs"
+        side={
+          <Act kind="primary" needs="operator" onClick={openCreateVm}>
+            Create VM
+          </Act>
+        }
+      >
+        <span class="muted">{counted(all.length, 'VM')}</span>
+      </PageHead>
+      <FilterField
+        label="Filter VMs"
+        hint="name, state:running, host:a, label:tier=front, -state:stopped"
+        shown={shown.length}
+        total={all.length}
+      />
+      <Grid
+        label="VMs"
+        rows={shown}
+        columns={VM_COLUMNS}
+        rowKey={(vm) => vm.name}
+        sorting={sorting}
+        onSort={setSorting}
+        empty={all.length === 0 ? 'There is no VM yet.' : 'No VM passes the filter.'}
+      />
+    </div>
+  );
+}

@@ -1,0 +1,46 @@
+/** Dialogues on the platform's own `<dialog>`: the rest of the page is out of reach, Escape closes, focus goes back. */
+import type { ComponentChildren } from 'preact';
+import { render } from 'preact';
+import { useEffect, useId, useRef } from 'preact/hooks';
+
+export function Dialog(props: {
+  title: string;
+  onClose: () => void;
+  children: ComponentChildren;
+  foot: ComponentChildren;
+  width?: 'narrow' | 'wide';
+}) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const id = useId();
+  useEffect(() => {
+    const element = dialog.current;
+    if (element && !element.open) element.showModal();
+  }, []);
+  return (
+    <dialog ref={dialog} class={`dialog ${props.width ?? ''}`} aria-labelledby={id} onClose={props.onClose}>
+      <header class="dialog-head">
+        <h2 id={id}>{props.title}</h2>
+        <button type="button" class="act quiet close" aria-label="Close" onClick={() => dialog.current?.close()}>
+          <svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">
+            <path d="M2 2l8 8M10 2l-8 8" class="stroke" />
+          </svg>
+        </button>
+      </header>
+      <div class="dialog-body">{props.children}</div>
+      <footer class="dialog-foot">{props.foot}</footer>
+    </dialog>
+  );
+}
+
+/** Opens a dialogue over whatever page is shown; it is told how to close itself. */
+export function open(make: (close: () => void) => ComponentChildren): void {
+  const back = document.activeElement;
+  const place = document.createElement('div');
+  document.body.append(place);
+  const close = () => {
+    render(null, place);
+    place.remove();
+    if (back instanceof HTMLElement && back.isConnected) back.focus();
+  };
+  render(make(close), place);
+}

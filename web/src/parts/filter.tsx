@@ -1,0 +1,57 @@
+/** A filter that lies in the address: a link to what is seen is a link to what is seen. */
+import { useRef } from 'preact/hooks';
+import { route, setQuery } from '../state/route';
+import { useKey } from './grid';
+
+export function FilterField(props: { label: string; hint: string; shown: number; total: number }) {
+  const field = useRef<HTMLInputElement>(null);
+  useKey('/', () => field.current?.focus());
+  const text = route.value.query.get('filter') ?? '';
+  return (
+    <div class="filter">
+      <label class="unseen" for="filter">
+        {props.label}
+      </label>
+      <input
+        id="filter"
+        ref={field}
+        type="search"
+        placeholder={props.hint}
+        spellcheck={false}
+        autocomplete="off"
+        value={text}
+        onInput={(event) => setQuery('filter', event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key === 'Escape') {
+            setQuery('filter', '');
+            event.currentTarget.blur();
+          }
+        }}
+      />
+      <kbd aria-hidden="true">/</kbd>
+      <output class="filter-count" aria-live="polite">
+        {props.shown === props.total ? props.total : `${props.shown} of ${props.total}`}
+      </output>
+    </div>
+  );
+}
+
+export function Choice<V extends string>(props: {
+  label: string;
+  value: V;
+  values: readonly (readonly [V, string])[];
+  onChange: (value: V) => void;
+}) {
+  return (
+    <label class="choice">
+      <span>{props.label}</span>
+      <select value={props.value} onChange={(event) => props.onChange(event.currentTarget.value as V)}>
+        {props.values.map(([value, text]) => (
+          <option key={value} value={value}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}

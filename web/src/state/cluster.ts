@@ -1,0 +1,131 @@
+/** What is known of the cluster, live. */
+import { signal } from '@preact/signals';
+import { all, get } from '../api/http';
+import type {
+  Cluster,
+  ClusterEvent,
+  CpuBaseline,
+  Drain,
+  HostSummary,
+  Move,
+  MoveLimits,
+  RuleInfo,
+  VmSummary,
+} from '../api/types';
+import { inWords, note } from './journal';
+import { samplesOf } from './samples';
+import { Table } from './table';
+
+export const hosts = new Table<HostSummary>();
+export const vms = new Table<VmSummary>();
+export const moves = new Table<Move>();
+export const drains = new Table<Drain>();
+export const rules = new Table<RuleInfo>();
+export const cluster = signal<Cluster | null>(null);
+export const limits = signal<MoveLimits | null>(null);
+/** Counts up where the CPU baseline changes: who shows it asks anew. */
+export const baselineNews = signal<CpuBaseline | null | undefined>(undefined);
+export const isLoaded = signal(false);
+
+/** Of moves that are over, so many are kept here; the manager has the others. */
+const MOST_ENDED = 2000;
+const MOST_DRAINS = 200;
+
+export const isOver = (move: Move) => move.state === 'done' || move.state === 'failed' || move.state === 'cancelled';
+
+/** Asks for everything. */
+export async function loadAll(signal_: AbortSignal): Promise<void> {
+  const [theCluster, allHosts, allVms, allMoves, allDrains, allRules] = await Promise.all([
+    get<Cluster>('/cluster', signal_),
+    all<HostSummary>('/hosts', signal_),
+    all<VmSummary>('/vms', signal_),
+    all<Move>('/moves', signal_),
+    all<Drain>('/drains', signal_),
+    all<RuleInfo>('/rules', signal_),
+  ]);
+  cluster.value = theCluster;
+  limits.value = theCluster.limits;
+  hosts.replace(allHosts.map((host) => [host.name, host]));
+  vms.replace(allVms.map((vm) => [vm.name, vm]));
+  moves.replace(newest(allMoves).map((move) => [move.id, move]));
+  drains.replace(allDrains.slice(-MOST_DRAINS).map((drain) => [drain.id, drain]));
+  rules.replace(allRules.map((rule) => [rule.name, rule]));
+  for (const move of allMoves) if (move.progress && !isOver(move)) samplesOf(move.id).add(move.progress);
+  isLoaded.value = true;
+}
+
+function newest(list: Move[]): Move[] {
+  const ended = list.filter(isOver).sort((a, b) => (b.ended_unix_ms ?? 0) - (a.ended_unix_ms ?? 0));
+  return [...list.filter((move) => !isOver(move)), ...ended.slice(0, MOST_ENDED)];
+}
+
+/** Takes one change in. */
+export function apply(event: ClusterEvent): void {
+  const happening = inWords(event, before(event));
+  if (happening) note(happening);
+  switch (event.kind) {
+    case 'host':
+      hosts.put(event.data.name, event.data);
+      break;
+    case 'host-gone':
+      hosts.drop(event.data);
+      break;
+    case 'vm':
+      vms.put(event.data.name, event.data);
+      break;
+    case 'vm-gone':
+      vms.drop(event.data);
+      break;
+    case 'move':
+      takeMove(event.data);
+      break;
+    case 'drain':
+      drains.put(event.data.id, event.data);
+      break;
+    case 'rule':
+      rules.put(event.data.name, event.data);
+      break;
+    case 'rule-gone':
+      rules.drop(event.data);
+      break;
+    case 'cpu-baseline':
+      baselineNews.value = event.data;
+      break;
+    case 'cpu-baseline-gone':
+      baselineNews.value = null;
+      break;
+    case 'limits':
+      limits.value = event.data;
+      break;
+  }
+}
+
+function before(event: ClusterEvent) {
+  switch (event.kind) {
+    case 'host':
+      return { host: hosts.peek(event.data.name) };
+    case 'vm':
+      return { vm: vms.peek(event.data.name) };
+    case 'move':
+      return { move: moves.peek(event.data.id) };
+    case 'drain':
+      return { drain: drains.peek(event.data.id) };
+    case 'rule':
+      return { rule: rules.peek(event.data.name) };
+    default:
+      return {};
+  }
+}
+
+const endedIds: string[] = [];
+
+function takeMove(move: Move): void {
+  const known = moves.peek(move.id);
+  // A list and an event have no report; one that was asked for is kept.
+  moves.put(move.id, known?.report && !move.report ? { ...move, report: known.report } : move);
+  if (move.progress) samplesOf(move.id).add(move.progress);
+  if (isOver(move) && !(known && isOver(known))) {
+    endedIds.push(move.id);
+    if (endedIds.length > MOST_ENDED) moves.drop(endedIds.shift() as string);
+  }
+}

@@ -1,0 +1,79 @@
+/** Who is logged in. The token lies in sessionStorage: it is this tab's, and gone with it. */
+import { signal } from '@preact/signals';
+import { get, getIfThere, Refusal, type ShownProblem, setCaller } from '../api/http';
+import type { Cluster, Me, Role } from '../api/types';
+import { isLoaded } from './cluster';
+import { forget } from './journal';
+import { Follower } from './stream';
+
+const KEY = 'godwit.token';
+
+export const me = signal<Me | null>(null);
+/** Why somebody was logged out who did not ask for it. */
+export const loggedOut = signal<ShownProblem | null>(null);
+/** False until it is known whether the kept token is good. */
+export const isKnown = signal(false);
+
+let follower: Follower | null = null;
+
+export async function resume(): Promise<void> {
+  const token = sessionStorage.getItem(KEY);
+  if (token) await logIn(token).catch(() => undefined);
+  isKnown.value = true;
+}
+
+/** Asks the manager who this is; throws what it says where it does not know them. */
+export async function logIn(token: string): Promise<void> {
+  setCaller({ token, refused: end });
+  try {
+    const who = (await getIfThere<Me>('/me')) ?? (await guess());
+    sessionStorage.setItem(KEY, token);
+    loggedOut.value = null;
+    me.value = who;
+    follower = new Follower();
+    follower.start();
+  } catch (error) {
+    setCaller(null);
+    throw error;
+  }
+}
+
+/** A manager without `/me` tells tokens to admins alone; below that it refuses what may not be. */
+async function guess(): Promise<Me> {
+  await get<Cluster>('/cluster');
+  try {
+    await get('/tokens');
+    return { name: 'admin', role: 'admin' };
+  } catch (error) {
+    if (error instanceof Refusal && error.problem.status === 403) return { name: 'operator', role: 'operator' };
+    throw error;
+  }
+}
+
+export function logOut(): void {
+  end(null);
+}
+
+function end(why: ShownProblem | null): void {
+  follower?.stop();
+  follower = null;
+  sessionStorage.removeItem(KEY);
+  setCaller(null);
+  if (me.value) loggedOut.value = why;
+  me.value = null;
+  isLoaded.value = false;
+  forget();
+}
+
+export function tryNow(): void {
+  follower?.tryNow();
+}
+
+const RANK: Record<Role, number> = { viewer: 0, operator: 1, admin: 2 };
+
+/** Why they may not do what needs this role; null: they may. */
+export function whyNot(needs: Role): string | null {
+  const role = me.value?.role ?? 'viewer';
+  if (RANK[role] >= RANK[needs]) return null;
+  return `This needs the role ${needs}; your token has the role ${role}.`;
+}

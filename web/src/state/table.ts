@@ -1,0 +1,61 @@
+/** Rows by their names. Changes are taken in at once and told to who looks with the next frame. */
+import { type Signal, signal } from '@preact/signals';
+import { onFrame } from './frames';
+
+const BY_NAME = new Intl.Collator('en', { numeric: true });
+
+export class Table<T> {
+  private readonly rows = new Map<string, T>();
+  private readonly changed: Signal<number> = signal(0);
+  private names: string[] | null = null;
+  private readonly tell = () => {
+    this.changed.value += 1;
+  };
+
+  put(name: string, row: T): void {
+    if (!this.rows.has(name)) this.names = null;
+    this.rows.set(name, row);
+    onFrame(this.tell);
+  }
+
+  drop(name: string): void {
+    if (!this.rows.delete(name)) return;
+    this.names = null;
+    onFrame(this.tell);
+  }
+
+  /** These and no others. */
+  replace(rows: Iterable<[string, T]>): void {
+    this.rows.clear();
+    for (const [name, row] of rows) this.rows.set(name, row);
+    this.names = null;
+    onFrame(this.tell);
+  }
+
+  /** Without listening: for who changes it. */
+  peek(name: string): T | undefined {
+    return this.rows.get(name);
+  }
+
+  get(name: string): T | undefined {
+    this.changed.value;
+    return this.rows.get(name);
+  }
+
+  get size(): number {
+    this.changed.value;
+    return this.rows.size;
+  }
+
+  /** All rows by name; the order is worked out anew only where a row came or went. */
+  sorted(): T[] {
+    this.changed.value;
+    this.names ??= [...this.rows.keys()].sort(BY_NAME.compare);
+    return this.names.map((name) => this.rows.get(name) as T);
+  }
+
+  values(): IterableIterator<T> {
+    this.changed.value;
+    return this.rows.values();
+  }
+}

@@ -1,0 +1,151 @@
+/** A VM's text console: its serial port, by a WebSocket of the manager. */
+import { useEffect, useRef, useState } from 'preact/hooks';
+import { API, bearer, part } from '../api/http';
+import { Act } from '../parts/basics';
+import { Status } from '../parts/status';
+import { Retries } from '../state/retries';
+import { whyNot } from '../state/session';
+import { keyText } from './keys';
+import { Screen } from './screen';
+import { TerminalView } from './view';
+
+type Link = { state: 'opening' | 'open' | 'closed'; why?: string };
+
+const LOOKS = {
+  opening: { tone: 'busy', shape: 'half', text: 'connecting' },
+  open: { tone: 'ok', shape: 'disc', text: 'connected' },
+  closed: { tone: 'warn', shape: 'bars', text: 'not connected' },
+} as const;
+
+/** Where a console that was never open was refused, or the manager has none, trying again is no use. */
+const NEVER_OPEN_TRIES = 2;
+
+export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: boolean }) {
+  const place = useRef<HTMLDivElement>(null);
+  const send = useRef<(text: string) => void>(() => undefined);
+  const [link, setLink] = useState<Link>({ state: 'opening' });
+  const [turn, setTurn] = useState(0);
+  const mayWrite = whyNot('operator') === null;
+  useEffect(() => {
+    const element = place.current;
+    if (!element || !isRunning) return;
+    const screen = new Screen(80, 25);
+    const view = new TerminalView(element, screen);
+    view.draw();
+    const line = new ConsoleLine(vm, setLink, (bytes) => {
+      screen.write(bytes);
+      view.plan();
+    });
+    screen.answer = (text) => line.send(text);
+    send.current = (text) => line.send(text);
+    const press = (event: KeyboardEvent) => {
+      // Control-Shift-C and -V are copy and paste; Control-Shift-Tab leaves the terminal.
+      if (event.ctrlKey && event.shiftKey) return;
+      const text = keyText(event, screen.isApplicationKeys);
+      if (text === null) return;
+      event.preventDefault();
+      event.stopPropagation();
+      line.send(text);
+    };
+    const paste = (event: ClipboardEvent) => {
+      event.preventDefault();
+      line.send((event.clipboardData?.getData('text') ?? '').replace(/\r?\n/g, '\r'));
+    };
+    if (mayWrite) {
+      element.addEventListener('keydown', press);
+      element.addEventListener('paste', paste);
+    }
+    line.open();
+    return () => {
+      line.close();
+      element.removeEventListener('keydown', press);
+      element.removeEventListener('paste', paste);
+    };
+  }, [vm, isRunning, turn, mayWrite]);
+  if (!isRunning) return <p class="empty">It does not run. Its text console is there when it has been started.</p>;
+  return (
+    <div class="term-frame">
+      <div class="term-bar">
+        <Status look={LOOKS[link.state]} />
+        {link.why && <span class="muted">{link.why}</span>}
+        {!mayWrite && <span class="muted">To write into it needs the role operator.</span>}
+        <span class="grow" />
+        <span class="muted term-hint">Ctrl+Shift+Tab leaves it</span>
+        {mayWrite && (
+          <Act kind="quiet" onClick={() => send.current('\x03')} name="Send Control-C">
+            Ctrl+C
+          </Act>
+        )}
+        {link.state === 'closed' && <Act onClick={() => setTurn((before) => before + 1)}>Connect</Act>}
+      </div>
+      <div
+        class="term"
+        ref={place}
+        role="textbox"
+        aria-multiline="true"
+        aria-label={`Text console of ${vm}`}
+        aria-readonly={!mayWrite}
+        tabIndex={0}
+      />
+    </div>
+  );
+}
+
+/** The connection, opened again where it breaks: a VM that moves takes its console along. */
+class ConsoleLine {
+  private socket: WebSocket | null = null;
+  private readonly retries = new Retries();
+  private timer = 0;
+  private isEnded = false;
+  private wasOpen = false;
+  private readonly encoder = new TextEncoder();
+
+  constructor(
+    private readonly vm: string,
+    private readonly tell: (link: Link) => void,
+    private readonly take: (bytes: Uint8Array) => void,
+  ) {}
+
+  open(): void {
+    const scheme = location.protocol === 'https:' ? 'wss' : 'ws';
+    const url = `${scheme}://${location.host}${API}/vms/${part(this.vm)}/console`;
+    const socket = new WebSocket(url, ['godwit.console.v1', `godwit.bearer.${base64Url(bearer() ?? '')}`]);
+    socket.binaryType = 'arraybuffer';
+    this.socket = socket;
+    this.tell({ state: 'opening' });
+    socket.onopen = () => {
+      this.wasOpen = true;
+      this.retries.succeeded();
+      this.tell({ state: 'open' });
+    };
+    socket.onmessage = ({ data }) => {
+      this.take(typeof data === 'string' ? this.encoder.encode(data) : new Uint8Array(data as ArrayBuffer));
+    };
+    socket.onclose = (event) => this.closed(event.reason);
+  }
+
+  send(text: string): void {
+    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(this.encoder.encode(text));
+  }
+
+  close(): void {
+    this.isEnded = true;
+    clearTimeout(this.timer);
+    this.socket?.close();
+  }
+
+  private closed(reason: string): void {
+    if (this.isEnded) return;
+    const tries = this.retries.failed();
+    if (!this.wasOpen && tries >= NEVER_OPEN_TRIES) {
+      this.tell({ state: 'closed', why: reason || 'The manager refused it, or has no text consoles.' });
+      return;
+    }
+    this.tell({ state: 'opening', why: reason || 'The connection broke; trying again.' });
+    this.timer = window.setTimeout(() => this.open(), this.retries.waitMs(Math.random()));
+  }
+}
+
+function base64Url(text: string): string {
+  return btoa(text).replace(/\+/g, '-').replace(/\//g, '_').replace(/=+$/, '');
+}
