@@ -95,6 +95,10 @@ include-method = "POST"
 # Neither what a rule asks of its fields together nor a VM's specification is in the schema: what is wrong with them is told 400.
 checks.positive_data_acceptance.expected-statuses = ["2XX", "400", "401", "403", "404", "409", "422", "429", "5XX"]
 [[operations]]
+include-path = "/api/v1/vms/{vm}/console"
+# It is a WebSocket: what asks for none is told 400.
+checks.positive_data_acceptance.expected-statuses = ["2XX", "400", "401", "403", "404", "409", "422", "429", "5XX"]
+[[operations]]
 include-path = "/api/v1/cpu-baseline"
 include-method = "PUT"
 # Which names mean something hosts say: others are told 400.

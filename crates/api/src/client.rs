@@ -236,8 +236,23 @@ impl Client {
 
     /// A VM's log from its beginning; with `follow` it goes on as the log grows.
     pub async fn log(&self, name: &str, source: LogSource, follow: bool) -> Result<LogStream, ClientError> {
-        let path = format!("/v1/vms/{}/log?source={}&follow={follow}", segment(name), source.name());
-        let response = self.send(Method::GET, &path, Bytes::new()).await?;
+        self.read_log(&format!("/v1/vms/{}/log?source={}&follow={follow}", segment(name), source.name()))
+            .await
+    }
+
+    /// So many bytes of a VM's log from its end; an agent of an older version tells all of it.
+    pub async fn log_tail(
+        &self,
+        name: &str,
+        source: LogSource,
+        bytes: u64,
+    ) -> Result<LogStream, ClientError> {
+        self.read_log(&format!("/v1/vms/{}/log?source={}&tail_bytes={bytes}", segment(name), source.name()))
+            .await
+    }
+
+    async fn read_log(&self, path: &str) -> Result<LogStream, ClientError> {
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
         Ok(LogStream { endpoint: self.endpoint.clone(), body: response.into_body() })
     }
 

@@ -7,6 +7,7 @@ pub mod access;
 mod baseline;
 mod campaign;
 mod config;
+mod consoles;
 mod doors;
 pub mod drain;
 mod drains;

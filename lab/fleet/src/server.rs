@@ -1,5 +1,7 @@
 //! The agents' API over the table: as much of it as a manager uses.
 
+mod console;
+
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -86,6 +88,8 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/peers", put(set_peers))
         .route("/v1/vms", get(list_vms).post(create_vm))
         .route("/v1/vms/{name}", get(show_vm).delete(delete_vm))
+        .route("/v1/vms/{name}/console", get(console::open))
+        .route("/v1/vms/{name}/log", get(console::log))
         .route("/v1/vms/{name}/start", post(start_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/migrations", post(migrate))

@@ -10,6 +10,8 @@ pub fn needed_role(method: &Method, path: &str) -> Option<Role> {
     match parts[..] {
         // What monitors and browsers ask before anybody is known. A joining host shows a token of its own kind.
         ["api", "openapi.json"] | ["healthz"] | ["api", "v1", "join"] => None,
+        // Who reads a console types into it, and what guests write is for those who work with them.
+        ["api", "v1", "vms", _, "console" | "log"] => Some(Role::Operator),
         // Tokens and what people did are not for everybody who may look.
         ["api", "v1", "tokens" | "join-tokens" | "audit", ..] => Some(Role::Admin),
         _ if *method == Method::GET || *method == Method::HEAD => Some(Role::Viewer),
@@ -32,6 +34,8 @@ mod tests {
             (Method::POST, "/api/v1/join", None),
             (Method::GET, "/api/v1/vms", Some(Role::Viewer)),
             (Method::GET, "/api/v1/events", Some(Role::Viewer)),
+            (Method::GET, "/api/v1/vms/web/console", Some(Role::Operator)),
+            (Method::GET, "/api/v1/vms/web/log", Some(Role::Operator)),
             (Method::GET, "/metrics", Some(Role::Viewer)),
             (Method::POST, "/api/v1/vms", Some(Role::Operator)),
             (Method::DELETE, "/api/v1/vms/web", Some(Role::Operator)),

@@ -11,6 +11,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method};
 
 use super::answer::Refusal;
+use super::consoles::{Opened, bearer, check_origin, is_websocket};
 use super::forward;
 use crate::access::oidc::is_web_token;
 use crate::access::{Caller, needed_role};
@@ -62,8 +63,13 @@ impl Came {
 pub(super) async fn admit(State(manager): State<Arc<Manager>>, mut request: Request, next: Next) -> Response {
     let came = Came::of(&request);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let shown = request.headers().get(AUTHORIZATION).cloned();
+    let shown = request.headers().get(AUTHORIZATION).cloned().or_else(|| bearer(request.headers()));
     let (mut caller, mut admitted) = judge(&manager, &came, (&method, &path), shown.clone()).await;
+    // What another manager passes on it has looked at; no page can say that it is one.
+    if is_websocket(request.headers()) && !forward::is_passed_on(&request) {
+        admitted =
+            admitted.and_then(|caller| check_origin(request.headers(), request.uri()).map(|()| caller));
+    }
     if !manager.leads() && forward::is_leaders(&method, &path, admitted.as_ref().err()) {
         match forward::leader(&manager, forward::is_passed_on(&request)).await {
             // Whoever leads notes what was asked.
@@ -145,7 +151,8 @@ fn note(
         use ProblemCode as P;
         matches!(problem.code, P::Unauthenticated | P::Forbidden | P::IssuerAway)
     });
-    let only_looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+    let is_opened = response.extensions().get::<Opened>().is_some();
+    let only_looks = !is_opened && matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
         || response.extensions().get::<OnlyLooked>().is_some();
     if only_looks && !kept_out {
         return;
@@ -157,7 +164,7 @@ fn note(
         who: joined.or(caller.map(|caller| caller.name)).unwrap_or_else(|| "nobody".to_owned()),
         from: came.address(),
         what: format!("{method} {path}"),
-        outcome: if status.is_success() { AuditOutcome::Done } else { AuditOutcome::Refused },
+        outcome: if status.is_success() || is_opened { AuditOutcome::Done } else { AuditOutcome::Refused },
         status: status.as_u16(),
         reason: problem.map(|problem| problem.detail.clone()),
     });

@@ -15,11 +15,14 @@ use axum_server::tls::TlsInfo;
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_pki::{Role, describe_der};
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
 
 use super::MAX_BODY_BYTES;
 use super::admit::Came;
 use super::answer::Refusal;
+use super::consoles::is_websocket;
 use crate::manager::Manager;
 use crate::store::Candidate;
 
@@ -29,6 +32,8 @@ const BY: HeaderName = HeaderName::from_static("x-godwit-passed-on-by");
 const FROM: HeaderName = HeaderName::from_static("x-godwit-passed-on-from");
 /// What `FROM` says of a request that came by a manager's own socket.
 const FROM_SOCKET: HeaderValue = HeaderValue::from_static("socket");
+/// What a connection says that becomes another: a VM's console.
+const UPGRADED: HeaderValue = HeaderValue::from_static("upgrade");
 /// How long a manager that has just become the leader may take until it answers as one.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
 
@@ -131,6 +136,10 @@ async fn ask(
     for own in [CONNECTION, HOST, TRANSFER_ENCODING] {
         parts.headers.remove(own);
     }
+    let here = parts.extensions.remove::<OnUpgrade>().filter(|_| is_websocket(&parts.headers));
+    if here.is_some() {
+        parts.headers.insert(CONNECTION, UPGRADED);
+    }
     parts.headers.insert(BY, by);
     parts.headers.insert(FROM, from);
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
@@ -142,6 +151,15 @@ async fn ask(
     })?;
     for own in [CONNECTION, TRANSFER_ENCODING] {
         response.headers_mut().remove(own);
+    }
+    if let (StatusCode::SWITCHING_PROTOCOLS, Some(here)) = (response.status(), here) {
+        response.headers_mut().insert(CONNECTION, UPGRADED);
+        let there = hyper::upgrade::on(&mut response);
+        tokio::spawn(async move {
+            let (Ok(here), Ok(there)) = tokio::join!(here, there) else { return };
+            // Either side may go at any time: that is how a console ends.
+            let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(here), &mut TokioIo::new(there)).await;
+        });
     }
     Ok(response.map(Body::new))
 }
@@ -194,6 +212,8 @@ mod tests {
             (Method::DELETE, "/api/v1/hosts/a", true),
             (Method::POST, "/api/v1/vms/web/moves", true),
             (Method::GET, "/api/v1/vms/web/preflight", true),
+            (Method::GET, "/api/v1/vms/web/console", true),
+            (Method::GET, "/api/v1/vms/web/log", true),
             (Method::GET, "/api/v1/moves", true),
             (Method::GET, "/api/v1/events", true),
             (Method::GET, "/api/v1/audit", true),

@@ -8,6 +8,7 @@ mod answer;
 mod baseline;
 #[cfg(test)]
 mod baseline_tests;
+mod consoles;
 mod drains;
 mod events;
 mod examples;
@@ -44,6 +45,8 @@ use utoipa::OpenApi;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+
+pub(crate) use answer::Refusal;
 
 use crate::manager::Manager;
 use crate::metrics;
@@ -86,6 +89,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .routes(routes!(show_cluster))
         .merge(hosts::routes())
         .merge(vms::routes())
+        .merge(consoles::routes())
         .merge(shares::routes())
         .merge(limits::routes())
         .merge(moves::routes())

@@ -4,7 +4,7 @@
 mod baseline;
 mod place;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::future::Future;

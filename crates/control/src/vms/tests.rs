@@ -14,13 +14,13 @@ use crate::server::tests::{Answer, Managed};
 const VMS: &str = "/api/v1/vms";
 
 /// A manager of simulated hosts, all of which it has heard.
-struct Cluster {
-    managed: Managed,
-    fleet: Fleet,
+pub(crate) struct Cluster {
+    pub(crate) managed: Managed,
+    pub(crate) fleet: Fleet,
 }
 
 impl Cluster {
-    async fn begin(hosts: usize, vms: usize) -> Cluster {
+    pub(crate) async fn begin(hosts: usize, vms: usize) -> Cluster {
         let plan = FleetPlan { hosts, vms, hosts_with_vms: 1, ..FleetPlan::default() };
         let cluster = Cluster { managed: Managed::begin().await, fleet: Fleet::begin(plan).await.unwrap() };
         for (name, address) in cluster.fleet.agents() {
@@ -32,7 +32,7 @@ impl Cluster {
         cluster
     }
 
-    async fn root(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+    pub(crate) async fn root(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
         self.managed.root(method, path, body).await
     }
 
@@ -48,7 +48,7 @@ impl Cluster {
     }
 
     /// Until something is so that events tell of.
-    async fn until(&self, is_so: impl Fn(&Cluster) -> bool) {
+    pub(crate) async fn until(&self, is_so: impl Fn(&Cluster) -> bool) {
         let mut news = self.managed.manager.state.events().listen(None);
         while !is_so(self) {
             news.next().await.unwrap();

@@ -1,5 +1,6 @@
 //! A VM's log as a stream; followed, it goes on as long as the reader and the VM do.
 
+use std::io::{Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,25 +21,29 @@ use crate::failure::host_failed;
 
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The log of a VM from its beginning.
+/// The log of a VM from its beginning, or so many bytes from its end.
 pub(super) fn stream(
     agent: &Arc<Agent>,
     name: &str,
     source: LogSource,
     follow: bool,
+    tail_bytes: Option<u64>,
 ) -> Result<Response, ApiError> {
     let files = agent.files(name)?;
     let path = match source {
         LogSource::Console => files.console_log(),
         LogSource::Qemu => files.qemu_log(),
     };
-    let file = std::fs::File::open(&path).map_err(|_| {
+    let mut file = std::fs::File::open(&path).map_err(|_| {
         ApiError::new(
             ErrorCode::NotFound,
             format!("VM \"{name}\" has no {} log on this host", source.name()),
             "it has one from its first start here until it is deleted or moves away",
         )
     })?;
+    if let Some(bytes) = tail_bytes {
+        skip_to_tail(&mut file, bytes).map_err(|error| host_failed("the log can't be read", &error))?;
+    }
     // The end of the process is the end of its log.
     let writer = if follow { agent.vm(name)? } else { None };
     let growth = match &writer {
@@ -65,6 +70,11 @@ pub(super) fn stream(
     let mut response = Response::new(Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(body)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     Ok(response)
+}
+
+fn skip_to_tail(file: &mut std::fs::File, bytes: u64) -> std::io::Result<()> {
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(bytes))).map(drop)
 }
 
 #[expect(

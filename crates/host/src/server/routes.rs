@@ -158,6 +158,8 @@ struct LogQuery {
     source: LogSource,
     #[serde(default)]
     follow: bool,
+    /// Bytes from its end with which it begins; none: all of it.
+    tail_bytes: Option<u64>,
 }
 
 async fn vm_log(
@@ -165,7 +167,7 @@ async fn vm_log(
     Path(name): Path<String>,
     Query(query): Query<LogQuery>,
 ) -> Result<Response, Refusal> {
-    Ok(log::stream(&agent, &name, query.source, query.follow)?)
+    Ok(log::stream(&agent, &name, query.source, query.follow, query.tail_bytes)?)
 }
 
 async fn migrate(
