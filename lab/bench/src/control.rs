@@ -2,6 +2,7 @@
 
 pub(crate) mod drain;
 mod managed;
+pub(crate) mod mixed;
 pub(crate) mod scale;
 
 use std::time::Duration;

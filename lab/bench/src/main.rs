@@ -110,6 +110,11 @@ enum Scenario {
   godwit-bench control-drain
   godwit-bench control-drain --all-on-one --speed 100")]
     ControlDrain(control::drain::Settings),
+    /// Empty a simulated host and a real one at the same time, under one manager
+    #[command(after_help = "Examples:
+  godwit-bench control-mixed
+  godwit-bench control-mixed --real-hosts 3 --real-vms 12")]
+    ControlMixed(control::mixed::Settings),
 }
 
 fn main() -> ExitCode {
@@ -128,6 +133,7 @@ fn main() -> ExitCode {
         Scenario::Faults(settings) => faults::run(&settings),
         Scenario::ControlScale(settings) => control::scale::run(&settings),
         Scenario::ControlDrain(settings) => control::drain::run(&settings),
+        Scenario::ControlMixed(settings) => control::mixed::run(&settings),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
