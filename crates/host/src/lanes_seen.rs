@@ -2,12 +2,12 @@
 //! agent lives.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_migration::predict::LanesKnownBy;
 use godwit_migration::probe::{Limit, ProbeReport, ThroughputRun};
-use godwit_migration::{EngineKind, Report, RoundReport};
+use godwit_migration::{EngineKind, Experience, Report, RoundReport};
 use godwit_ram::PAGE_SIZE;
 
 /// What is older than this is not counted with any more.
@@ -35,11 +35,13 @@ pub(crate) struct LanesSeen {
 }
 
 /// What was seen of the lanes to one host.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Seen {
     /// By the last migration that could tell.
     carried: Option<Figure>,
     probed: Option<Figure>,
+    /// What streams of migrations to it have learnt; shared by those that run.
+    experience: Arc<Experience>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +66,7 @@ pub(crate) struct LanesCarry {
 impl LanesSeen {
     /// What is known of the lanes to a host; none: nothing of lately.
     pub(crate) fn to(&self, host: &str) -> Option<LanesCarry> {
-        let Seen { carried, probed } = self.lock().get(host).copied()?;
+        let Seen { carried, probed, .. } = self.lock().get(host).cloned()?;
         let lately = |figure: &Figure| figure.at.elapsed() < LATELY;
         let (carried, probed) = (carried.filter(lately), probed.filter(lately));
         let of_cpus = probed.is_some_and(|probed| probed.is_least);
@@ -128,6 +130,11 @@ impl LanesSeen {
         if carried.is_none_or(|known| known.bytes_per_s < bytes_per_s || known.at.elapsed() >= JUST_NOW) {
             *carried = Some(Figure { at: Instant::now(), bytes_per_s, is_least, round_trip });
         }
+    }
+
+    /// What streams to a host have learnt of its wire, to begin with and to add to.
+    pub(crate) fn experience(&self, host: &str) -> Arc<Experience> {
+        Arc::clone(&self.lock().entry(host.to_owned()).or_default().experience)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Seen>> {

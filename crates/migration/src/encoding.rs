@@ -12,6 +12,7 @@
 //! queue grew by was not carried. Windows of several units smooth the rest, and the first unit after a change does not count.
 
 mod delta;
+mod experience;
 mod referral;
 mod report;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use delta::Delta;
 use referral::{Otherwise, Referral};
 
+pub use experience::Experience;
 pub use referral::Prospect;
 pub use report::{EncodingName, EncodingReport, Encodings};
 
@@ -192,12 +194,6 @@ impl Chooser {
         let may_choose = self.compression == Compression::Auto || prospect.always_deltas;
         self.delta.possible = prospect.deltas && may_choose;
         self.delta.always = prospect.always_deltas;
-    }
-
-    /// Wire bytes a second, once they are known.
-    #[must_use]
-    pub fn wire_bytes_per_s(&self) -> Option<f64> {
-        self.wire_bytes_per_s
     }
 
     /// How a unit of so many bytes is to be sent. `hurry`: the guest stands still, so nothing is tried out.

@@ -26,7 +26,7 @@ mod throttle;
 
 pub use bandwidth::{Bandwidth, BandwidthPoint, MOST_POINTS};
 pub use clock::PeerClock;
-pub use encoding::{Compression, EncodingName, EncodingReport};
+pub use encoding::{Compression, EncodingName, EncodingReport, Experience};
 pub use failure::{Failure, FailureCode};
 pub use godwit_lanes::{BitRate, RateLimit};
 pub use intent::{Intent, IntentError, PageInUse, PolicySettings};

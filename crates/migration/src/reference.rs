@@ -16,6 +16,7 @@
 mod arrivals;
 mod content;
 mod known;
+mod origins;
 mod owed;
 mod page_bits;
 mod sent_pages;

@@ -376,6 +376,7 @@ impl Outgoing {
                 compression,
                 references: drive::References { by: job.references, ..drive::References::default() },
                 deltas: drive::Deltas { cache_bytes, ..drive::Deltas::default() },
+                experience: agent.lanes_seen().experience(&to),
                 begin_at: agent.migrations().place_to_begin(),
                 preflight: job.preflight,
                 regions: vm.regions.clone(),

@@ -81,6 +81,11 @@ impl Offered {
         contents.get(usize::from(number.checked_sub(1)?)).cloned()
     }
 
+    fn has(&self, content: &Arc<Content>) -> bool {
+        let contents = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        contents.iter().any(|offered| Arc::ptr_eq(offered, content))
+    }
+
     /// The number of a content that was not offered before; none: there are no more numbers.
     fn add(&self, content: Arc<Content>) -> Option<u16> {
         let mut contents = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -146,8 +151,8 @@ impl Contents {
         let is_it = |(bytes, hash): (&[u8], &PageHash)| found && hash_page(bytes) == *hash;
         let each = scratch.chunks_exact(PAGE_BYTES as usize).zip(&references.hashes).map(is_it);
         let checked = Checked::new(references.block, references.first, each);
-        self.note(&checked, &references.hashes);
         let Place { content, block, page } = references.place;
+        self.note(&checked, &references.hashes, content);
         let in_place = (content, block, page) == (0, references.block, references.first);
         self.settle(&checked, region, Some(scratch.as_slice()).filter(|_| !in_place), missing)
     }
@@ -176,11 +181,12 @@ impl Contents {
     }
 
     /// Others may be told by these pages as well, and nobody need hash them again.
-    fn note(&self, checked: &Checked, hashes: &[PageHash]) {
+    fn note(&self, checked: &Checked, hashes: &[PageHash], content: u16) {
         let Some(own) = &self.own else { return };
+        let origin = self.offered.find(content).map_or(0, |origin| own.origin(&origin));
         for page in checked.good.iter().flat_map(|run| run.first..run.end()) {
             let hash = usize::try_from(page - checked.first).ok().and_then(|at| hashes.get(at));
-            own.note(checked.block, page, hash.map_or(0, prefix));
+            own.note_copy(checked.block, page, hash.map_or(0, prefix), origin);
         }
     }
 
@@ -388,12 +394,10 @@ impl Teller {
     fn tell(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
         let Piece { number, content, block, pages } = piece;
         // What can't be read any more is not told.
-        let prefixes = content.digests(*block, *pages).unwrap_or_default();
-        if prefixes.is_empty() {
-            return true;
-        }
+        let news = content.news(*block, *pages, |origin| self.offered.has(origin)).unwrap_or_default();
+        let Some((page, prefixes)) = news else { return true };
         self.left = self.left.saturating_sub(prefixes.len() as u64);
-        let place = Place { content: *number, block: *block, page: pages.first };
+        let place = Place { content: *number, block: *block, page };
         lock(sender).send(&Message::Digests(Digests { place, prefixes })).is_ok()
     }
 }

@@ -640,7 +640,7 @@ impl Worker<'_> {
         let begun = Instant::now();
         let sent = self.sender.unit(&pages, packing, Some(&known))?;
         self.chooser.sent(packing, &sent, begun.elapsed());
-        self.referring.sent(&sent, self.chooser.wire_bytes_per_s());
+        self.referring.sent(&sent, &self.chooser);
         self.dispatch.encodings.lock().unwrap_or_else(PoisonError::into_inner).add(&sent);
         self.dispatch.zero_pages.fetch_add(zero_pages, Ordering::Relaxed);
         self.dispatch.bytes.fetch_add(sent.wire_bytes, Ordering::Relaxed);

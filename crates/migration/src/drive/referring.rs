@@ -2,7 +2,7 @@
 //! guess failed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_lanes::{Differing, Knowledge, Packing, Referring as Asked, UnitSent, is_sampled};
 use godwit_ram::PageRange;
@@ -10,7 +10,7 @@ use godwit_wire::{BlockRun, Digests, PageHash, Place, prefix};
 
 use super::dispatch::Dispatch;
 use crate::board::Unit;
-use crate::encoding::Prospect;
+use crate::encoding::{Chooser, Experience, Prospect};
 use crate::failure::{Failure, FailureCode};
 use crate::reference::{Known, Owed, PageBits, ReferenceUse, SentPages};
 
@@ -68,8 +68,8 @@ pub(crate) struct Referring {
     /// Pages told by their content, and those that were missing then.
     told: AtomicU64,
     missed: AtomicU64,
-    /// What a stream saw last of the wire, bytes a second: a new stream begins with that.
-    wire_bytes_per_s: AtomicU64,
+    /// What streams to this host have learnt: a new stream begins with that.
+    pub(crate) experience: Arc<Experience>,
 }
 
 impl Referring {
@@ -77,6 +77,7 @@ impl Referring {
     pub(crate) fn new(
         references: References,
         deltas: Deltas,
+        experience: Arc<Experience>,
         block_pages: &[u64],
         unsent: Option<PageBits>,
     ) -> Referring {
@@ -93,7 +94,7 @@ impl Referring {
             owed: Mutex::new(owed),
             told: AtomicU64::new(0),
             missed: AtomicU64::new(0),
-            wire_bytes_per_s: AtomicU64::new(0),
+            experience,
         }
     }
 
@@ -105,13 +106,12 @@ impl Referring {
     /// What a chooser has to know for a unit of this round.
     pub(crate) fn prospect(&self, round: u32) -> Prospect {
         let (told, missed) = (self.told.load(Ordering::Relaxed), self.missed.load(Ordering::Relaxed));
-        let wire = self.wire_bytes_per_s.load(Ordering::Relaxed);
         Prospect {
             possible: self.by != ReferenceUse::None,
             always: self.always,
             foreign: self.known.foreign() > 0,
             missing: if told == 0 { 0.0 } else { (missed as f64 / told as f64).min(1.0) },
-            wire_bytes_per_s: (wire > 0).then_some(wire as f64),
+            wire_bytes_per_s: self.experience.wire_bytes_per_s(),
             // Nothing was sent before the first round.
             deltas: round > 0 && self.sent_pages.is_on(),
             always_deltas: self.deltas.always,
@@ -125,13 +125,10 @@ impl Referring {
         }
     }
 
-    /// A unit was sent, by a stream that sees such a wire.
-    pub(crate) fn sent(&self, sent: &UnitSent, wire_bytes_per_s: Option<f64>) {
+    /// A unit was sent, by a stream that has learnt from it.
+    pub(crate) fn sent(&self, sent: &UnitSent, chooser: &Chooser) {
         self.told.fetch_add(sent.reference.pages + sent.delta.pages, Ordering::Relaxed);
-        if let Some(rate) = wire_bytes_per_s {
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `as` saturates
-            self.wire_bytes_per_s.store(rate as u64, Ordering::Relaxed);
-        }
+        chooser.pass_on(&self.experience);
     }
 
     /// What is sent of some pages of a block is not kept: what was sent before is no longer what the destination has.

@@ -28,7 +28,7 @@ use super::{
     Events, Hello, HypervisorEvent, Inbox, Input, SourceHypervisor, Tracking, lane_failure, say_hello,
 };
 use crate::clock::PeerClock;
-use crate::encoding::{Compression, EncodingReport};
+use crate::encoding::{Compression, EncodingReport, Experience};
 use crate::failure::{Failure, FailureCode};
 use crate::hold;
 use crate::ledger::Sweep;
@@ -86,6 +86,8 @@ pub struct SourceJob<'a, H, T> {
     pub references: References,
     /// How pages are told by what differs from what was sent before.
     pub deltas: Deltas,
+    /// What streams to this host have learnt of its wire: those of this migration begin with that, and add to it.
+    pub experience: Arc<Experience>,
     /// Where in the guest's memory round 0 begins, as a part of it from 0 to 1: guests that go to one host at the same time begin at
     /// different places, so that each finds there what others have brought.
     pub begin_at: f64,
@@ -180,7 +182,8 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     let unsent = job.resumes.take().map(|unsent| unsent.0);
     let sends_all = unsent.is_none();
     let unswept = if sends_all { PageBits::all(&block_pages) } else { PageBits::new(&block_pages) };
-    let referring = Referring::new(job.references, job.deltas, &block_pages, unsent);
+    let referring =
+        Referring::new(job.references, job.deltas, Arc::clone(&job.experience), &block_pages, unsent);
     let (opener, numbers) = mpsc::channel();
     let kept = KeptPages::new(regions.clone());
     let (orders, ordered) = mpsc::channel();

@@ -22,8 +22,8 @@ const TOLD: f64 = 0.012;
 /// It must be that much faster to be begun, and to be kept.
 const BEGIN: f64 = 1.04;
 const KEEP: f64 = 1.02;
-/// Units that are looked for before the wire's rate is known, where the destination has told of content: they cost little, and
-/// raw ones sent to learn that rate would be most of a short way back. On a wire as fast as memory they are the price.
+/// Units that are looked for before the wire's rate is known, or what they find, where the destination has told of content: they cost
+/// little, and raw ones sent to learn that rate would be most of a short way back. On a wire as fast as memory they are the price.
 const BLIND_UNITS: u32 = 64;
 /// They must find so many of their pages.
 const LEAST_FOUND: f64 = 0.1;
@@ -90,7 +90,8 @@ impl Referral {
         }
         let finds =
             self.figures.is_none_or(|figures| figures.found * (1.0 - self.prospect.missing) >= LEAST_FOUND);
-        if wire.is_none() && self.prospect.foreign && finds && self.blind < BLIND_UNITS {
+        let is_blind = wire.is_none() || self.figures.is_none();
+        if is_blind && self.prospect.foreign && finds && self.blind < BLIND_UNITS {
             self.blind += 1;
             self.on = true;
             return Referring::All;

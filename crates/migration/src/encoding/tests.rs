@@ -397,6 +397,22 @@ fn a_given_codec_is_kept_with_references() {
     assert!(stream.part(Some(Codec::Lz4)) > 0.999 && stream.looked_for > 56.0 * UNIT_BYTES, "{stream:?}");
 }
 
+#[test]
+fn a_stream_begins_with_what_others_have_learnt() {
+    let (experience, mut first) = (Experience::default(), Stream::new());
+    let begins = |experience: &Experience| {
+        let mut chooser = Chooser::new(Compression::Auto).experienced(experience);
+        chooser.packing(2 << 20, false).codec
+    };
+    assert_eq!(begins(&experience), None);
+    first.run(&gigabit(), 64);
+    first.chooser.pass_on(&experience);
+    assert!(begins(&experience).is_some(), "{experience:?}");
+    // One that knows nothing takes nothing away.
+    Chooser::new(Compression::Auto).pass_on(&experience);
+    assert!(begins(&experience).is_some(), "{experience:?}");
+}
+
 fn link() -> impl Strategy<Value = Link> {
     let wire = (1.0..4.0f64).prop_map(|log| 10f64.powf(log) * MB);
     let lz4 = (300.0..1500.0f64, 0.1..1.0f64).prop_map(|(speed, ratio)| (speed * MB, ratio));

@@ -9,6 +9,8 @@ use godwit_lanes::hash_page;
 use godwit_ram::{PAGE_SIZE, PageRange, RamError, RamFile, Region};
 use godwit_wire::{PAGE_SIZE as PAGE_BYTES, Place, prefix};
 
+use super::origins::{Origin, Origins};
+
 /// Pages whose digests are worked out in one go: 2 MiB.
 pub const DIGEST_PAGES: u64 = 512;
 /// Pages read in one call.
@@ -23,6 +25,8 @@ pub struct Content {
     come: Mutex<Vec<(u16, PageRange)>>,
     /// It has not come whole yet.
     arriving: AtomicBool,
+    /// Other guests' memory that its pages were made of.
+    origins: Origins,
 }
 
 #[derive(Debug)]
@@ -30,6 +34,8 @@ struct Block {
     file: RamFile,
     /// By page; 0: zero, not worked out, or written since.
     prefixes: Box<[AtomicU64]>,
+    /// By page: which other guest's it was made of, and is since.
+    origins: Box<[Origin]>,
     /// By [`DIGEST_PAGES`].
     done: Box<[AtomicBool]>,
     /// Has come since the guest began to arrive, by [`DIGEST_PAGES`].
@@ -45,12 +51,18 @@ impl Content {
         let block = |region: &Arc<Region>| {
             let file = RamFile::of(region)?;
             let prefixes = (0..file.pages()).map(|_| AtomicU64::new(0)).collect();
+            let origins = (0..file.pages()).map(|_| Origin::default()).collect();
             let flags = || (0..file.pages().div_ceil(DIGEST_PAGES)).map(|_| AtomicBool::new(false)).collect();
             let (done, come) = (flags(), flags());
-            Ok(Block { file, prefixes, done, come })
+            Ok(Block { file, prefixes, origins, done, come })
         };
         let blocks = regions.iter().map(block).collect::<Result<_, _>>()?;
-        Ok(Content { blocks, come: Mutex::default(), arriving: AtomicBool::new(false) })
+        Ok(Content {
+            blocks,
+            come: Mutex::default(),
+            arriving: AtomicBool::new(false),
+            origins: Origins::default(),
+        })
     }
 
     /// The same of a guest that is about to arrive ([`Content::has_arrived`]).
@@ -135,10 +147,55 @@ impl Content {
 
     /// A page holds what is of that prefix: it was seen just now. 0: something else than before, nobody knows what.
     pub fn note(&self, block: u16, page: u64, prefix: u64) {
-        let known = self.blocks.get(usize::from(block)).map_or(&[][..], |block| &block.prefixes);
-        if let Some(known) = usize::try_from(page).ok().and_then(|page| known.get(page)) {
+        self.note_copy(block, page, prefix, 0);
+    }
+
+    /// The same of a page that was made of another guest's, by the number that [`Content::origin`] gives.
+    pub fn note_copy(&self, block: u16, page: u64, prefix: u64, origin: u8) {
+        let (Some(block), Ok(page)) = (self.blocks.get(usize::from(block)), usize::try_from(page)) else {
+            return;
+        };
+        if let (Some(known), Some(of)) = (block.prefixes.get(page), block.origins.get(page)) {
             known.store(prefix, Ordering::Relaxed);
+            of.set(origin);
         }
+    }
+
+    /// The number of other memory that pages of this one are made of; 0: there are too many.
+    #[must_use]
+    pub fn origin(&self, of: &Arc<Content>) -> u8 {
+        self.origins.number(of)
+    }
+
+    /// The digests of one of [`Content::pieces`] that are no copies of what is told anyhow, as (first page, digests), without zeros at
+    /// either end; none where nothing is left.
+    ///
+    /// # Errors
+    /// As [`Content::digests`].
+    pub fn news(
+        &self,
+        block: u16,
+        piece: PageRange,
+        is_told: impl Fn(&Arc<Content>) -> bool,
+    ) -> Result<Option<(u64, Vec<u64>)>, RamError> {
+        let mut prefixes = self.digests(block, piece)?;
+        let told = self.origins.which(is_told);
+        let origins = self.blocks.get(usize::from(block)).map_or(&[][..], |block| &block.origins);
+        let first = usize::try_from(piece.first).unwrap_or(usize::MAX);
+        for (prefix, origin) in prefixes.iter_mut().zip(origins.get(first..).unwrap_or_default()) {
+            let origin = usize::from(origin.number()).checked_sub(1);
+            if origin.and_then(|origin| told.get(origin)).is_some_and(|is_told| *is_told) {
+                *prefix = 0;
+            }
+        }
+        let is_news = |prefix: &u64| *prefix != 0;
+        let (Some(from), Some(last)) =
+            (prefixes.iter().position(is_news), prefixes.iter().rposition(is_news))
+        else {
+            return Ok(None);
+        };
+        prefixes.truncate(last + 1);
+        Ok(Some((piece.first + from as u64, prefixes.split_off(from))))
     }
 
     /// The digests of one of [`Content::pieces`], worked out where they are not known; empty where nothing is told of any of
@@ -250,5 +307,35 @@ mod tests {
             content.taken_bytes() == 0
                 && content.copy_out(Place { content: 1, block: 0, page: 5 }, &mut page).is_err()
         );
+    }
+
+    #[test]
+    fn copies_of_what_is_told_are_no_news() {
+        let folder = tempfile::tempdir().unwrap();
+        let regions = [Arc::new(Region::create(&folder.path().join("a"), 8 * PAGE_SIZE, None).unwrap())];
+        let (original, copy) = (Content::of(&regions).unwrap(), Content::of(&regions).unwrap());
+        let original = Arc::new(original);
+        let origin = copy.origin(&original);
+        assert_eq!((origin, copy.origin(&original)), (1, 1));
+        for page in 1..6 {
+            copy.note(0, page, 10 + page);
+        }
+        for page in [1, 3, 5] {
+            copy.note_copy(0, page, 10 + page, origin);
+        }
+        let news = |is_told: bool| {
+            let piece = PageRange::new(0, 8);
+            copy.has_come(0, 0, true);
+            copy.news(0, piece, |content| is_told && Arc::ptr_eq(content, &original)).unwrap()
+        };
+        assert_eq!(news(true), Some((2, vec![12, 0, 14])));
+        assert_eq!(news(false), Some((1, vec![11, 12, 13, 14, 15])));
+        // What was written since is no copy any more.
+        copy.note(0, 5, 7);
+        assert_eq!(news(true), Some((2, vec![12, 0, 14, 7])));
+        [2, 4, 5].map(|page| copy.note(0, page, 0));
+        assert_eq!(news(true), None);
+        drop(original);
+        assert_eq!(copy.news(0, PageRange::new(0, 8), |_| true).unwrap(), Some((1, vec![11, 0, 13])));
     }
 }

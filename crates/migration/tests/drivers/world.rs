@@ -688,6 +688,7 @@ impl World {
             compression: twist.compression,
             references: twist.references,
             deltas: twist.deltas,
+            experience: Arc::default(),
             begin_at: 0.3,
             preflight: Duration::ZERO,
             regions: self.from.clone(),

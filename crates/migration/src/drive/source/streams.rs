@@ -54,7 +54,7 @@ impl Shared<'_> {
         let &Shared { regions, dispatch, referring, inbox, .. } = self;
         match self.open(number) {
             Ok(sender) => {
-                let chooser = Chooser::new(self.compression);
+                let chooser = Chooser::new(self.compression).experienced(&referring.experience);
                 Worker { number, sender, chooser, regions, dispatch, referring, inbox }.run();
             }
             Err(failure) => {

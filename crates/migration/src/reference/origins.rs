@@ -1,0 +1,48 @@
+//! Whose memory pages were made of, so that a source which is told of that memory need not be told of them as well.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::Content;
+
+/// Memory that some guest's pages were made of, each with a number from 1 on.
+#[derive(Debug, Default)]
+pub(super) struct Origins(Mutex<Vec<Weak<Content>>>);
+
+/// The number of a page's origin; 0: none, or one of too many.
+#[derive(Debug, Default)]
+pub(super) struct Origin(AtomicU8);
+
+impl Origin {
+    pub(super) fn set(&self, number: u8) {
+        self.0.store(number, Ordering::Relaxed);
+    }
+
+    pub(super) fn number(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Origins {
+    fn contents(&self) -> MutexGuard<'_, Vec<Weak<Content>>> {
+        // A list, changed by one call.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of an origin.
+    pub(super) fn number(&self, of: &Arc<Content>) -> u8 {
+        let mut contents = self.contents();
+        let known = contents.iter().position(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(of)));
+        let place = known.unwrap_or(contents.len());
+        let Ok(number) = u8::try_from(place + 1) else { return 0 };
+        if known.is_none() {
+            contents.push(Arc::downgrade(of));
+        }
+        number
+    }
+
+    /// Which of them are so, by their numbers less one. What is gone is not.
+    pub(super) fn which(&self, is_so: impl Fn(&Arc<Content>) -> bool) -> Vec<bool> {
+        self.contents().iter().map(|origin| origin.upgrade().is_some_and(|origin| is_so(&origin))).collect()
+    }
+}
