@@ -333,7 +333,7 @@ mod tests {
         // What was written since is no copy any more.
         copy.note(0, 5, 7);
         assert_eq!(news(true), Some((2, vec![12, 0, 14, 7])));
-        [2, 4, 5].map(|page| copy.note(0, page, 0));
+        [2, 4, 5].into_iter().for_each(|page| copy.note(0, page, 0));
         assert_eq!(news(true), None);
         drop(original);
         assert_eq!(copy.news(0, PageRange::new(0, 8), |_| true).unwrap(), Some((1, vec![11, 0, 13])));
