@@ -35,7 +35,9 @@ const OTHERS: u16 = 0x20;
 pub(crate) fn let_in(user: User) -> User {
     let device = Path::new(DEVICE);
     let Ok(metadata) = fs::metadata(device) else { return user };
-    match by_mode(metadata.mode(), metadata.gid()) {
+    // Beside an access list the mode's middle digits are the list's mask, and no group's.
+    let list = read(device).ok().flatten().unwrap_or_else(|| of_mode(metadata.mode()));
+    match by_list(&list, metadata.gid()) {
         Some(Way::Anybody) => return user,
         Some(Way::Group(gid)) => return User { gid, ..user },
         None => {}
@@ -54,7 +56,11 @@ pub(crate) fn keep_out(is_gone: impl Fn(u32) -> bool) {
     if !matches!(read(device), Ok(Some(list)) if list.iter().any(goes)) {
         return;
     }
-    if let Err(error) = change(device, |list| list.retain(|entry| !goes(entry))) {
+    let take_back = |list: &mut Vec<Entry>| {
+        list.retain(|entry| !goes(entry));
+        drop_mask_of_nobody(list);
+    };
+    if let Err(error) = change(device, take_back) {
         tracing::warn!(%error, "{DEVICE} stays open for the users of VMs that are gone");
     }
 }
@@ -67,11 +73,13 @@ enum Way {
 }
 
 /// Root's own group opens more than a device.
-fn by_mode(mode: u32, gid: u32) -> Option<Way> {
-    let whole = |shift: u32| (mode >> shift) & 0o6 == 0o6;
+fn by_list(list: &[Entry], gid: u32) -> Option<Way> {
+    let of = |kind: u16| list.iter().find(|entry| entry.kind == kind).map(|entry| entry.permissions);
+    let has = |permissions: u16| permissions & READ_WRITE == READ_WRITE;
+    let of_group = of(GROUP).unwrap_or(0) & of(MASK).unwrap_or(READ_WRITE);
     match () {
-        () if whole(0) => Some(Way::Anybody),
-        () if whole(3) && gid != 0 => Some(Way::Group(gid)),
+        () if has(of(OTHERS).unwrap_or(0)) => Some(Way::Anybody),
+        () if has(of_group) && gid != 0 => Some(Way::Group(gid)),
         () => None,
     }
 }
@@ -91,6 +99,13 @@ fn grant(list: &mut Vec<Entry>, uid: u32) {
     let mask = bounded.fold(0, |all, entry| all | entry.permissions);
     list.push(Entry { kind: MASK, permissions: mask, id: NO_ID });
     list.sort_by_key(|entry| (entry.kind, entry.id));
+}
+
+/// Without named users and groups a list is a mode again: a mask that is left would pass for the group's permissions.
+fn drop_mask_of_nobody(list: &mut Vec<Entry>) {
+    if !list.iter().any(|entry| matches!(entry.kind, NAMED_USER | NAMED_GROUP)) {
+        list.retain(|entry| entry.kind != MASK);
+    }
 }
 
 /// Changes a file's list with its lock held, which other agents of this machine take as well.
@@ -156,11 +171,19 @@ mod tests {
 
     #[test]
     fn a_group_has_it_where_one_has_it_that_is_not_roots() {
+        let by_mode = |mode: u32, gid: u32| by_list(&of_mode(mode), gid);
         assert_eq!(by_mode(0o20666, 0), Some(Way::Anybody));
         assert_eq!(by_mode(0o20660, 108), Some(Way::Group(108)));
         assert_eq!(by_mode(0o20660, 0), None);
         assert_eq!(by_mode(0o20640, 108), None);
         assert_eq!(by_mode(0o20600, 0), None);
+        // Where users have entries of their own, the mode's digits say nothing of the group.
+        let mut list = of_mode(0o20600);
+        grant(&mut list, 7);
+        assert_eq!(by_list(&list, 108), None);
+        let mut list = of_mode(0o20660);
+        grant(&mut list, 7);
+        assert_eq!(by_list(&list, 108), Some(Way::Group(108)));
     }
 
     #[test]
@@ -200,8 +223,13 @@ mod tests {
         }
         let list = read(file.path()).unwrap().unwrap();
         assert!(list.iter().any(|entry| (entry.kind, entry.id) == (NAMED_USER, 4711)), "{list:?}");
-        change(file.path(), |list| list.retain(|entry| entry.id != 4711)).unwrap();
-        let left = read(file.path()).unwrap().unwrap_or_default();
-        assert!(left.iter().all(|entry| entry.kind != NAMED_USER), "{left:?}");
+        let mode = || fs::metadata(file.path()).unwrap().mode() & 0o777;
+        assert_eq!(mode(), 0o660, "the mask");
+        let take_back = |list: &mut Vec<Entry>| {
+            list.retain(|entry| entry.id != 4711);
+            drop_mask_of_nobody(list);
+        };
+        change(file.path(), take_back).unwrap();
+        assert_eq!((read(file.path()).unwrap(), mode()), (None, 0o600));
     }
 }

@@ -396,7 +396,7 @@ impl Teller {
         // What can't be read any more is not told.
         let news = content.news(*block, *pages, |origin| self.offered.has(origin)).unwrap_or_default();
         let Some((page, prefixes)) = news else { return true };
-        self.left = self.left.saturating_sub(prefixes.len() as u64);
+        self.left = self.left.saturating_sub(pages.count);
         let place = Place { content: *number, block: *block, page };
         lock(sender).send(&Message::Digests(Digests { place, prefixes })).is_ok()
     }
