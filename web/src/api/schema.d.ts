@@ -534,6 +534,16 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
+         * @description What a user asks to run the guest's code with.
+         * @enum {string}
+         */
+        Accel: "auto" | "kvm" | "tcg";
+        /**
+         * @description What runs the guest's code, decided.
+         * @enum {string}
+         */
+        Accelerator: "kvm" | "tcg";
+        /**
          * @description `POST /api/v1/hosts`: takes a host in whose agent has a certificate of the cluster's authority already.
          * @example {
          *       "address": "https://10.0.0.11:7700",
@@ -602,6 +612,24 @@ export interface components {
          */
         AuditOutcome: "done" | "refused";
         /**
+         * @description Where the pages of a memory block live.
+         * @enum {string}
+         */
+        Backing: "shared" | "private";
+        /** @description So much had been sent by then. */
+        BandwidthPoint: {
+            /**
+             * Format: int64
+             * @description Bytes handed to the wire at the source since then, as the engine counts them.
+             */
+            bytes: number;
+            /**
+             * Format: double
+             * @description Time since the request.
+             */
+            ms: number;
+        };
+        /**
          * @description Whether a host has all of the baseline.
          * @enum {string}
          */
@@ -650,6 +678,8 @@ export interface components {
             /** @description The same in one line, or that nobody says what its model holds. */
             why: string;
         };
+        /** @description A number of bytes, or text such as `4GiB`; told as text. */
+        ByteSize: string | number;
         /** @description What changed. */
         Change: {
             /** @description A host is new or has changed. */
@@ -996,7 +1026,7 @@ export interface components {
              * @description Who moves the memory: `godwit` or `qemu`.
              * @default godwit
              */
-            engine?: string;
+            engine?: components["schemas"]["EngineKind"];
             /**
              * @description Plan and tell, and move nothing.
              * @default false
@@ -1058,7 +1088,7 @@ export interface components {
                 [key: string]: string;
             };
             /** @description What to make. */
-            spec: Record<string, never>;
+            spec: components["schemas"]["VmSpec"];
             /** @description Whether it is started at once. */
             start?: boolean;
         };
@@ -1074,12 +1104,12 @@ export interface components {
              * @description Who moves the memory: `godwit` or `qemu`.
              * @default godwit
              */
-            engine?: string;
+            engine?: components["schemas"]["EngineKind"];
             /**
              * @description Whether the guest may run at the target while pages of it are still at the source: `never`, `allowed`, `now`.
              * @default allowed
              */
-            page_in?: string;
+            page_in?: components["schemas"]["PageInUse"];
             /**
              * @description What matters most: `auto`, `minimal-pause`, `minimal-impact`, `fast-evacuation`, `deadline=90s` (`ms`, `s`, `min` or `h`).
              * @default auto
@@ -1170,6 +1200,26 @@ export interface components {
             /** @description What goes behind `Authorization: Bearer`. */
             token: string;
         };
+        /** @description A cut of the link, while the guest ran at the source. */
+        CutReport: {
+            /**
+             * Format: double
+             * @description When it was noticed, since the migration's begin.
+             */
+            at_ms: number;
+            /**
+             * Format: double
+             * @description How long nothing was sent after that.
+             */
+            lasted_ms: number;
+            /**
+             * Format: int64
+             * @description Pages that the destination lacked when it went on, beside what the guest had written meanwhile.
+             */
+            unsent_pages: number;
+            /** @description How it was noticed. */
+            why: string;
+        };
         /** @description A datastore at a host. */
         DatastoreAtHost: {
             /**
@@ -1185,6 +1235,46 @@ export interface components {
              */
             total_bytes?: number | null;
         };
+        /** @description The file system that a directory of a host is on. */
+        DatastoreInfo: {
+            /**
+             * Format: int64
+             * @description What of that users may still fill, bytes.
+             */
+            free_bytes: number;
+            /**
+             * Format: int64
+             * @description What it holds, bytes.
+             */
+            total_bytes: number;
+        };
+        /** @description So many different pages were written within so long. */
+        DirtySample: {
+            /**
+             * Format: double
+             * @description Since all were protected.
+             */
+            ms: number;
+            /**
+             * Format: int64
+             * @description Pages.
+             */
+            pages: number;
+        };
+        /** @description A disk: an image on a path that every host of the VM sees. */
+        Disk: {
+            /** @description The image's format. Never guessed from its content: a guest could write another header into a raw image. */
+            format: components["schemas"]["DiskFormat"];
+            /** @description The image, absolute. */
+            path: string;
+            /** @description Whether the guest may only read it. */
+            readonly?: boolean;
+        };
+        /**
+         * @description Formats of disk images.
+         * @enum {string}
+         */
+        DiskFormat: "raw" | "qcow2";
         /**
          * @description `GET /api/v1/drains/{id}`.
          * @example {
@@ -1266,6 +1356,240 @@ export interface components {
          * @enum {string}
          */
         DrainVmState: "going" | "gone" | "stays" | "back";
+        /** @description What a dry run tells. */
+        DryRun: {
+            /**
+             * Format: double
+             * @description The longest silence that clients of the guest will see: the pause, and what the lab's client saw beside it.
+             */
+            blackout_ms?: number | null;
+            /**
+             * Format: double
+             * @description How long the dry run took.
+             */
+            dry_run_time_ms: number;
+            error?: components["schemas"]["FailureReport"] | null;
+            /** @description The source host's name. */
+            from: string;
+            guest?: components["schemas"]["GuestFigures"] | null;
+            /**
+             * Format: int64
+             * @description The guest's RAM.
+             */
+            guest_bytes: number;
+            lanes?: components["schemas"]["LanesFigures"] | null;
+            /** @description What is to matter most. */
+            policy: string;
+            predicted?: components["schemas"]["Predicted"] | null;
+            /**
+             * Format: double
+             * @description What the pause is to be at most.
+             */
+            switchover_budget_ms: number;
+            /** @description The destination host's name. */
+            to: string;
+            /** @description The VM's name. */
+            vm: string;
+            /** @description Why by these means, one line for people. */
+            why?: string | null;
+        };
+        /**
+         * @description How pages were sent.
+         * @enum {string}
+         */
+        EncodingName: "zero" | "raw" | "lz4" | "zstd" | "reference" | "delta";
+        /** @description Pages of one encoding. */
+        EncodingReport: {
+            /** @description How they were sent. */
+            name: components["schemas"]["EncodingName"];
+            /**
+             * Format: int64
+             * @description How many; what was sent again after a stream broke counts again.
+             */
+            pages: number;
+            /**
+             * Format: int64
+             * @description Bytes of the pages themselves.
+             */
+            raw_bytes: number;
+            /**
+             * Format: int64
+             * @description Bytes of the frames that carried them, before TLS adds its own.
+             */
+            wire_bytes: number;
+        };
+        /**
+         * @description Which engine moved the memory.
+         * @enum {string}
+         */
+        EngineKind: "godwit" | "qemu";
+        /** @description Why a migration did not complete. */
+        FailureReport: {
+            /** @description Stable code for programs, kebab-case. */
+            code: string;
+            /** @description What to do about it. */
+            mend: string;
+            /** @description What failed and why, one line for people. */
+            message: string;
+        };
+        /** @description How long a guest waited for pages that it lacked: 0 where it came to none. */
+        FetchTimes: {
+            /**
+             * Format: double
+             * @description and the longest.
+             */
+            max: number;
+            /**
+             * Format: double
+             * @description Half of the times were no longer,
+             */
+            median: number;
+            /**
+             * Format: double
+             * @description nine of ten,
+             */
+            p90: number;
+            /**
+             * Format: double
+             * @description ninety-nine of a hundred,
+             */
+            p99: number;
+        };
+        /** @description A model of a generation. */
+        GenerationInfo: {
+            /** @description Other names for it. */
+            aliases?: string[];
+            /** @description What it holds. */
+            features: string[];
+            /** @description What this host lacks of it: nothing, or what no baseline keeps. */
+            missing?: string[];
+        };
+        /** @description What was seen of a guest. */
+        GuestFigures: {
+            /**
+             * Format: int64
+             * @description Pages that hold something else than zeros, by a sample.
+             */
+            data_pages: number;
+            /**
+             * Format: double
+             * @description Pages that it writes a second.
+             */
+            dirty_pages_per_s: number;
+            /** @description What was counted. */
+            samples: components["schemas"]["DirtySample"][];
+            /** @description As what these will go. */
+            sent_as: components["schemas"]["EncodingName"];
+            /**
+             * Format: double
+             * @description Bytes on the wire for each of them.
+             */
+            wire_bytes_per_page: number;
+            /**
+             * Format: int64
+             * @description Pages that it wrote within the longest time looked at.
+             */
+            working_set_pages: number;
+            /**
+             * Format: double
+             * @description The same for those that it writes.
+             */
+            written_wire_bytes_per_page: number;
+        };
+        /** @description The CPU that guests can have on a host. Features and models by QEMU's names, sorted. */
+        HostCpuInfo: {
+            /** @description What runs guests that ask for nothing else. */
+            accel: components["schemas"]["Accelerator"];
+            /** @description Those that a later QEMU will not have. */
+            deprecated?: string[];
+            /** @description What guests can have and keep while they move. */
+            features: string[];
+            /** @description Of each generation the model that runs here best, by its versioned name; and those that levels and defaults are made of. */
+            generations?: {
+                [key: string]: components["schemas"]["GenerationInfo"];
+            };
+            /** @description The highest level of the x86-64 psABI that guests can have: `x86-64-v3`; none: not even the first. */
+            level?: string | null;
+            /** @description The CPU models, aliases among them, that run here whole. */
+            models: string[];
+            /** @description The processor's name. */
+            name: string;
+            /** @description The processor's vendor as CPUID tells it: `GenuineIntel`, `AuthenticAMD`. */
+            vendor: string;
+        };
+        /** @description `GET /v1/host`. */
+        HostInfo: {
+            cpu?: components["schemas"]["HostCpuInfo"] | null;
+            /** @description Why QEMU did not say what CPU guests can have. */
+            cpu_problem?: string | null;
+            /** @description Room in these and in directories of VMs' disks, of those that are there; empty: none has been asked yet, or the agent is of an older version. */
+            datastores?: {
+                [key: string]: components["schemas"]["DatastoreInfo"];
+            };
+            /** @description Whether the kernel backs guest memory with huge pages. */
+            huge_pages: boolean;
+            /** @description The running kernel. */
+            kernel: string;
+            /** @description Whether a 64-bit guest really runs under KVM here; none while nobody has asked QEMU yet. */
+            kvm?: boolean | null;
+            /** @description Why not, or how that is known. */
+            kvm_reason?: string | null;
+            /**
+             * Format: double
+             * @description Tasks that ran or wanted to, on average over the last minute.
+             */
+            load_average_1min?: number;
+            /**
+             * Format: int32
+             * @description Processors that run, each thread of a core counted; 0: the agent is of an older version.
+             */
+            logical_cores?: number;
+            /** @description The machine types that it has, by their versioned names; empty: it can't be used, or the agent is of an older version. */
+            machines?: string[];
+            /**
+             * Format: int64
+             * @description Guest memory that a new VM can get.
+             */
+            memory_available_bytes: number;
+            /**
+             * Format: int64
+             * @description Guest memory promised to the VMs that are active here.
+             */
+            memory_committed_bytes: number;
+            /**
+             * Format: int64
+             * @description Guest memory that there would be without any VM; 0: the agent is of an older version.
+             */
+            memory_total_bytes?: number;
+            /** @description Addresses at which migrations arrive. */
+            migration_addresses: string[];
+            /** @description The host's name, as in its configuration. */
+            name: string;
+            /** @description The networks that a NIC can join. */
+            networks: {
+                [key: string]: components["schemas"]["NetworkInfo"];
+            };
+            /** @description The hosts that VMs can be moved to. */
+            peers: {
+                [key: string]: string;
+            };
+            /** @description The QEMU that VMs get that name none; none where it can't be used (`qemu_problem` says why). */
+            qemu?: string | null;
+            /** @description Why it can't be used. */
+            qemu_problem?: string | null;
+            /** @description Its version. */
+            qemu_version?: string | null;
+            /** @description What arriving guests' pages may be told by. */
+            references?: components["schemas"]["ReferencesInfo"];
+            /** @description Why the external engine can't track memory here; none where it can. */
+            tracking_problem?: string | null;
+            /** @description The agent's version. */
+            version: string;
+            /** @description Directories below which disks of arriving guests have to be; empty: the agent is of an older version. */
+            vm_dirs?: string[];
+            /** @description VMs defined here, shadows included. */
+            vms: number;
+        };
         /** @description A host's own numbers. */
         HostMoves: {
             /**
@@ -1376,7 +1700,7 @@ export interface components {
          *       "vcpus": 2
          *     }
          */
-        HostedVm: Record<string, never> & {
+        HostedVm: components["schemas"]["VmInfo"] & {
             /** @description Why that host, where it was made there by the manager's choice. */
             host_reason?: string | null;
         };
@@ -1492,6 +1816,53 @@ export interface components {
             /** @description The host's certificate, PEM. */
             certificate: string;
         };
+        /** @description One path between the two hosts. */
+        LaneReport: {
+            /** @description Why streams of it broke or could not be opened. Their work was done by the others. */
+            broken: string[];
+            /**
+             * Format: int64
+             * @description Bytes handed to them, headers and padding included.
+             */
+            bytes: number;
+            /** @description The source's address; none: the kernel's choice. */
+            from?: string | null;
+            /**
+             * Format: int32
+             * @description Data streams that were open on it.
+             */
+            streams: number;
+            /** @description The destination's. */
+            to: string;
+            /**
+             * Format: int32
+             * @description The MTU of its interface, bytes, where packets of that size were found to vanish while small ones passed; its streams went on
+             *     with small ones.
+             */
+            vanishing_mtu?: number | null;
+        };
+        /** @description What is known of the lanes. */
+        LanesFigures: {
+            /** @description The limit that would hold the migration; none: there is none. */
+            bandwidth_limit?: string | null;
+            /**
+             * Format: double
+             * @description What they carry together, bytes a second, whatever the limits.
+             */
+            bytes_per_s: number;
+            /** @description How that is known. */
+            known_by: components["schemas"]["LanesKnownBy"];
+            /**
+             * Format: double
+             * @description The shortest round trip.
+             */
+            round_trip_ms: number;
+        };
+        /**
+         * @description How it is known what the lanes carry.
+         * @enum {string}
+         */
+        LanesKnownBy: "probe" | "migration";
         /** @description The manager that leads. */
         Leader: {
             /** @description Where its API is. */
@@ -1567,8 +1938,7 @@ export interface components {
              * @description When it was heard last, milliseconds since 1970.
              */
             heard_unix_ms?: number | null;
-            /** @description What its agent told last; none: it has not been heard. */
-            info?: Record<string, never> | null;
+            info?: components["schemas"]["HostInfo"] | null;
             /**
              * Format: int64
              * @description What its link carries, bits per second, as somebody said; none: nobody did, and two moves at a time are taken for it.
@@ -1656,8 +2026,20 @@ export interface components {
             /** @description Other hosts that have something of that name: a shadow, or, where `in_doubt`, a second half of it. */
             also_at?: string[];
             /** @description As its host tells it. */
-            info: Record<string, never>;
+            info: components["schemas"]["VmInfo"];
             planned?: components["schemas"]["PlannedPower"] | null;
+        };
+        /**
+         * @description By what a guest is brought to its switchover.
+         * @enum {string}
+         */
+        Means: "plain" | "throttle" | "page-in" | "none";
+        /** @description One block of guest memory. */
+        MemoryBlock: {
+            /** @description Where the pages live. */
+            backing?: components["schemas"]["Backing"];
+            /** @description A multiple of 4 KiB. */
+            size: components["schemas"]["ByteSize"];
         };
         /**
          * @description `GET /api/v1/moves/{id}`.
@@ -1708,10 +2090,8 @@ export interface components {
             migration?: string | null;
             /** @description How soon it is to come. */
             priority: components["schemas"]["MovePriority"];
-            /** @description How far that is. */
-            progress?: Record<string, never> | null;
-            /** @description What the migration took; only of one move, not in lists. */
-            report?: Record<string, never> | null;
+            progress?: components["schemas"]["Progress"] | null;
+            report?: components["schemas"]["Report"] | null;
             /**
              * Format: int64
              * @description When it began to run, the last attempt.
@@ -1833,6 +2213,68 @@ export interface components {
             /** @description The host. */
             host: string;
         };
+        /** @description A network of a host. */
+        NetworkInfo: {
+            /** @description The bridge that taps join. */
+            bridge: string;
+        };
+        /** @description A network interface as its user describes it. */
+        Nic: {
+            /** @description The address the guest has there: for those who watch it from outside, never given to the guest. */
+            address?: string | null;
+            /** @description Its hardware address. Default: made from the VM's name and the interface's place. */
+            mac?: string | null;
+            /** @description The network of the host's configuration that it joins. */
+            network: string;
+        };
+        /**
+         * @description How a migration ended, and so where the guest is.
+         * @enum {string}
+         */
+        Outcome: "completed" | "failed" | "cancelled" | "in-doubt";
+        /** @description How the pages came that the guest lacked when it was handed over. */
+        PageInReport: {
+            /**
+             * Format: int64
+             * @description How often the link was cut, or an agent away, meanwhile.
+             */
+            cuts: number;
+            /**
+             * Format: int64
+             * @description Pages of them that it came to before they were there.
+             */
+            demanded_pages: number;
+            /**
+             * Format: double
+             * @description From the word of what it will lack to the destination's that all is there.
+             */
+            duration_ms: number;
+            /** @description How long it waited for such a page. */
+            fetch_ms: components["schemas"]["FetchTimes"];
+            /**
+             * Format: int64
+             * @description Pages that it lacked.
+             */
+            pages: number;
+            /** @description Those times by their length; classes that nobody waited in are left out. */
+            waits?: components["schemas"]["WaitClass"][];
+        };
+        /** @description What a VM that runs already lacks of its memory. */
+        PageInState: {
+            /** @description Whether they come at the moment: not while the link to the source is cut. */
+            connected: boolean;
+            /**
+             * Format: int64
+             * @description Pages that are still at the source.
+             */
+            missing_pages: number;
+        };
+        /**
+         * @description Whether the guest may run at the destination while pages of its memory are still at the source. It then needs both hosts, and the
+         *     link between them, until the last page has been fetched.
+         * @enum {string}
+         */
+        PageInUse: "never" | "allowed" | "now";
         /** @description A page of a list, in the order of the items' names or times. */
         Page_AuditEntry: {
             /** @description What is on it. */
@@ -2066,10 +2508,8 @@ export interface components {
                 migration?: string | null;
                 /** @description How soon it is to come. */
                 priority: components["schemas"]["MovePriority"];
-                /** @description How far that is. */
-                progress?: Record<string, never> | null;
-                /** @description What the migration took; only of one move, not in lists. */
-                report?: Record<string, never> | null;
+                progress?: components["schemas"]["Progress"] | null;
+                report?: components["schemas"]["Report"] | null;
                 /**
                  * Format: int64
                  * @description When it began to run, the last attempt.
@@ -2170,6 +2610,21 @@ export interface components {
              */
             total: number;
         };
+        /**
+         * @description Where a migration is. The order is the order in which phases are entered; pre-copy and convergence alternate.
+         * @enum {string}
+         */
+        Phase: "preflight" | "prepare" | "pre-copy" | "reconnect" | "convergence" | "switchover" | "page-in" | "announce" | "report";
+        /** @description Time spent in one phase, summed over its visits. */
+        PhaseReport: {
+            /**
+             * Format: double
+             * @description Time in it.
+             */
+            duration_ms: number;
+            /** @description The phase. */
+            phase: components["schemas"]["Phase"];
+        };
         /** @description Of what a host's points are. */
         PlacementScore: {
             /**
@@ -2213,6 +2668,36 @@ export interface components {
          * @enum {string}
          */
         PlannedPower: "on" | "off";
+        /** @description What a migration will be. */
+        Predicted: {
+            /** @description By what it comes to its switchover. */
+            means: components["schemas"]["Means"];
+            /**
+             * Format: double
+             * @description From the request to the source's letting go.
+             */
+            migration_time_ms: number;
+            /**
+             * Format: int32
+             * @description Rounds, the last one included.
+             */
+            rounds: number;
+            /**
+             * Format: double
+             * @description The vCPUs' pause.
+             */
+            switchover_ms: number;
+            /**
+             * Format: double
+             * @description The lowest limit that its writers will be held to; none: they are not.
+             */
+            throttled_to_pages_per_s?: number | null;
+            /**
+             * Format: int64
+             * @description Bytes on the wire.
+             */
+            wire_bytes: number;
+        };
         /**
          * @description `GET /api/v1/vms/{vm}/preflight`.
          * @example {
@@ -2263,8 +2748,7 @@ export interface components {
             checks: components["schemas"]["Check"][];
             /** @description The host that has it. */
             from: string;
-            /** @description What the source's agent foretells, where it was asked. */
-            prediction?: Record<string, never> | null;
+            prediction?: components["schemas"]["DryRun"] | null;
             /** @description The host that it would go to. */
             to: string;
             /** @description The worst of the checks. */
@@ -2309,6 +2793,53 @@ export interface components {
          * @enum {string}
          */
         ProblemCode: "invalid-request" | "unauthenticated" | "forbidden" | "not-found" | "method-not-allowed" | "already-exists" | "wrong-state" | "conflict" | "key-reused" | "too-long" | "unsupported-type" | "too-many-requests" | "preflight" | "no-host" | "baseline-unmet" | "host-away" | "host-refused" | "no-leader" | "store-away" | "issuer-away" | "manager-failed" | "unknown";
+        /** @description Where a running migration is. */
+        Progress: {
+            /**
+             * Format: double
+             * @description What the wire takes, measured.
+             */
+            bandwidth_bytes_per_s: number;
+            /** @description The limit that holds its pages now: the least of its own, its lanes' and its host's. */
+            bandwidth_limit?: string | null;
+            /**
+             * Format: double
+             * @description What the guest dirties.
+             */
+            dirty_bytes_per_s: number;
+            /**
+             * Format: double
+             * @description Time since the request.
+             */
+            elapsed_ms: number;
+            /**
+             * Format: double
+             * @description Time to the end, as far as it can be told: by what was foreseen, or by the rates where those say that it will be later.
+             */
+            eta_ms?: number | null;
+            /** @description The phase. */
+            phase: components["schemas"]["Phase"];
+            /**
+             * Format: int64
+             * @description Bytes of guest memory that this round still has to look at or send.
+             */
+            remaining_bytes: number;
+            /**
+             * Format: int32
+             * @description The round.
+             */
+            round: number;
+            /**
+             * Format: int64
+             * @description Bytes sent over the wire so far.
+             */
+            sent_bytes: number;
+            /**
+             * Format: int64
+             * @description The guest's RAM.
+             */
+            total_bytes: number;
+        };
         /** @description Settings of QEMU's own migration, for `engine: qemu`. */
         QemuEngineOptions: {
             /** @description Throttle the vCPUs where the migration does not converge. */
@@ -2341,11 +2872,148 @@ export interface components {
             /** @description Why it stands where it does. */
             why: string;
         };
+        /** @description Memory of a host that arriving guests' pages may be told by. */
+        ReferencesInfo: {
+            /**
+             * Format: int64
+             * @description Memory that this takes; it counts as available.
+             */
+            base_bytes: number;
+            /** @description VMs that left and whose memory is kept for their way back. */
+            bases: number;
+            /**
+             * Format: int64
+             * @description Pages of them whose digests are worked out: what is not is worked out when a migration asks for it, which takes time.
+             */
+            digested_pages: number;
+            /**
+             * Format: int64
+             * @description Pages of these and of VMs that arrived and run here.
+             */
+            pages: number;
+        };
+        /** @description The report of a migration. Times in milliseconds, sizes in bytes. */
+        Report: {
+            /**
+             * @description What was sent by when, at most [`MOST_POINTS`](crate::MOST_POINTS) points, the last at the report; empty where nothing was
+             *     sent, and in the log's line.
+             */
+            bandwidth?: components["schemas"]["BandwidthPoint"][];
+            /** @description The limit that held the migration's pages at its end: the least of its own, its lanes' and its host's. */
+            bandwidth_limit?: string | null;
+            /**
+             * Format: double
+             * @description The longest silence that a client outside saw; none where nobody watches, or nothing moved.
+             */
+            blackout_ms?: number | null;
+            /** @description The cuts of the link after which it went on where it was. */
+            cuts?: components["schemas"]["CutReport"][];
+            /** @description What the pages were sent as; empty where the engine does not tell. */
+            encodings?: components["schemas"]["EncodingReport"][];
+            /** @description Which engine moved it. */
+            engine: components["schemas"]["EngineKind"];
+            error?: components["schemas"]["FailureReport"] | null;
+            /** @description The source host's name. */
+            from: string;
+            /**
+             * Format: int64
+             * @description The guest's RAM.
+             */
+            guest_bytes: number;
+            /** @description What each lane carried; none by QEMU's engine, which has one path. */
+            lanes?: components["schemas"]["LaneReport"][];
+            means?: components["schemas"]["Means"] | null;
+            /**
+             * Format: double
+             * @description From the request to the guest running at the destination and the source let go.
+             */
+            migration_time_ms: number;
+            /**
+             * Format: int64
+             * @description Pages that were told by their content, were not there any more, and were sent after all.
+             */
+            missing_pages?: number;
+            /** @description How it ended. */
+            outcome: components["schemas"]["Outcome"];
+            page_in?: components["schemas"]["PageInReport"] | null;
+            /** @description Every phase entered. */
+            phases: components["schemas"]["PhaseReport"][];
+            /** @description What was to matter most; none by QEMU's engine. */
+            policy?: string | null;
+            predicted?: components["schemas"]["Predicted"] | null;
+            /**
+             * Format: double
+             * @description The shortest round trip that the lane's pings saw.
+             */
+            round_trip_ms?: number | null;
+            /** @description Every round. */
+            rounds: components["schemas"]["RoundReport"][];
+            switchover?: components["schemas"]["SwitchoverReport"] | null;
+            /**
+             * Format: double
+             * @description What the vCPUs' pause was to be at most.
+             */
+            switchover_budget_ms?: number | null;
+            /**
+             * Format: double
+             * @description The vCPUs' pause; none where the guest was never stopped.
+             */
+            switchover_ms?: number | null;
+            throttle?: components["schemas"]["ThrottleReport"] | null;
+            /** @description The destination host's name. */
+            to: string;
+            /** @description The VM's name. */
+            vm: string;
+            /**
+             * Format: int64
+             * @description Bytes sent over the wire.
+             */
+            wire_bytes: number;
+        };
         /**
          * @description What the holder of a token may do; each may do what those before it may.
          * @enum {string}
          */
         Role: "viewer" | "operator" | "admin";
+        /** @description One sweep over the guest's memory. */
+        RoundReport: {
+            /**
+             * Format: int64
+             * @description Bytes on the wire.
+             */
+            bytes: number;
+            /**
+             * Format: double
+             * @description Pages that the guest dirtied meanwhile, a second.
+             */
+            dirty_pages_per_s: number;
+            /**
+             * Format: double
+             * @description From the first page looked at to the destination's word that all is applied; to the last page handed to the wire where
+             *     the next round followed at once.
+             */
+            duration_ms: number;
+            /**
+             * Format: int64
+             * @description Pages sent, zero pages included.
+             */
+            pages: number;
+            /**
+             * Format: int32
+             * @description 0 is all of memory but what is hot already; the last one runs while the guest stands still.
+             */
+            round: number;
+            /**
+             * Format: double
+             * @description What its writers were held to meanwhile; none: they were not.
+             */
+            throttled_to_pages_per_s?: number | null;
+            /**
+             * Format: int64
+             * @description Pages of them that were zero and cost a few bytes a run.
+             */
+            zero_pages: number;
+        };
         /** @description A VM by which a rule is broken. */
         RuleBreaker: {
             /** @description The host that has it; while it moves, the one that runs it. */
@@ -2511,6 +3179,64 @@ export interface components {
             /** @description The change's number, to go on behind it (`Last-Event-ID`). */
             id: string;
         };
+        /** @description The vCPUs' pause, piece by piece. The pieces follow each other and add up to the whole. */
+        SwitchoverReport: {
+            /**
+             * Format: double
+             * @description → the device state's last byte and the commit handed to the wire.
+             */
+            device_state_ms: number;
+            /**
+             * Format: double
+             * @description → the commit read at the destination (clocks compared by the lane's pings).
+             */
+            flight_ms: number;
+            /**
+             * Format: double
+             * @description Guest stopped → last dirty pages handed to the wire (the device state is written meanwhile).
+             */
+            last_pages_ms: number;
+            /**
+             * Format: double
+             * @description → the device state loaded there.
+             */
+            load_ms: number;
+            /**
+             * Format: double
+             * @description → the vCPUs run.
+             */
+            resume_ms: number;
+        };
+        /**
+         * @description By what writers are slowed.
+         * @enum {string}
+         */
+        ThrottleMeans: "faults" | "quota";
+        /** @description What slowing the guest's writers did. */
+        ThrottleReport: {
+            /**
+             * Format: int64
+             * @description Writes that waited for the answer that let them go on; those of no limit count too.
+             */
+            faults: number;
+            /**
+             * Format: double
+             * @description How long the vCPUs waited, all together.
+             */
+            held_ms: number;
+            /**
+             * Format: double
+             * @description The least CPU time that a quota left the vCPUs, in percent of what they could take; none without a quota.
+             */
+            least_cpu_percent?: number | null;
+            /** @description By what: the quota, where it was used at all; faults may have been before or after. */
+            means?: components["schemas"]["ThrottleMeans"];
+            /**
+             * Format: int64
+             * @description Pages that were let go by them.
+             */
+            pages: number;
+        };
         /**
          * @description A token without its secret.
          * @example {
@@ -2624,6 +3350,86 @@ export interface components {
          * @enum {string}
          */
         Verdict: "pass" | "warn" | "unknown" | "fail";
+        /** @description A VM as one host sees it. */
+        VmInfo: {
+            /** @description `kvm` or `tcg`. */
+            accel: string;
+            /** @description Addresses of its NICs, as the specification names them. */
+            addresses: string[];
+            /**
+             * Format: int64
+             * @description The generation of its ownership: grows with each move.
+             */
+            epoch: number;
+            /** @description The host's name. */
+            host: string;
+            /** @description Whether it is not known if this host or another may run it. */
+            in_doubt?: boolean;
+            /** @description The versioned machine type. */
+            machine: string;
+            /**
+             * Format: int64
+             * @description All memory blocks together.
+             */
+            memory_bytes: number;
+            /** @description The migration that holds it. */
+            migration?: string | null;
+            /** @description Its name, unique on a host. */
+            name: string;
+            page_in?: components["schemas"]["PageInState"] | null;
+            /**
+             * Format: int32
+             * @description The hypervisor's process, where there is one.
+             */
+            pid?: number | null;
+            /** @description What is known about how it came into that state (why it failed, what it waits for). */
+            reason?: string | null;
+            /** @description The specification it was made from, with everything filled in. */
+            spec: components["schemas"]["VmSpec"];
+            /** @description What it does. */
+            state: components["schemas"]["VmState"];
+            /**
+             * Format: int32
+             * @description Virtual CPUs.
+             */
+            vcpus: number;
+        };
+        /** @description A VM as its user describes it. JSON or TOML; unknown keys are refused. */
+        VmSpec: {
+            /** @description What runs the guest's code. */
+            accel?: components["schemas"]["Accel"];
+            /** @description The command line of that kernel. */
+            cmdline?: string | null;
+            /** @description A CPU model of `qemu -cpu help`, with `,+feature` or `,-feature` behind it if wanted. Default: [`DEFAULT_CPU_MODEL`]. */
+            cpu_model?: string | null;
+            /** @description Disks, in the order in which the guest finds them. */
+            disks?: components["schemas"]["Disk"][];
+            /** @description Further `-device` arguments, as QEMU takes them. */
+            extra_devices?: string[];
+            /** @description The initial RAM disk of that kernel. */
+            initrd?: string | null;
+            /** @description A kernel to boot directly. */
+            kernel?: string | null;
+            /** @description A machine type or alias of `qemu -machine help`. Default: [`DEFAULT_MACHINE`]. */
+            machine?: string | null;
+            /** @description Memory blocks; several become as many NUMA nodes. A bare size stands for one shared block. */
+            memory?: components["schemas"]["MemoryBlock"][];
+            /** @description Unique among all hosts; letters, digits, `-`, `_` and `.`. */
+            name: string;
+            /** @description Network interfaces, in the order in which the guest finds them. */
+            nics?: components["schemas"]["Nic"][];
+            /** @description Another QEMU than the host's own. */
+            qemu?: string | null;
+            /** @description It is never run while pages of its memory are at another host: a migration that can't end otherwise fails. */
+            refuses_page_in?: boolean;
+            /** @description What tells it from every other VM, whatever their names; the guest reads it too (SMBIOS). Default: drawn at random. */
+            uuid?: string | null;
+            /**
+             * Format: int32
+             * @description Number of vCPUs.
+             */
+            vcpus?: number;
+        };
         /**
          * @description What a VM does on this host.
          * @enum {string}
@@ -2673,6 +3479,19 @@ export interface components {
              * @description Its virtual CPUs.
              */
             vcpus: number;
+        };
+        /** @description Waits of one length. */
+        WaitClass: {
+            /**
+             * Format: double
+             * @description Shorter than this and no shorter than half of it; the first begins at 0, the last has no end.
+             */
+            below_ms?: number | null;
+            /**
+             * Format: int64
+             * @description How many.
+             */
+            waits: number;
         };
         /** @description What a move waits for. */
         Waits: {

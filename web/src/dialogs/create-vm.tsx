@@ -6,6 +6,7 @@ import type { CreateManagedVm, ManagedNetwork, VmSpec } from '../api/types';
 import { useAsked } from '../parts/asked';
 import { Act, ProblemBox, useTask } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
+import { useName } from '../parts/id';
 import { hosts } from '../state/cluster';
 import { go } from '../state/route';
 import { readLabels } from './labels';
@@ -14,7 +15,7 @@ export const openCreateVm = () => open((close) => <CreateVm close={close} />);
 
 interface DiskDraft {
   path: string;
-  format: string;
+  format: 'qcow2' | 'raw';
   readonly: boolean;
 }
 
@@ -37,6 +38,7 @@ function CreateVm({ close }: { close: () => void }) {
   const wrong = {
     name: /^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(name) ? null : 'Letters, digits, “-”, “_” and “.”',
     vcpus: /^[1-9][0-9]*$/.test(vcpus) ? null : 'A number from 1 on',
+    boot: kernel || disks.some((disk) => disk.path !== '') ? null : 'It has nothing to boot: add a disk, or a kernel.',
     memory: /^[0-9]+(\.[0-9]+)? ?([KMGT]i?B?)?$/i.test(memory) ? null : 'A size, such as 512MiB or 4GiB',
   };
   const isWrong = Object.values(wrong).some((why) => why !== null);
@@ -51,9 +53,9 @@ function CreateVm({ close }: { close: () => void }) {
     if (kernel) spec.kernel = kernel;
     if (initrd) spec.initrd = initrd;
     if (cmdline) spec.cmdline = cmdline;
-    const request = { spec, host: host || null, labels: readLabels(labels), start: starts };
+    const request: CreateManagedVm = { spec, host: host || null, labels: readLabels(labels), start: starts };
     void task.run(async () => {
-      await post('/vms', request as unknown as CreateManagedVm);
+      await post('/vms', request);
       close();
       go(`/vms/${part(name)}`);
     });
@@ -153,6 +155,11 @@ function CreateVm({ close }: { close: () => void }) {
             </div>
           ))}
         </Many>
+        {isTried && wrong.boot && (
+          <small class="tone-bad" role="alert">
+            {wrong.boot}
+          </small>
+        )}
         <details>
           <summary>Boot a kernel directly</summary>
           <Field label="Kernel" value={kernel} onInput={setKernel} hint="A path at the host, below its vm_dirs" />
@@ -180,26 +187,28 @@ export function Field(props: {
   hint?: string;
   inputMode?: 'numeric';
 }) {
-  const id = `field-${props.label.toLowerCase().replace(/\W+/g, '-')}`;
+  const id = useName();
+  const note = props.wrong ?? props.hint;
   return (
-    <label class="field">
-      <span>{props.label}</span>
+    <div class="field">
+      <label for={id}>{props.label}</label>
       <input
+        id={id}
         type="text"
         value={props.value}
         inputMode={props.inputMode}
         spellcheck={false}
         autocomplete="off"
         aria-invalid={props.wrong ? true : undefined}
-        aria-describedby={props.wrong || props.hint ? id : undefined}
+        aria-describedby={note ? `${id}-note` : undefined}
         onInput={(event) => props.onInput(event.currentTarget.value)}
       />
-      {(props.wrong || props.hint) && (
-        <small id={id} class={props.wrong ? 'tone-bad' : 'muted'}>
-          {props.wrong ?? props.hint}
+      {note && (
+        <small id={`${id}-note`} class={props.wrong ? 'tone-bad' : 'muted'}>
+          {note}
         </small>
       )}
-    </label>
+    </div>
   );
 }
 
@@ -229,7 +238,7 @@ function DiskRow(props: { disk: DiskDraft; at: number; onChange: (disk: DiskDraf
       <select
         aria-label={`Format of disk ${at + 1}`}
         value={disk.format}
-        onChange={(event) => onChange({ ...disk, format: event.currentTarget.value })}
+        onChange={(event) => onChange({ ...disk, format: event.currentTarget.value === 'raw' ? 'raw' : 'qcow2' })}
       >
         <option value="qcow2">qcow2</option>
         <option value="raw">raw</option>

@@ -38,7 +38,7 @@ function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
   const [picked, setPicked] = useState<string | null>(null);
   const [priority, setPriority] = useState<MovePriority>('normal');
   const [policy, setPolicy] = useState<string>('auto');
-  const [pageIn, setPageIn] = useState<string>('allowed');
+  const [pageIn, setPageIn] = useState<NonNullable<CreateMove['page_in']>>('allowed');
   const [isForced, setForced] = useState(false);
   const to = picked ?? ranking?.fits[0]?.host ?? null;
   const checked = useAsked(to ? `report ${vm} ${to}` : null, (signal) =>

@@ -20,9 +20,10 @@ export function LoginPage() {
         <h1>
           <Bird /> Godwit
         </h1>
-        <label class="field">
-          <span>Token</span>
+        <div class="field">
+          <label for="token">Token</label>
           <input
+            id="token"
             type="password"
             name="token"
             autocomplete="off"
@@ -36,7 +37,7 @@ export function LoginPage() {
             An admin makes one with <code>godwit control token create NAME --role operator</code>. It is kept in this
             tab alone.
           </small>
-        </label>
+        </div>
         {problem && <ProblemBox problem={problem} />}
         <button
           type="submit"

@@ -1,6 +1,6 @@
 /** One VM: what it is, how it is, what can be done with it. */
 import { get, part, post, remove } from '../api/http';
-import type { ManagedVm, Move, VmSpec, VmSummary } from '../api/types';
+import type { ManagedVm, Move, VmSummary } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openMove } from '../dialogs/move';
 import { useAsked } from '../parts/asked';
@@ -132,7 +132,7 @@ function askDelete(vm: VmSummary, path: string): void {
 
 function Summary({ vm }: { vm: ManagedVm }) {
   const { info } = vm;
-  const spec: VmSpec = info.spec ?? { name: vm.name };
+  const { spec } = info;
   return (
     <div class="columns-even">
       <Panel title="State">

@@ -1,11 +1,12 @@
 /** The small pieces that all pages are made of. */
 import type { ComponentChildren } from 'preact';
-import { useId, useState } from 'preact/hooks';
+import { useState } from 'preact/hooks';
 import { problemOf, type ShownProblem } from '../api/http';
 import type { Role } from '../api/types';
 import { href } from '../state/route';
 import { whyNot } from '../state/session';
 import { apart } from '../text/units';
+import { useName } from './id';
 import { Mark } from './status';
 
 export function PageHead(props: {
@@ -27,7 +28,7 @@ export function PageHead(props: {
 }
 
 export function Panel(props: { title: string; side?: ComponentChildren; children: ComponentChildren; class?: string }) {
-  const id = useId();
+  const id = useName();
   return (
     <section class={`panel ${props.class ?? ''}`} aria-labelledby={id}>
       <header class="panel-head">
@@ -114,7 +115,7 @@ export function Act(props: {
   busy?: boolean;
   name?: string;
 }) {
-  const id = useId();
+  const id = useName();
   const why = (props.needs ? whyNot(props.needs) : null) ?? props.blocked ?? null;
   const isOff = why !== null || props.busy === true;
   return (

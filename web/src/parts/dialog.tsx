@@ -1,7 +1,8 @@
 /** Dialogues on the platform's own `<dialog>`: the rest of the page is out of reach, Escape closes, focus goes back. */
 import type { ComponentChildren } from 'preact';
 import { render } from 'preact';
-import { useEffect, useId, useRef } from 'preact/hooks';
+import { useEffect, useRef } from 'preact/hooks';
+import { useName } from './id';
 
 export function Dialog(props: {
   title: string;
@@ -11,7 +12,7 @@ export function Dialog(props: {
   width?: 'narrow' | 'wide';
 }) {
   const dialog = useRef<HTMLDialogElement>(null);
-  const id = useId();
+  const id = useName();
   useEffect(() => {
     const element = dialog.current;
     if (element && !element.open) element.showModal();

@@ -40,9 +40,9 @@ export function Grid<T>(props: {
   const first = Math.max(0, Math.floor(top / ROW_PX) - BEYOND);
   const last = Math.min(rows.length, Math.ceil((top + height) / ROW_PX) + BEYOND);
   const tracks = { '--tracks': columns.map((column) => column.track).join(' ') };
-  const limit = props.mostRows
-    ? { maxHeight: `${(Math.min(props.mostRows, Math.max(1, rows.length)) + 1) * ROW_PX + 2}px` }
-    : {};
+  // Room for the words of an empty table too.
+  const high = rows.length === 0 ? 3 : Math.min(props.mostRows ?? 0, rows.length) + 1;
+  const limit = props.mostRows ? { maxHeight: `${high * ROW_PX + 2}px` } : {};
   return (
     <div
       class={`grid ${props.mostRows ? 'grid-short' : 'grid-fill'}`}

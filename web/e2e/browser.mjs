@@ -1,0 +1,54 @@
+// The browser of the tests: the distribution's Chromium, and a page that notes what it asks for and what goes wrong in it.
+import { chromium } from 'playwright-core';
+
+export const url = required('GODWIT_CONSOLE_URL').replace(/\/$/, '');
+export const token = required('GODWIT_CONSOLE_TOKEN');
+
+export function required(name) {
+  const value = process.env[name];
+  if (!value) throw new Error(`${name} is not set: run web/e2e/run.sh, or see docs/console.md`);
+  return value;
+}
+
+export function launch(...args) {
+  return chromium.launch({
+    executablePath: process.env.GODWIT_CONSOLE_CHROMIUM ?? '/usr/bin/chromium',
+    // Root, as in CI's containers, has no sandbox of its own; the page is ours.
+    args: ['--no-sandbox', ...args],
+  });
+}
+
+export async function openPage(browser, options = {}) {
+  const context = await browser.newContext({
+    viewport: { width: 1280, height: 800 },
+    acceptDownloads: true,
+    ...options,
+  });
+  const page = await context.newPage();
+  const seen = { elsewhere: [], broken: [] };
+  page.on('request', (request) => {
+    const { protocol, host } = new URL(request.url());
+    if (!['blob:', 'data:'].includes(protocol) && host !== new URL(url).host) seen.elsewhere.push(request.url());
+  });
+  page.on('pageerror', (error) => seen.broken.push(String(error.stack ?? error)));
+  page.on('console', (message) => {
+    if (message.type() === 'error' && /Content Security Policy|Refused to/.test(message.text()))
+      seen.broken.push(message.text());
+  });
+  return { context, page, seen };
+}
+
+export async function logIn(page, as = token) {
+  await page.goto(`${url}/`);
+  await page.getByLabel('Token').fill(as);
+  await page.getByRole('button', { name: 'Log in' }).click();
+  await page.getByRole('heading', { level: 1, name: 'Overview' }).waitFor({ timeout: 30_000 });
+}
+
+/** Goes to a page of the console and waits for its heading. */
+export async function goTo(page, path, heading) {
+  await page.evaluate((where) => {
+    location.hash = where;
+  }, path);
+  await page.getByRole('heading', { level: 1, name: heading }).waitFor();
+}

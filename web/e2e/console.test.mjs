@@ -1,0 +1,323 @@
+// The console as a person uses it, from the login to the report. Names may be given, so that it runs against real hosts too:
+//   GODWIT_CONSOLE_URL, GODWIT_CONSOLE_TOKEN   the manager and an admin's token
+//   GODWIT_CONSOLE_VIEWER_TOKEN                a viewer's token; without it what a viewer sees is not looked at
+//   GODWIT_CONSOLE_VM                          a VM that runs and is moved; without it one is made and deleted again
+//   GODWIT_CONSOLE_SPEC                        its memory and what it boots, JSON: {"memory":"512MiB","kernel":…,"initrd":…,"cmdline":…}
+//   GODWIT_CONSOLE_DRAIN                       the host that is drained; without it the first of the list
+//   GODWIT_CONSOLE_FIGURES                     a directory for pictures
+//   GODWIT_CONSOLE_PATIENCE_S                  how long a move or a drain may take, 180
+import assert from 'node:assert/strict';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { join } from 'node:path';
+import { after, before, beforeEach, test } from 'node:test';
+import { goTo, launch, logIn, openPage, token, url } from './browser.mjs';
+
+const patience = Number(process.env.GODWIT_CONSOLE_PATIENCE_S ?? 180) * 1000;
+const figures = process.env.GODWIT_CONSOLE_FIGURES;
+const spec = JSON.parse(process.env.GODWIT_CONSOLE_SPEC ?? '{"memory":"1GiB","kernel":"/srv/images/vmlinuz"}');
+const made = process.env.GODWIT_CONSOLE_VM ? null : `console-${Date.now().toString(36)}`;
+const vm = process.env.GODWIT_CONSOLE_VM ?? made;
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+let browser;
+let page;
+let seen;
+
+before(async () => {
+  browser = await launch();
+  ({ page, seen } = await openPage(browser, { colorScheme: 'light' }));
+  page.setDefaultTimeout(30_000);
+});
+after(() => browser?.close());
+// What a test that failed left open is not to fail the next one.
+beforeEach(() => page.evaluate(() => document.querySelector('dialog[open]')?.close()));
+
+async function api(path, init = {}) {
+  const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
+  const answer = await fetch(`${url}/api/v1${path}`, { headers, ...init });
+  return answer.status === 204 ? null : answer.json();
+}
+
+async function picture(name) {
+  if (!figures) return;
+  mkdirSync(figures, { recursive: true });
+  for (const scheme of ['light', 'dark']) {
+    await page.emulateMedia({ colorScheme: scheme });
+    // What is drawn on a canvas is drawn anew.
+    await page.waitForTimeout(400);
+    await page.screenshot({ path: join(figures, `console-${name}-${scheme}.png`) });
+  }
+  await page.emulateMedia({ colorScheme: 'light' });
+}
+
+const button = (name) => page.getByRole('button', { name, exact: true });
+const dialogue = () => page.getByRole('dialog');
+
+test('a wrong token is refused with what mends it', async () => {
+  await page.goto(`${url}/`);
+  await page.getByLabel('Token').fill('godwit_00_11');
+  await button('Log in').click();
+  const alert = page.getByRole('alert');
+  await alert.waitFor();
+  assert.match(await alert.innerText(), /token/i);
+});
+
+test('a token logs in, for this tab alone', async () => {
+  await logIn(page);
+  await page.getByRole('status').filter({ hasText: 'live' }).waitFor();
+  const kept = await page.evaluate(() => [Object.values(sessionStorage).length, Object.values(localStorage).join(' ')]);
+  assert.equal(kept[0], 1);
+  assert.ok(!kept[1].includes(token));
+  await page.reload();
+  await page.getByRole('heading', { level: 1, name: 'Overview' }).waitFor();
+});
+
+test('the overview has the figures of the cluster', async () => {
+  const cluster = await api('/cluster');
+  const strip = page.locator('.figures-strip').first();
+  await strip.getByText(`of ${cluster.hosts}`, { exact: false }).first().waitFor();
+  assert.match(await strip.innerText(), /VMs running/);
+  await picture('overview');
+});
+
+test('the filter of VMs answers, and stays in the address', async () => {
+  const [first] = (await api('/vms?limit=1')).items;
+  await goTo(page, '/vms', 'VMs');
+  await page.keyboard.press('/');
+  await page.keyboard.type(first.name);
+  await page.getByRole('link', { name: first.name, exact: true }).waitFor();
+  assert.match(page.url(), new RegExp(`filter=${first.name}`));
+  await page.reload();
+  await page.getByRole('link', { name: first.name, exact: true }).waitFor();
+  assert.equal(await page.getByLabel('Filter VMs').inputValue(), first.name);
+  await page.getByLabel('Filter VMs').fill('');
+  await picture('vms');
+});
+
+test('rows are walked through by keys', async () => {
+  await goTo(page, '/vms', 'VMs');
+  await page.getByRole('columnheader', { name: /Name/ }).getByRole('button').focus();
+  await page.keyboard.press('ArrowDown');
+  await page.waitForFunction(() => document.activeElement?.closest('[data-at="0"]'));
+  await page.keyboard.press('ArrowDown');
+  await page.waitForFunction(() => document.activeElement?.closest('[data-at="1"]'));
+  const name = await page.evaluate(() => document.activeElement.textContent);
+  await page.keyboard.press('Enter');
+  await page.getByRole('heading', { level: 1, name, exact: true }).waitFor();
+});
+
+test('a VM is made', { skip: made === null }, async () => {
+  await goTo(page, '/vms', 'VMs');
+  await button('Create VM').click();
+  await dialogue().getByLabel('Name', { exact: true }).fill('not a name');
+  await dialogue().getByRole('button', { name: 'Create VM' }).first().click();
+  await dialogue().getByText('Letters, digits').waitFor();
+  await dialogue().getByText('It has nothing to boot').waitFor();
+  await dialogue().getByLabel('Name', { exact: true }).fill(vm);
+  await dialogue().getByLabel('Memory').fill(spec.memory);
+  if (spec.kernel) {
+    await dialogue().getByText('Boot a kernel directly').click();
+    await dialogue().getByLabel('Kernel').fill(spec.kernel);
+    if (spec.initrd) await dialogue().getByLabel('Initial RAM disk').fill(spec.initrd);
+    if (spec.cmdline) await dialogue().getByLabel('Command line').fill(spec.cmdline);
+  }
+  await dialogue().getByLabel('Labels').fill('made-by=console-test');
+  await dialogue().getByRole('button', { name: 'Create VM' }).first().click();
+  await page.getByRole('heading', { level: 1, name: vm, exact: true }).waitFor();
+  await page.locator('.page-facts').getByText('running').waitFor();
+  await picture('vm');
+});
+
+test('a move shows its preflight, runs with charts and ends with a report', async () => {
+  await goTo(page, `/vms/${vm}`, vm);
+  await button('Move').click();
+  const hosts = dialogue().getByRole('radiogroup', { name: 'Destination' });
+  await hosts.getByRole('radio').first().waitFor();
+  await dialogue().getByRole('row').filter({ hasText: 'vm-state' }).waitFor();
+  await dialogue().getByText('Migration time').waitFor();
+  await dialogue().getByText('Throttle', { exact: true }).waitFor();
+  await picture('preflight');
+  await dialogue()
+    .getByRole('button', { name: /^Move to / })
+    .click();
+  await page.getByRole('heading', { level: 1, name: `Move of ${vm}` }).waitFor();
+  await page.getByRole('list', { name: 'Phases' }).waitFor();
+  await page.getByRole('img', { name: /^Dirty rate and bandwidth/ }).waitFor({ timeout: patience });
+  await page.locator('.chart canvas').first().waitFor();
+  await picture('move');
+  await page.locator('.page-facts').getByText('done').waitFor({ timeout: patience });
+  await page.getByRole('heading', { level: 2, name: 'Report' }).waitFor();
+  const switchover = page.locator('.figure.big').filter({ hasText: 'Switchover' }).locator('.number');
+  await page.waitForFunction((element) => /\d/.test(element.textContent), await switchover.elementHandle());
+  await picture('report');
+  const waits = page.waitForEvent('download');
+  await button('Download the report as JSON').click();
+  const file = await waits;
+  const report = JSON.parse(readFileSync(await file.path(), 'utf8'));
+  assert.equal((report.report ?? report).outcome, 'completed');
+});
+
+test('the move stands in the history', async () => {
+  await goTo(page, `/history?filter=${vm}`, 'History');
+  const row = page.getByRole('row').filter({ hasText: vm });
+  await row.first().waitFor();
+  assert.match(await row.first().innerText(), /done/);
+  await goTo(page, '/events', 'Events');
+  await page.getByRole('row').filter({ hasText: vm }).first().waitFor();
+  await picture('events');
+});
+
+test('a drain shows its plan and empties the host', async () => {
+  const host = process.env.GODWIT_CONSOLE_DRAIN ?? (await api('/hosts?limit=1')).items[0].name;
+  await goTo(page, `/hosts/${host}`, host);
+  await picture('host');
+  await button('Drain').click();
+  await dialogue().getByRole('columnheader', { name: 'Gone by' }).waitFor();
+  await picture('drain-plan');
+  await dialogue()
+    .getByRole('button', { name: /^Drain: move/ })
+    .click();
+  await page.getByRole('heading', { level: 1, name: `Drain of ${host}` }).waitFor();
+  await page.locator('.move-row').first().waitFor();
+  await picture('drain');
+  await goTo(page, '/queue', 'Queue');
+  await picture('queue');
+  await page.goBack();
+  await page.locator('.page-facts').getByText('done', { exact: true }).waitFor({ timeout: patience });
+  await goTo(page, `/hosts/${host}`, host);
+  await page.getByText('No VM is here.').waitFor();
+  await button('End maintenance').click();
+  await dialogue().getByRole('button', { name: 'End maintenance' }).click();
+  await page.locator('.page-facts').getByText('up', { exact: true }).waitFor();
+});
+
+const PAGES = [
+  ['/', 'Overview'],
+  ['/vms', 'VMs'],
+  ['/hosts', 'Hosts'],
+  ['/queue', 'Queue'],
+  ['/history', 'History'],
+  ['/events', 'Events'],
+  ['/rules', 'Rules'],
+  ['/baseline', 'CPU baseline'],
+  ['/limits', 'Limits'],
+  ['/storage', 'Networks and datastores'],
+  ['/tokens', 'Tokens'],
+  ['/audit', 'Audit log'],
+  [`/vms/${vm}`, vm],
+];
+
+async function violations() {
+  await page.evaluate(axe);
+  const found = await page.evaluate(() =>
+    globalThis.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] }),
+  );
+  return found.violations.map(
+    ({ id, nodes }) =>
+      `${id}: ${nodes
+        .map((node) => node.html.slice(0, 120))
+        .slice(0, 4)
+        .join(' | ')}`,
+  );
+}
+
+for (const scheme of ['light', 'dark']) {
+  test(`every page can be used without eyes or a mouse, and has contrast, ${scheme}`, async () => {
+    await page.emulateMedia({ colorScheme: scheme });
+    const all = [];
+    for (const [path, heading] of PAGES) {
+      await goTo(page, path, heading);
+      await page.waitForTimeout(150);
+      for (const one of await violations()) all.push(`${path}: ${one}`);
+    }
+    await goTo(page, '/vms', 'VMs');
+    await button('Create VM').click();
+    await dialogue().waitFor();
+    for (const one of await violations()) all.push(`create: ${one}`);
+    await page.keyboard.press('Escape');
+    await dialogue().waitFor({ state: 'detached' });
+    await page.emulateMedia({ colorScheme: 'light' });
+    assert.deepEqual(all, []);
+  });
+}
+
+test('the focus goes in the order in which a page is read', async () => {
+  await goTo(page, '/vms', 'VMs');
+  await page.reload();
+  await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
+  const order = [];
+  for (let turn = 0; turn < 24; turn += 1) {
+    await page.keyboard.press('Tab');
+    order.push(
+      await page.evaluate(() => {
+        const element = document.activeElement;
+        const shown = getComputedStyle(element);
+        const isSeen = shown.outlineStyle !== 'none' && Number.parseFloat(shown.outlineWidth) > 0;
+        return `${(element.getAttribute('aria-label') ?? element.textContent ?? '').trim() || element.id}${isSeen ? '' : ' (not seen)'}`;
+      }),
+    );
+  }
+  const at = (name) => order.findIndex((one) => one.startsWith(name));
+  assert.ok(
+    at('VMs') > -1 && at('Log out') > at('VMs') && at('Create VM') > at('Log out') && at('filter') > at('Create VM'),
+    order.join(', '),
+  );
+  assert.deepEqual(
+    order.filter((one) => one.endsWith('(not seen)')),
+    [],
+  );
+});
+
+test('the colours can be chosen, and stay', async () => {
+  const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const light = await ground();
+  await page.getByLabel('Colours').selectOption('dark');
+  assert.notEqual(await ground(), light);
+  await page.reload();
+  await page.getByRole('heading', { level: 1 }).waitFor();
+  assert.notEqual(await ground(), light);
+  await page.getByLabel('Colours').selectOption('system');
+  assert.equal(await ground(), light);
+});
+
+test('nothing breaks on a narrow screen', async () => {
+  await page.setViewportSize({ width: 390, height: 844 });
+  const wide = [];
+  for (const [path, heading] of PAGES) {
+    await goTo(page, path, heading);
+    const over = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    if (over > 0) wide.push(`${path}: ${over} px`);
+  }
+  await page.setViewportSize({ width: 1280, height: 800 });
+  assert.deepEqual(wide, []);
+});
+
+test('a viewer sees what they may not do, with the reason', {
+  skip: !process.env.GODWIT_CONSOLE_VIEWER_TOKEN,
+}, async () => {
+  const other = await openPage(browser);
+  await logIn(other.page, process.env.GODWIT_CONSOLE_VIEWER_TOKEN);
+  const create = other.page.getByRole('button', { name: 'Create VM' });
+  await create.waitFor();
+  const isKnown = (await other.page.locator('.who').innerText()).includes('viewer');
+  // A manager that does not tell who asks refuses all the same.
+  if (isKnown) {
+    assert.equal(await create.getAttribute('aria-disabled'), 'true');
+    assert.match((await create.getAttribute('title')) ?? '', /role operator/);
+  }
+  await other.context.close();
+});
+
+test('the VM is deleted', { skip: made === null }, async () => {
+  await goTo(page, `/vms/${vm}`, vm);
+  await button('Delete').click();
+  await dialogue().getByRole('checkbox').check();
+  await dialogue().getByRole('button', { name: 'Delete' }).click();
+  await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
+});
+
+test('nothing was asked of anybody else, and nothing broke', () => {
+  assert.deepEqual(seen.elsewhere, []);
+  assert.deepEqual(seen.broken, []);
+});

@@ -1,0 +1,85 @@
+# A manager over simulated hosts, for the scripts here: `start_lab HOSTS VMS SPEED` sets `url`, `token` (admin) and `viewer`, and ends all of
+# it when the script ends. Read by them, not run.
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+bin=${GODWIT_BIN:-${CARGO_TARGET_DIR:-$root/target}/${PROFILE:-release}}
+lab='' manager='' fleet='' server=''
+
+end_lab() {
+  [ -z "$lab" ] && return
+  # Closing its input ends the fleet.
+  exec 9>&- || true
+  [ -z "$server" ] || kill "$server" 2>/dev/null || true
+  [ -z "$manager" ] || kill "$manager" 2>/dev/null || true
+  [ -z "$fleet" ] || wait "$fleet" 2>/dev/null || true
+  rm -rf "$lab"
+}
+
+# The distribution's Chromium; says why, and ends, where there is none and none can be installed.
+find_chromium() {
+  for name in ${GODWIT_CONSOLE_CHROMIUM:-} chromium chromium-browser google-chrome; do
+    if command -v "$name" > /dev/null 2>&1; then
+      GODWIT_CONSOLE_CHROMIUM=$(command -v "$name")
+      export GODWIT_CONSOLE_CHROMIUM
+      return
+    fi
+  done
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get install -y chromium > /dev/null 2>&1; then
+    find_chromium
+    return
+  fi
+  echo "skipped: Chromium is not installed and can't be installed here (apt-get install chromium), so the console is not tried in a browser"
+  exit 0
+}
+
+ask() { curl --silent --show-error --fail --unix-socket "$lab/control.sock" -H 'content-type: application/json' "$@"; }
+
+# wait_for TENTHS WHAT COMMAND...: until the command succeeds.
+wait_for() {
+  left=$1 what=$2
+  shift 2
+  until "$@" > /dev/null 2>&1; do
+    left=$((left - 1))
+    [ "$left" -gt 0 ] || { echo "$what did not come"; tail -n 20 "$lab/log"; exit 1; }
+    sleep 0.1
+  done
+}
+
+knows_all() { ask 'http://localhost/api/v1/vms?limit=1' | grep -q "\"total\":$1"; }
+make_token() { ask -d "{\"name\":\"$1\",\"role\":\"$1\"}" http://localhost/api/v1/tokens | sed 's/.*"token":"\([^"]*\)".*/\1/'; }
+
+start_lab() {
+  [ -x "$bin/godwit" ] && [ -x "$bin/godwit-fleet" ] || { echo "$bin has no godwit and godwit-fleet: run make build"; exit 1; }
+  lab=$(mktemp -d)
+  trap end_lab EXIT INT TERM
+  port=${PORT:-17864}
+  cat > "$lab/control.toml" <<TOML
+name = "m1"
+insecure = true
+listen = ["127.0.0.1:$port"]
+socket = "$lab/control.sock"
+state_dir = "$lab/state"
+[authority]
+certificate = "$lab/pki/ca.pem"
+key = "$lab/pki/ca.key"
+TOML
+  "$bin/godwit" pki init --dir "$lab/pki" > /dev/null
+  mkfifo "$lab/input"
+  "$bin/godwit-fleet" --hosts "$1" --vms "$2" --speed "$3" < "$lab/input" > "$lab/hosts" &
+  fleet=$!
+  exec 9> "$lab/input"
+  "$bin/godwit" control run --config "$lab/control.toml" 2> "$lab/log" &
+  manager=$!
+  wait_for 600 "the manager" ask http://localhost/api/v1/cluster
+  while read -r host; do ask -d "$host" http://localhost/api/v1/hosts > /dev/null; done < "$lab/hosts"
+  token=$(make_token admin) viewer=$(make_token viewer)
+  wait_for 600 "word of all VMs" knows_all "$2"
+  url=http://127.0.0.1:$port
+  # A manager without the files of this build gets them put before it.
+  if ! curl --silent "$url/" | cmp -s - "$root/web/dist/index.html"; then
+    node "$root/web/e2e/serve.mjs" $((port + 1)) "$url" &
+    server=$!
+    url=http://127.0.0.1:$((port + 1))
+    wait_for 100 "the console's files" curl --silent --fail "$url/"
+  fi
+}
