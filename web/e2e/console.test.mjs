@@ -78,7 +78,6 @@ test('the overview has the figures of the cluster', async () => {
   const strip = page.locator('.figures-strip').first();
   await strip.getByText(`of ${cluster.hosts}`, { exact: false }).first().waitFor();
   assert.match(await strip.innerText(), /VMs running/);
-  await picture('overview');
 });
 
 test('the filter of VMs answers, and stays in the address', async () => {
@@ -145,6 +144,8 @@ test('a move shows its preflight, runs with charts and ends with a report', asyn
   await page.getByRole('list', { name: 'Phases' }).waitFor();
   await page.getByRole('img', { name: /^Dirty rate and bandwidth/ }).waitFor({ timeout: patience });
   await page.locator('.chart canvas').first().waitFor();
+  // For the picture: half of it.
+  if (figures) await page.waitForTimeout(4000);
   await picture('move');
   await page.locator('.page-facts').getByText('done').waitFor({ timeout: patience });
   await page.getByRole('heading', { level: 2, name: 'Report' }).waitFor();
@@ -180,7 +181,12 @@ test('a drain shows its plan and empties the host', async () => {
     .click();
   await page.getByRole('heading', { level: 1, name: `Drain of ${host}` }).waitFor();
   await page.locator('.move-row').first().waitFor();
+  if (figures) await page.waitForTimeout(8000);
   await picture('drain');
+  await goTo(page, '/', 'Overview');
+  await picture('overview');
+  await page.goBack();
+  await page.getByRole('heading', { level: 1, name: `Drain of ${host}` }).waitFor();
   await goTo(page, '/queue', 'Queue');
   await picture('queue');
   await page.goBack();

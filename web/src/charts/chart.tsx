@@ -28,6 +28,8 @@ export interface ChartProps {
   spoken: string;
   height?: number;
   steps?: boolean;
+  /** Its values are bytes: the axis goes in powers of two. */
+  isBytes?: boolean;
 }
 
 export function Chart(props: ChartProps) {

@@ -3,6 +3,9 @@ import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import type { ChartProps, Mark, Series } from './chart';
 
+/** Steps of an axis of bytes: 256 MiB, not 250 million. */
+const POWERS = Array.from({ length: 51 }, (_, power) => 2 ** power);
+
 export interface Drawing {
   update(props: ChartProps): void;
   end(): void;
@@ -40,6 +43,7 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
         grid: { stroke: faint, width: 1 },
         ticks: { show: false },
         space: 36,
+        ...(first.isBytes ? { incrs: POWERS } : {}),
         values: (_chart, splits) => splits.map((value) => first.format(value)),
       },
     ],
@@ -94,6 +98,7 @@ function drawMarks(chart: uPlot, marks: Mark[], faint: string, text: string, fon
   ctx.save();
   ctx.font = font.replace(/^\d+px/, `${10 * ratio}px`);
   ctx.textBaseline = 'top';
+  ctx.textAlign = 'left';
   let free = bbox.left;
   for (const mark of marks) {
     const x = Math.round(chart.valToPos(mark.at, 'x', true));

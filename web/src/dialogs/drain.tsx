@@ -103,7 +103,7 @@ export function Plan({ drain }: { drain: Drain }) {
                 <td>
                   <Status look={drainLook(vm.state)} />
                 </td>
-                <td>{vm.to ?? '–'}</td>
+                <td class="digits">{vm.to ?? '–'}</td>
                 <td class="number">{clock(vm.gone_unix_ms)}</td>
                 <td>{vm.reason}</td>
               </tr>

@@ -28,6 +28,7 @@ export function MoveCharts({
         times={times}
         marks={marks}
         format={bytes}
+        isBytes
         series={[
           {
             label: 'remaining',
@@ -43,6 +44,7 @@ export function MoveCharts({
         times={times}
         marks={marks}
         format={bytesPerSecond}
+        isBytes
         series={[
           { label: 'bandwidth', colour: 'series-1', values: points.map((point) => point.bandwidth_bytes_per_s) },
           { label: 'dirty rate', colour: 'series-2', values: points.map((point) => point.dirty_bytes_per_s) },
@@ -59,6 +61,7 @@ export function MoveCharts({
           times={times}
           marks={marks}
           format={bytesPerSecond}
+          isBytes
           series={lanes.map((lane, at) => ({
             label: lane.name,
             colour: LANE_COLOURS[at % LANE_COLOURS.length] ?? 'series-1',
@@ -73,6 +76,7 @@ export function MoveCharts({
             times={times}
             marks={marks}
             format={bytes}
+            isBytes
             series={[
               { label: 'sent', colour: 'series-3', values: points.map((point) => point.sent_bytes), isFilled: true },
             ]}
@@ -107,6 +111,7 @@ function Throughput({ points }: { points: { ms: number; bytes: number }[] }) {
       title="Bandwidth of all lanes"
       times={points.map((point) => point.ms / 1e3)}
       format={bytesPerSecond}
+      isBytes
       series={[{ label: 'bandwidth', colour: 'series-1', values: rates, isFilled: true }]}
       spoken={`${bytes(points.at(-1)?.bytes)} in all`}
     />

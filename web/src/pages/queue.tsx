@@ -21,7 +21,7 @@ const COLUMNS: Column<Move>[] = [
   {
     id: 'way',
     title: 'From, to',
-    track: 'minmax(150px, 1.2fr)',
+    track: 'minmax(176px, 1.2fr)',
     from: 520,
     cell: (move) => `${move.from} → ${move.to ?? 'to be chosen'}`,
   },
@@ -32,12 +32,12 @@ const COLUMNS: Column<Move>[] = [
     cell: (move) => <span title={move.waits?.text}>{move.waits?.text ?? 'its turn to be looked at'}</span>,
   },
   { id: 'priority', title: 'Priority', track: '76px', from: 760, cell: (move) => move.priority },
-  { id: 'attempts', title: 'Tries', track: '56px', from: 900, isNumber: true, cell: (move) => move.attempts || '–' },
+  { id: 'attempts', title: 'Tries', track: '56px', from: 1200, isNumber: true, cell: (move) => move.attempts || '–' },
   {
     id: 'by',
     title: 'By',
     track: '100px',
-    from: 900,
+    from: 1200,
     cell: (move) => (move.drain ? <Link to={`/drains/${part(move.drain)}`}>drain</Link> : move.asked_by),
   },
   { id: 'since', title: 'Since', track: '80px', from: 680, isNumber: true, cell: (move) => clock(move.asked_unix_ms) },
