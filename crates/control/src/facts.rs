@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::sync::Arc;
 
-use godwit_api::VmInfo;
 use godwit_api::control::HostState;
+use godwit_api::{VmInfo, VmState};
 use godwit_qemu::VmSpec;
 
 use crate::inventory::Inventory;
 use crate::inventory::shares::datastores_of;
 use crate::placement;
-use crate::queue::{HostFacts, Limits, Presence};
+use crate::queue::{HostFacts, Limits, Presence, RunningMove};
 
 /// What a link carries of which nobody said what it carries: for estimates alone.
 const ASSUMED_BITS_PER_S: u64 = 1_000_000_000;
@@ -49,6 +50,36 @@ fn image(spec: &VmSpec) -> Option<(&OsStr, &OsStr)> {
 
 fn group_of((kernel, initrd): (&OsStr, &OsStr)) -> String {
     format!("{} {}", kernel.display(), initrd.display())
+}
+
+/// The other end of a migration where no agent tells of it. It can't be a host's name.
+const ANOTHER_HOST: &str = "another host";
+
+/// Migrations that somebody has begun at an agent, by what agents tell of VMs; `is_own`: whether that is a migration of a job. Of hosts that are
+/// not heard nothing counts.
+pub(crate) fn begun_at_agents(is_own: impl Fn(&str) -> bool, inventory: &Inventory) -> Vec<RunningMove> {
+    let of = |(name, told): (&str, &BTreeMap<String, Arc<VmInfo>>)| {
+        let heard = || told.iter().filter(|(host, _)| inventory.is_heard(host));
+        let (source, leaving) = heard().find(|(_, info)| info.state == VmState::MigratingOut).unzip();
+        // Where pages follow, the guest runs at its target already.
+        let arrives = |info: &VmInfo| info.state == VmState::MigratingIn || info.page_in.is_some();
+        let (target, arriving) = heard().find(|(_, info)| arrives(info)).unzip();
+        let info = leaving.or(arriving)?;
+        let migration = info.migration.as_deref().unwrap_or("that its agent does not name");
+        let named = |host: Option<&String>| host.map_or(ANOTHER_HOST, String::as_str).to_owned();
+        let is_under_way =
+            source.is_some() || arriving.is_some_and(|info| info.state == VmState::MigratingIn);
+        (is_under_way && !is_own(migration)).then(|| RunningMove {
+            migration: migration.to_owned(),
+            vm: name.to_owned(),
+            source: named(source),
+            target: named(target),
+            group: None,
+            datastores: datastores_of(&info.spec).into_iter().collect(),
+            reference_group: reference_group(info),
+        })
+    };
+    inventory.told_vms().filter_map(of).collect()
 }
 
 /// A host, to which these VMs go; none: it is not in the inventory.
@@ -111,5 +142,35 @@ pub(crate) fn placement_vm(info: &VmInfo) -> placement::Vm {
         vcpus: info.vcpus,
         busy_cores: None,
         reference_group: reference_group(info),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rig;
+
+    #[test]
+    fn migrations_that_no_job_has_are_seen_at_both_their_ends() {
+        let vm = |host: &str, state: VmState, migration: &str| VmInfo {
+            state,
+            migration: Some(migration.to_owned()),
+            ..rig::vm(if migration == "v1-1-1" { "own" } else { "x" }, host, None)
+        };
+        let mut inventory = Inventory::default();
+        let leaving = vec![vm("a", VmState::MigratingOut, "m-1"), vm("a", VmState::MigratingOut, "v1-1-1")];
+        rig::put_host(&mut inventory, rig::host("a", None), &[], leaving);
+        let seen = |inventory: &Inventory| begun_at_agents(|migration| migration == "v1-1-1", inventory);
+        assert_eq!(seen(&inventory)[0].target, ANOTHER_HOST);
+        let arriving = vec![vm("b", VmState::MigratingIn, "m-1")];
+        rig::put_host(&mut inventory, rig::host("b", None), &[], arriving);
+        let found = seen(&inventory);
+        let ends: Vec<_> =
+            found.iter().map(|one| (one.vm.as_str(), one.source.as_str(), one.target.as_str())).collect();
+        assert_eq!((ends, &found[0].group), (vec![("x", "a", "b")], &None));
+        inventory.lost("a", "silent");
+        assert_eq!(seen(&inventory)[0].source, ANOTHER_HOST);
+        inventory.lost("b", "silent");
+        assert!(seen(&inventory).is_empty());
     }
 }

@@ -1,6 +1,8 @@
 //! Hosts join: an admin makes a token for one of them, the host shows it with a key of its own making, and has a certificate and a place
 //! among the hosts.
 
+use std::sync::Arc;
+
 use godwit_api::control::{
     JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined, Problem, ProblemCode,
 };
@@ -8,6 +10,7 @@ use godwit_pki::{Grant, PkiError, Role, check_name, requested_key};
 
 use crate::access::{Caller, JoinTokenRecord, JoinUse, Secret, unknown_join_token};
 use crate::inventory::HostPlan;
+use crate::keeper::Keeper;
 use crate::manager::Manager;
 use crate::records::{HOSTS, JOIN_TOKENS, SavedHost};
 use crate::state::now_unix_ms;
@@ -78,15 +81,18 @@ impl Manager {
 
     /// Lets a host in that shows its token: signs for its key, and follows its agent from now on. The token is used in the same transaction
     /// in which the host is written.
-    pub(crate) async fn join(&self, request: JoinRequest) -> Result<Joined, Problem> {
+    pub(crate) async fn join(self: &Arc<Self>, request: JoinRequest) -> Result<Joined, Problem> {
+        self.planning(|manager, leading| async move { manager.let_in(&leading.keeper, request).await }).await
+    }
+
+    async fn let_in(&self, keeper: &Keeper, request: JoinRequest) -> Result<Joined, Problem> {
         let signing = self.doors.authority()?;
-        let leading = self.leading()?;
         if request.addresses.len() > MOST_ADDRESSES {
             return Err(Problem::new(ProblemCode::InvalidRequest, "too many addresses", "64 at most"));
         }
         let text: JoinTokenText = request.token.parse().map_err(|_| unknown_join_token())?;
         let secret = Secret::parse(&text.secret).ok_or_else(unknown_join_token)?;
-        let kept = leading.keeper.find(JOIN_TOKENS, secret.id()).await?.ok_or_else(unknown_join_token)?;
+        let kept = keeper.find(JOIN_TOKENS, secret.id()).await?.ok_or_else(unknown_join_token)?;
         let mut token = JoinTokenRecord::from(kept.record);
         let key = requested_key(&request.request).ok_or_else(|| {
             of_pki(&PkiError::BadRequest { why: "it is no certificate signing request".to_owned() })
@@ -107,8 +113,8 @@ impl Manager {
         let used = JOIN_TOKENS
             .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
             .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
-        let write = leading.keeper.put(used, HOSTS, &request.host, &SavedHost::from(&plan))?;
-        leading.keeper.write(HOSTS.key(&request.host), write).await?;
+        let write = keeper.put(used.into(), HOSTS, &request.host, &SavedHost::from(&plan))?;
+        keeper.write(write).await?;
         self.plan_host(&request.host, plan);
         Ok(Joined { address, certificate: signed.certificate, authority: signed.authority })
     }

@@ -15,6 +15,34 @@ use crate::store::{
 /// Entries of the audit log that wait to be written; who asks faster than a disk writes waits no longer for it.
 const WAITING_ENTRIES: usize = 10_000;
 
+/// Records that are written together or not at all.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    transaction: Transaction,
+    /// Keys of those of which it is known from then on when they were written.
+    keys: Vec<String>,
+}
+
+impl From<Transaction> for Writes {
+    /// Beside writes of which nothing is known.
+    fn from(transaction: Transaction) -> Writes {
+        Writes { transaction, keys: Vec::new() }
+    }
+}
+
+impl Writes {
+    /// Others as well.
+    pub(crate) fn add(&mut self, others: Writes) {
+        self.keys.extend(others.keys);
+        self.transaction = std::mem::take(&mut self.transaction).and(others.transaction);
+    }
+
+    /// Whether one transaction holds others as well.
+    pub(crate) fn has_room_for(&self, others: &Writes) -> bool {
+        self.transaction.has_room_for(&others.transaction)
+    }
+}
+
 /// The store, as the leading manager has it.
 pub(crate) struct Keeper {
     store: Arc<dyn Store>,
@@ -103,24 +131,30 @@ impl Keeper {
         found.map(|item| table.decode(item)).transpose().map_err(|error| problem(&error))
     }
 
-    /// Adds to a transaction that a record is written in the place of the one that is known, or as a new one.
+    /// Adds that a record is written in the place of the one that is known, or as a new one.
     pub(crate) fn put<T: Record>(
         &self,
-        transaction: Transaction,
+        Writes { transaction, mut keys }: Writes,
         table: Table<T>,
         id: &str,
         record: &T,
-    ) -> Result<Transaction, Problem> {
-        let written = match self.known(&table.key(id)) {
+    ) -> Result<Writes, Problem> {
+        let key = table.key(id);
+        let transaction = match self.known(&key) {
             Ok(was) => table.replace(transaction, id, was, record),
             Err(_) => table.insert(transaction, id, record),
         };
-        written.map_err(|error| problem(&error))
+        keys.push(key);
+        Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys })
     }
 
-    /// Carries out all of a transaction, or nothing; `key` is what it writes of what is known.
-    pub(crate) async fn write(&self, key: String, transaction: Transaction) -> Result<(), Problem> {
-        self.commit(key, transaction, true).await.map_err(|error| problem(&error.into()))
+    /// Writes all of them, or nothing.
+    pub(crate) async fn write(&self, Writes { transaction, keys }: Writes) -> Result<(), Problem> {
+        let written = self.store.commit(&self.leadership, transaction).await;
+        let revision = written.map_err(|error| problem(&error.into()))?;
+        let mut revisions = self.revisions.lock().unwrap_or_else(PoisonError::into_inner);
+        revisions.extend(keys.into_iter().map(|key| (key, revision)));
+        Ok(())
     }
 
     /// Carries out all of a transaction, or nothing, that writes nothing of what is known.

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use godwit_api::control::{MoveLimits, Problem, ProblemCode, UpdateLimits};
 use serde::{Deserialize, Serialize};
 
 use crate::inventory::LimitsPlan;
+use crate::keeper::Writes;
 use crate::manager::Manager;
 use crate::plans::Planned;
 use crate::store::records::{Record, Table};
@@ -65,18 +67,20 @@ impl Planned for SavedLimits {
 
 impl Manager {
     /// Changes limits. They hold from now on; what runs runs on.
-    pub(crate) async fn update_limits(&self, request: UpdateLimits) -> Result<MoveLimits, Problem> {
-        let leading = self.leading()?;
-        let before = self.state.inventory().limits_plan().clone();
-        let plan = changed(before, request)?;
-        let saved = SavedLimits::from(&plan);
-        match leading.keeper.has(LIMITS, ID) {
-            true => leading.keeper.replace(LIMITS, ID, &saved).await?,
-            false => leading.keeper.insert(LIMITS, ID, &saved).await?,
-        }
-        self.state.change(|inventory| inventory.plan_limits(Some(plan)));
-        leading.moves.look();
-        Ok(self.state.inventory().move_limits())
+    pub(crate) async fn update_limits(
+        self: &Arc<Self>,
+        request: UpdateLimits,
+    ) -> Result<MoveLimits, Problem> {
+        self.planning(|manager, leading| async move {
+            let before = manager.state.inventory().limits_plan().clone();
+            let plan = changed(before, request)?;
+            let keeper = &leading.keeper;
+            keeper.write(keeper.put(Writes::default(), LIMITS, ID, &SavedLimits::from(&plan))?).await?;
+            manager.state.change(|inventory| inventory.plan_limits(Some(plan)));
+            leading.moves.look();
+            Ok(manager.state.inventory().move_limits())
+        })
+        .await
     }
 }
 

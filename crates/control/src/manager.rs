@@ -47,8 +47,6 @@ const MOST_LABELS: usize = 64;
 pub(crate) struct Manager {
     pub(crate) state: Arc<State>,
     pub(crate) rates: Rates,
-    /// Whoever changes what is planned of the cluster as a whole has it: what is written and what is known come in one order.
-    pub(crate) planning: tokio::sync::Mutex<()>,
     /// How others than holders of tokens come in.
     pub(crate) doors: Doors,
     /// This manager, to the others.
@@ -79,7 +77,6 @@ impl Manager {
         Arc::new(Manager {
             state,
             rates: Rates::default(),
-            planning: tokio::sync::Mutex::default(),
             doors: Doors::default(),
             candidate,
             store,
@@ -239,43 +236,60 @@ impl Manager {
         self.state.inventory().host(name).ok_or_else(|| no_host(name))
     }
 
-    pub(crate) async fn add_host(&self, request: AddHost) -> Result<ManagedHost, Problem> {
+    pub(crate) async fn add_host(self: &Arc<Self>, request: AddHost) -> Result<ManagedHost, Problem> {
         let AddHost { name, address, labels, link_bits_per_s, most_moves } = request;
         check_name(&name)?;
         let plan = HostPlan { address, labels, link_bits_per_s, most_moves, maintenance: false };
         check_plan(&plan)?;
-        self.hosts.client(&name, &plan.address)?;
-        let leading = self.leading()?;
-        // One that is there already is refused as such.
-        if self.state.inventory().host_plan(&name).is_none() {
-            self.check_new_host(&name, &plan.address).await?;
-        }
-        leading.keeper.insert(HOSTS, &name, &SavedHost::from(&plan)).await?;
-        self.plan_host(&name, plan);
-        self.host(&name)
+        // What asks an agent keeps nobody waiting who plans.
+        let cpu = self.ask_new_host(&name, &plan.address).await?;
+        self.planning(|manager, leading| async move {
+            // One that is there already is refused as such.
+            let is_new = manager.state.inventory().host_plan(&name).is_none();
+            if let Some(cpu) = cpu.filter(|_| is_new) {
+                manager.check_new_host(&name, &cpu)?;
+            }
+            leading.keeper.insert(HOSTS, &name, &SavedHost::from(&plan)).await?;
+            manager.plan_host(&name, plan);
+            manager.host(&name)
+        })
+        .await
     }
 
-    pub(crate) async fn update_host(&self, name: &str, request: UpdateHost) -> Result<ManagedHost, Problem> {
-        let before = self.state.inventory().host_plan(name).cloned().ok_or_else(|| no_host(name))?;
-        let plan = HostPlan {
-            address: request.address.unwrap_or_else(|| before.address.clone()),
-            labels: request.labels.unwrap_or_else(|| before.labels.clone()),
-            link_bits_per_s: request.link_bits_per_s.unwrap_or(before.link_bits_per_s),
-            most_moves: request.most_moves.unwrap_or(before.most_moves),
-            maintenance: request.maintenance.unwrap_or(before.maintenance),
-        };
-        check_plan(&plan)?;
-        self.hosts.client(name, &plan.address)?;
-        self.leading()?.keeper.replace(HOSTS, name, &SavedHost::from(&plan)).await?;
-        self.plan_host(name, plan);
-        self.host(name)
+    pub(crate) async fn update_host(
+        self: &Arc<Self>,
+        name: &str,
+        request: UpdateHost,
+    ) -> Result<ManagedHost, Problem> {
+        let name = name.to_owned();
+        self.planning(move |manager, leading| async move {
+            let before = manager.state.inventory().host_plan(&name).cloned();
+            let before = before.ok_or_else(|| no_host(&name))?;
+            let plan = HostPlan {
+                address: request.address.unwrap_or(before.address),
+                labels: request.labels.unwrap_or(before.labels),
+                link_bits_per_s: request.link_bits_per_s.unwrap_or(before.link_bits_per_s),
+                most_moves: request.most_moves.unwrap_or(before.most_moves),
+                maintenance: request.maintenance.unwrap_or(before.maintenance),
+            };
+            check_plan(&plan)?;
+            manager.hosts.client(&name, &plan.address)?;
+            leading.keeper.replace(HOSTS, &name, &SavedHost::from(&plan)).await?;
+            manager.plan_host(&name, plan);
+            manager.host(&name)
+        })
+        .await
     }
 
-    pub(crate) async fn forget_host(&self, name: &str) -> Result<(), Problem> {
-        self.host(name)?;
-        self.leading()?.keeper.remove(HOSTS, name).await?;
-        self.leave_host(name);
-        Ok(())
+    pub(crate) async fn forget_host(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
+        let name = name.to_owned();
+        self.planning(|manager, leading| async move {
+            manager.host(&name)?;
+            leading.keeper.remove(HOSTS, &name).await?;
+            manager.leave_host(&name);
+            Ok(())
+        })
+        .await
     }
 
     /// Asks for a VM's move.
@@ -294,7 +308,7 @@ impl Manager {
     }
 
     pub(crate) async fn create_token(
-        &self,
+        self: &Arc<Self>,
         request: CreateToken,
         caller: &Caller,
     ) -> Result<CreatedToken, Problem> {
@@ -306,22 +320,27 @@ impl Manager {
         let now = now_unix_ms();
         let good = now..now + u64::from(request.days) * DAY_MS;
         let record = TokenRecord::new(&secret, &request.name, request.role, &caller.name, good);
-        self.leading()?.keeper.insert(TOKENS, secret.id(), &SavedToken::from(&record)).await?;
-        let info = record.info.clone();
-        self.tokens_mut().insert(record);
-        Ok(CreatedToken { info, token: secret.reveal() })
+        self.planning(|manager, leading| async move {
+            leading.keeper.insert(TOKENS, secret.id(), &SavedToken::from(&record)).await?;
+            let info = record.info.clone();
+            manager.tokens_mut().insert(record);
+            Ok(CreatedToken { info, token: secret.reveal() })
+        })
+        .await
     }
 
-    pub(crate) async fn revoke_token(&self, id: &str) -> Result<(), Problem> {
-        let is_known =
-            self.tokens.read().unwrap_or_else(PoisonError::into_inner).iter().any(|t| t.info.id == id);
-        if !is_known {
-            let detail = format!("no token {id}");
-            return Err(Problem::new(ProblemCode::NotFound, detail, "see `godwit control token list`"));
-        }
-        self.leading()?.keeper.remove(TOKENS, id).await?;
-        self.tokens_mut().remove(id);
-        Ok(())
+    pub(crate) async fn revoke_token(self: &Arc<Self>, id: &str) -> Result<(), Problem> {
+        let id = id.to_owned();
+        self.planning(|manager, leading| async move {
+            if !manager.tokens().iter().any(|token| token.id == id) {
+                let detail = format!("no token {id}");
+                return Err(Problem::new(ProblemCode::NotFound, detail, "see `godwit control token list`"));
+            }
+            leading.keeper.remove(TOKENS, &id).await?;
+            manager.tokens_mut().remove(&id);
+            Ok(())
+        })
+        .await
     }
 
     pub(crate) fn tokens(&self) -> Vec<TokenInfo> {

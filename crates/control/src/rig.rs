@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use godwit_api::{HostEvent, HostInfo, VmInfo};
 use godwit_qemu::Baseline;
 use serde_json::{Value, json};
@@ -13,7 +14,10 @@ use crate::keeper::Keeper;
 use crate::manager::Manager;
 use crate::standby::Standby;
 use crate::state::State;
-use crate::store::{Candidate, SqliteStore, Store};
+use crate::store::{
+    Candidate, Leader, Leadership, MemoryStore, Page, Revision, Snapshot, SqliteStore, Store, StoreError,
+    Transaction, Watch,
+};
 
 fn candidate(name: &str) -> Candidate {
     Candidate { name: name.to_owned(), address: format!("http://{name}:7800") }
@@ -41,6 +45,48 @@ pub(crate) fn over_file(path: &Path, lives: impl AsyncFnOnce(Arc<Manager>)) {
         let store = SqliteStore::open(path).unwrap();
         lives(leader(Arc::new(store)).await).await;
     });
+}
+
+/// A store that answers a change later than it makes it, as those do that are asked over a network.
+#[derive(Default)]
+pub(crate) struct LateStore(MemoryStore);
+
+#[async_trait]
+impl Store for LateStore {
+    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+        self.0.read(prefix).await
+    }
+
+    async fn read_page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        self.0.read_page(prefix, after, limit).await
+    }
+
+    async fn commit(&self, leads: &Leadership, transaction: Transaction) -> Result<Revision, StoreError> {
+        let revision = self.0.commit(leads, transaction).await;
+        tokio::task::yield_now().await;
+        revision
+    }
+
+    async fn lead(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
+        self.0.lead(candidate).await
+    }
+
+    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
+        self.0.leader().await
+    }
+
+    async fn watch(&self, prefix: &str, since: Revision) -> Result<Watch, StoreError> {
+        self.0.watch(prefix, since).await
+    }
+}
+
+/// Asks for a change, and goes away as soon as it is in the store.
+pub(crate) async fn ask_and_go<T>(store: &dyn Store, asked: impl Future<Output = T>) {
+    let mut asked = std::pin::pin!(asked);
+    let before = store.read("").await.unwrap().revision;
+    while store.read("").await.unwrap().revision == before && futures::poll!(&mut asked).is_pending() {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Waits until a manager knows something: each of its events is a reason to look again.

@@ -15,6 +15,7 @@ use crate::queue::Limits;
 pub struct State {
     inventory: RwLock<Inventory>,
     events: Arc<Events>,
+    planning: tokio::sync::Mutex<()>,
 }
 
 /// Milliseconds since 1970.
@@ -44,6 +45,12 @@ impl State {
         let mut inventory = self.inventory.write().unwrap_or_else(PoisonError::into_inner);
         let changes = change(&mut inventory);
         self.events.tell(changes, now_unix_ms());
+    }
+
+    /// Whoever changes what is planned of hosts or of the cluster has this from before it looks until the change is known: what is written
+    /// and what is known come in one order.
+    pub(crate) async fn planning(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.planning.lock().await
     }
 
     /// Changes, as they come.

@@ -9,6 +9,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_api::HostCpuInfo;
 use godwit_api::control::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, Check, CheckName, CpuBaselineChange,
     CpuBaselineInfo, Page, Problem, ProblemCode, SetCpuBaseline, Verdict,
@@ -18,11 +19,10 @@ use tokio::time::timeout;
 
 use crate::access::Caller;
 use crate::inventory::{BaselinePlan, Cursor};
+use crate::keeper::{Keeper, Writes};
 use crate::manager::{Manager, check_name};
 use crate::preflight::some;
 use crate::state::now_unix_ms;
-use crate::store::Transaction;
-use crate::vms::whole;
 use crate::words::Names;
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};
@@ -87,18 +87,20 @@ impl Manager {
         caller: &Caller,
     ) -> Result<CpuBaselineChange, Problem> {
         check_request(&request)?;
-        let (manager, set_by) = (Arc::clone(self), caller.name.clone());
-        whole(async move { manager.plan_cpu_baseline(request, plan_only, set_by).await }).await
+        let set_by = caller.name.clone();
+        self.planning(move |manager, leading| async move {
+            manager.plan_cpu_baseline(&leading.keeper, request, plan_only, set_by).await
+        })
+        .await
     }
 
     async fn plan_cpu_baseline(
         &self,
+        keeper: &Keeper,
         request: SetCpuBaseline,
         plan_only: bool,
         set_by: String,
     ) -> Result<CpuBaselineChange, Problem> {
-        let _turn = self.planning.lock().await;
-        let leading = self.leading()?;
         let (seen, _) = self.seen_cpus();
         let planned = apart(move || {
             let plan = plan(&seen, request, set_by)?;
@@ -110,19 +112,14 @@ impl Manager {
             return Ok(CpuBaselineChange { refused: unmet.map(|problem| problem.detail), ..change });
         }
         unmet.map_or(Ok(()), Err)?;
-        let keeper = &leading.keeper;
-        let write = keeper.put(Transaction::new(), BASELINE, ID, &SavedBaseline::from(&plan))?;
-        keeper.write(BASELINE.key(ID), write).await?;
+        keeper.write(keeper.put(Writes::default(), BASELINE, ID, &SavedBaseline::from(&plan))?).await?;
         self.state.change(|inventory| inventory.plan_baseline(Some(plan)));
         Ok(CpuBaselineChange { set: true, ..change })
     }
 
     /// The cluster has no baseline any more. Running guests keep what they have.
     pub(crate) async fn clear_cpu_baseline(self: &Arc<Self>) -> Result<(), Problem> {
-        let manager = Arc::clone(self);
-        whole(async move {
-            let _turn = manager.planning.lock().await;
-            let leading = manager.leading()?;
+        self.planning(|manager, leading| async move {
             if manager.state.inventory().baseline().is_none() {
                 let (detail, mend) =
                     ("the cluster has no CPU baseline", "see `godwit control cpu-baseline show`");
@@ -135,12 +132,20 @@ impl Manager {
         .await
     }
 
-    /// Refuses a host that says what CPU it has, and falls short of the baseline. One that does not answer is judged when it is heard.
-    pub(crate) async fn check_new_host(&self, name: &str, address: &str) -> Result<(), Problem> {
+    /// What CPU the agent of a new host gives to guests; none: it does not answer, or does not say.
+    pub(crate) async fn ask_new_host(
+        &self,
+        name: &str,
+        address: &str,
+    ) -> Result<Option<HostCpuInfo>, Problem> {
         let client = self.hosts().client(name, address)?;
+        Ok(timeout(ASK_LIMIT, client.host()).await.ok().and_then(Result::ok).and_then(|info| info.cpu))
+    }
+
+    /// Refuses a new host with that CPU if it falls short of the baseline.
+    pub(crate) fn check_new_host(&self, name: &str, cpu: &HostCpuInfo) -> Result<(), Problem> {
         let Some(baseline) = self.state.inventory().baseline().cloned() else { return Ok(()) };
-        let Ok(Ok(info)) = timeout(ASK_LIMIT, client.host()).await else { return Ok(()) };
-        let lacks = info.cpu.map(|cpu| cpu.lacks_of(&baseline)).unwrap_or_default();
+        let lacks = cpu.lacks_of(&baseline);
         if lacks.is_empty() {
             return Ok(());
         }

@@ -17,12 +17,12 @@ use godwit_migration::Intent;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::drain::{DrainPlan, DrainRequest, DrainVm, Moved, UnderWay, UndoRequest, plan, undo};
-use crate::facts::{Arriving, datastores, estimate_ms, placement_hosts, reference_group};
+use crate::drain::{DrainPlan, DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo};
+use crate::facts::{Arriving, begun_at_agents, datastores, estimate_ms, placement_hosts, reference_group};
 use crate::hosts::no_host;
 use crate::inventory::{HostPlan, Inventory};
-use crate::keeper::Keeper;
-use crate::moves::{Moves, Wanted, fresh_id};
+use crate::keeper::{Keeper, Writes};
+use crate::moves::{Moves, Wanted, fresh_id, job_of};
 use crate::placement::{self, Rule};
 use crate::queue::{Limits, RunningMove};
 use crate::records::{HOSTS, SavedHost};
@@ -121,6 +121,7 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+        self.end_cancelled().await;
         let mut look = interval(LOOK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -188,17 +189,14 @@ impl Driver {
             ended_unix_ms: None,
             outcome: Vec::new(),
         };
-        let homeless = next::homeless(&drain, &Legs::default(), &self.means.state.inventory());
+        let homeless = next::homeless(&drain, &Legs::default(), &self.means.state.inventory(), now_ms);
         drain.plan = self.planned(host, &homeless, now_ms);
         if request.plan_only {
             return Ok(drain.told("", &Legs::default(), now_ms));
         }
         let id = fresh_id('d', now_ms)?;
-        self.means.keeper.insert(DRAINS, &id, &drain).await?;
-        let planned = drain.plan.clone();
-        self.drains.insert(id.clone(), drain);
-        self.set_maintenance(host, true).await?;
-        self.submit(&id, &planned).await;
+        let planned = drain.plan.moves.clone();
+        self.write(&id, drain, Some(true), &planned).await?;
         self.show(&id);
         self.forget_oldest().await;
         self.shown_drain(&id)
@@ -206,24 +204,45 @@ impl Driver {
 
     async fn cancel(&mut self, id: &str) -> Result<Drain, Problem> {
         let mut drain = self.open(id, &[DrainState::Running, DrainState::Undoing])?.clone();
+        // The drain first: a manager that takes over plans nothing anew for what is called off.
+        drain.state = DrainState::Cancelled;
+        self.end(id, &mut drain);
+        let was_in_maintenance = drain.was_in_maintenance;
+        self.write(id, drain, Some(was_in_maintenance), &[]).await?;
+        self.call_off_waiting(id).await?;
+        self.show(id);
+        self.shown_drain(id)
+    }
+
+    /// Calls off what a manager before left waiting that ended while it cancelled a drain.
+    async fn end_cancelled(&mut self) {
+        let cancelled = self.drains.iter().filter(|(_, drain)| drain.state == DrainState::Cancelled);
+        let ids: Vec<String> = cancelled.map(|(id, _)| id.clone()).collect();
+        for id in ids {
+            if let Err(problem) = self.call_off_waiting(&id).await {
+                tracing::warn!(drain = id, %problem, "moves of a cancelled drain are not called off");
+            }
+            self.show(&id);
+        }
+    }
+
+    /// Calls off the moves of a cancelled drain that have not begun.
+    async fn call_off_waiting(&mut self, id: &str) -> Result<(), Problem> {
+        let Some(drain) = self.drains.get(id).cloned() else { return Ok(()) };
         let waiting: Vec<String> = {
             let moves = self.means.moves.all();
             let legs = Legs::of(id, &drain.host, moves.values());
             let waiting = legs.live().filter(|one| one.state == MoveState::Waiting);
             waiting.map(|one| one.id.clone()).collect()
         };
-        // The drain first: a manager that takes over plans nothing anew for what is called off.
-        drain.state = DrainState::Cancelled;
-        self.end(id, &mut drain);
-        self.save(id, drain.clone()).await?;
+        if waiting.is_empty() {
+            return Ok(());
+        }
         for one in waiting {
             self.call_off(&one).await;
         }
         let outcome = self.outcome(id, &drain);
-        self.save(id, SavedDrain { outcome, ..drain.clone() }).await?;
-        self.set_maintenance(&drain.host, drain.was_in_maintenance).await?;
-        self.show(id);
-        self.shown_drain(id)
+        self.save(id, SavedDrain { outcome, ..drain }).await
     }
 
     async fn undo(&mut self, id: &str) -> Result<Drain, Problem> {
@@ -238,8 +257,7 @@ impl Driver {
             return Err(Problem::new(ProblemCode::WrongState, detail, "cancel that one first"));
         }
         let drain = SavedDrain { state: DrainState::Undoing, ended_unix_ms: None, back: None, ..drain };
-        self.save(id, drain.clone()).await?;
-        self.set_maintenance(&drain.host, false).await?;
+        self.write(id, drain, Some(false), &[]).await?;
         self.go_on(id).await?;
         self.shown_drain(id)
     }
@@ -271,15 +289,15 @@ impl Driver {
                     let planned = self.planned(&drain.host, &homeless, now_ms);
                     take_in(&mut drain.plan, &planned, now_ms);
                     drain.placed_unix_ms = now_ms;
-                    self.save(id, drain).await?;
-                    self.submit(id, &planned).await;
+                    self.write(id, drain, None, &planned.moves).await?;
                 }
+                Next::Submit(planned) => self.write(id, drain, None, &planned).await?,
                 Next::CallOff(all) => self.call_all_off(id, drain, all).await?,
                 Next::BringBack(moved) => {
                     let back = self.way_back(&drain.host, &moved, now_ms);
-                    drain.back = Some(back.clone());
-                    self.save(id, drain).await?;
-                    self.submit(id, &back).await;
+                    let planned = back.moves.clone();
+                    drain.back = Some(back);
+                    self.write(id, drain, None, &planned).await?;
                 }
                 Next::End(state) => {
                     drain.state = state;
@@ -363,42 +381,46 @@ impl Driver {
                 running.push(under_way(one, to, &inventory));
             }
         }
+        let is_own = |migration: &str| job_of(migration).is_some_and(|id| moves.contains_key(id));
+        let at_agents = begun_at_agents(is_own, &inventory).into_iter().map(|running| UnderWay {
+            memory_bytes: inventory.vm_info(&running.vm).map_or(0, |info| info.memory_bytes),
+            remaining_ms: inventory
+                .vm_info(&running.vm)
+                .map_or(0, |info| estimate_ms(info.memory_bytes, &running.source, &inventory)),
+            running,
+        });
+        running.extend(at_agents);
         (arriving, running)
     }
 
-    /// Asks for the moves of a plan. What is not taken in is met again at the next look.
-    async fn submit(&self, id: &str, plan: &DrainPlan) {
-        let Some(drain) = self.drains.get(id) else { return };
-        for planned in &plan.moves {
-            let request = CreateMove {
-                to: Some(planned.target.clone()),
-                priority: drain.priority,
-                engine: drain.engine,
-                qemu: drain.qemu.clone(),
-                policy: Intent::FastEvacuation,
-                ..CreateMove::default()
-            };
-            let wanted = Wanted {
-                vm: planned.vm.clone(),
-                from: planned.source.clone(),
-                asked_by: drain.asked_by.clone(),
-                request,
-                to_reason: Some(planned.why.clone()),
-                drain: Some(id.to_owned()),
-            };
-            if let Err(problem) = self.means.moves.submit(wanted).await {
-                tracing::warn!(drain = id, vm = planned.vm, %problem, "a drain's move is not taken in");
-            }
+    /// Writes a drain, whether its host takes VMs, and the moves of a plan: together, as far as one transaction holds them. What does not go
+    /// with the rest, or is not taken in, is met again at the next look.
+    async fn write(
+        &mut self,
+        id: &str,
+        drain: SavedDrain,
+        maintenance: Option<bool>,
+        planned: &[PlannedMove],
+    ) -> Result<(), Problem> {
+        let Means { keeper, state, moves } = self.means.clone();
+        let _turn = state.planning().await;
+        let host = drain.host.clone();
+        let before = state.inventory().host_plan(&host).cloned();
+        let changed = before.zip(maintenance).filter(|(before, wanted)| before.maintenance != *wanted);
+        let changed = changed.map(|(before, maintenance)| HostPlan { maintenance, ..before });
+        let mut writes = keeper.put(Writes::default(), DRAINS, id, &drain)?;
+        if let Some(plan) = &changed {
+            writes = keeper.put(writes, HOSTS, &host, &SavedHost::from(plan))?;
         }
-    }
-
-    /// Whether a host takes VMs.
-    async fn set_maintenance(&self, host: &str, maintenance: bool) -> Result<(), Problem> {
-        let before = self.means.state.inventory().host_plan(host).cloned();
-        let Some(before) = before.filter(|before| before.maintenance != maintenance) else { return Ok(()) };
-        let plan = HostPlan { maintenance, ..before };
-        self.means.keeper.replace(HOSTS, host, &SavedHost::from(&plan)).await?;
-        self.means.state.change(|inventory| Some(inventory.plan_host(host, plan)));
+        let wanted = planned.iter().map(|planned| wanted(id, &drain, planned)).collect();
+        let refused = moves.submit_all(wanted, writes).await?;
+        self.drains.insert(id.to_owned(), drain);
+        if let Some(plan) = changed {
+            state.change(|inventory| Some(inventory.plan_host(&host, plan)));
+        }
+        for (vm, problem) in refused {
+            tracing::warn!(drain = id, vm, %problem, "a drain's move is not taken in");
+        }
         Ok(())
     }
 
@@ -471,6 +493,26 @@ fn under_way(one: &Move, to: &str, inventory: &Inventory) -> UnderWay {
         },
         memory_bytes,
         remaining_ms,
+    }
+}
+
+/// A drain's move, as it is asked for.
+fn wanted(id: &str, drain: &SavedDrain, planned: &PlannedMove) -> Wanted {
+    let request = CreateMove {
+        to: Some(planned.target.clone()),
+        priority: drain.priority,
+        engine: drain.engine,
+        qemu: drain.qemu.clone(),
+        policy: Intent::FastEvacuation,
+        ..CreateMove::default()
+    };
+    Wanted {
+        vm: planned.vm.clone(),
+        from: planned.source.clone(),
+        asked_by: drain.asked_by.clone(),
+        request,
+        to_reason: Some(planned.why.clone()),
+        drain: Some(id.to_owned()),
     }
 }
 

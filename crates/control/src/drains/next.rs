@@ -6,13 +6,13 @@
 
 use std::collections::BTreeSet;
 
-use godwit_api::control::{DrainState, Move, MoveState};
+use godwit_api::control::{DrainState, HostState, Move, MoveState};
 use godwit_api::{VmInfo, VmState};
 
 use super::record::{Legs, SavedDrain};
-use crate::drain::{DrainVm, Moved};
+use crate::drain::{DrainPlan, DrainVm, Moved, PlannedMove};
 use crate::facts::{datastores, estimate_ms, placement_vm};
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, SeenHost};
 use crate::placement::Obstacle;
 use crate::preflight;
 
@@ -20,6 +20,9 @@ use crate::preflight;
 const MOST_MOVES_OF_A_VM: usize = 3;
 /// A move that has waited so long for its target's memory gets another target.
 const MEMORY_WAIT_MS: u64 = 60_000;
+/// So long a host that keeps pages of a VM may be silent before they are not waited for any more: what a cut lasts at most, unless somebody
+/// asked for more, before a migration is given up.
+const PAGES_WAIT_MS: u64 = 5 * 60_000;
 /// What a waiting move's target will not come out of by itself soon.
 const LOST_TARGETS: [&str; 3] = ["target-away", "target-maintenance", "target-not-in-inventory"];
 
@@ -28,6 +31,8 @@ const LOST_TARGETS: [&str; 3] = ["target-away", "target-maintenance", "target-no
 pub(super) enum Next {
     /// A plan for these VMs, and moves by it.
     Place(Vec<DrainVm>),
+    /// Moves that are planned and that nobody has asked for yet: the plan was too large for one transaction, and its rest was not written.
+    Submit(Vec<PlannedMove>),
     /// Call these moves off.
     CallOff(Vec<Leaving>),
     /// A plan to bring these back.
@@ -52,18 +57,22 @@ pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, n
     match drain.state {
         DrainState::Running => {
             let mut lost = lost_targets(legs, now_ms);
-            lost.extend(strays(drain, legs, inventory));
+            lost.extend(strays(drain, legs, inventory, now_ms));
             if !lost.is_empty() {
                 return Next::CallOff(lost);
             }
-            let homeless = homeless(drain, legs, inventory);
+            let homeless = homeless(drain, legs, inventory, now_ms);
+            let unasked = unasked_out(drain, legs, &homeless);
+            if !unasked.is_empty() {
+                return Next::Submit(unasked);
+            }
             let is_news = homeless.iter().any(|vm| !stays(drain, &vm.vm.name));
             let has_live = legs.live().next().is_some();
             // What stayed because there was no room is tried once more when all others have gone.
             if is_news || (!has_live && !homeless.is_empty() && drain.placed_unix_ms < last_end_ms(legs)) {
                 return Next::Place(homeless);
             }
-            let has_passing = inventory.vms_of(&drain.host).any(|info| is_passing(info));
+            let has_passing = inventory.vms_of(&drain.host).any(|info| is_passing(info, inventory, now_ms));
             if has_live || has_passing { Next::Wait } else { Next::End(DrainState::Done) }
         }
         DrainState::Undoing => {
@@ -74,8 +83,15 @@ pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, n
                 let all: Vec<Leaving> = waiting.map(|one| called_off(one, None)).collect();
                 return if all.is_empty() { Next::Wait } else { Next::CallOff(all) };
             }
-            if drain.back.is_none() {
-                return Next::BringBack(moved(legs, inventory));
+            let Some(back) = &drain.back else { return Next::BringBack(moved(legs, inventory)) };
+            let unasked = unasked_back(back, legs, inventory);
+            if !unasked.is_empty() {
+                return Next::Submit(unasked);
+            }
+            let is_awaited =
+                |one: &PlannedMove| !has_leg_back(back, legs, &one.vm) && is_awaited(one, inventory);
+            if back.moves.iter().any(is_awaited) {
+                return Next::Wait;
             }
             if legs.live().next().is_some() { Next::Wait } else { Next::End(DrainState::Undone) }
         }
@@ -83,9 +99,66 @@ pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, n
     }
 }
 
+/// Moves out that are planned, of VMs that could go, and not asked for: a VM gets each target once.
+fn unasked_out(drain: &SavedDrain, legs: &Legs<'_>, homeless: &[DrainVm]) -> Vec<PlannedMove> {
+    let was_asked = |planned: &PlannedMove| {
+        let mut had = legs.out.get(planned.vm.as_str()).into_iter().flatten();
+        had.any(|one| one.to.as_ref() == Some(&planned.target))
+    };
+    let is_unasked =
+        |planned: &&PlannedMove| homeless.iter().any(|vm| vm.vm.name == planned.vm) && !was_asked(planned);
+    drain.plan.moves.iter().filter(is_unasked).cloned().collect()
+}
+
+/// The same of the way back, where each VM gets one move.
+fn unasked_back(back: &DrainPlan, legs: &Legs<'_>, inventory: &Inventory) -> Vec<PlannedMove> {
+    let could_go = |planned: &PlannedMove| {
+        inventory.planned_move(&planned.vm).is_none()
+            && inventory.vm_info(&planned.vm).is_some_and(|info| {
+                info.host == planned.source && matches!(info.state, VmState::Running | VmState::Paused)
+            })
+    };
+    let moves = back.moves.iter().filter(|one| !has_leg_back(back, legs, &one.vm) && could_go(one));
+    moves.cloned().collect()
+}
+
+fn has_leg_back(back: &DrainPlan, legs: &Legs<'_>, vm: &str) -> bool {
+    legs.back.get(vm).into_iter().flatten().any(|one| one.asked_unix_ms >= back.planned_at_ms)
+}
+
+/// Whether a planned move's VM may show yet: this manager has just begun, and the VM's host was not asked.
+fn is_awaited(planned: &PlannedMove, inventory: &Inventory) -> bool {
+    inventory.vm_info(&planned.vm).is_none()
+        && inventory.seen_host(&planned.source).is_some_and(|host| host.is_awaited)
+}
+
 /// Whether what keeps a VM from a move ends by itself: a migration of its own, or pages of it that are still to come. It goes afterwards.
-fn is_passing(info: &VmInfo) -> bool {
-    matches!(info.state, VmState::MigratingOut | VmState::MigratingIn) || info.page_in.is_some()
+fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
+    let lacks = info.page_in.as_ref();
+    matches!(info.state, VmState::MigratingOut | VmState::MigratingIn)
+        || lacks.is_some_and(|lacks| lacks.connected || pages_may_come(info, inventory, now_ms))
+}
+
+/// Whether a host may have the pages that a VM lacks and is not sent at present: one that is heard says that it keeps them, or one that is
+/// not heard has not been silent for long.
+fn pages_may_come(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
+    let others = inventory.others_with(&info.name, &info.host);
+    // A host that keeps pages shows the VM as leaving, or where it was started anew meanwhile, as paused.
+    let keeps = |host: &String| {
+        let told = inventory.vm_at(host, &info.name);
+        told.is_some_and(|told| matches!(told.state, VmState::MigratingOut | VmState::Paused))
+    };
+    if others.iter().any(|host| inventory.is_heard(host) && keeps(host)) {
+        return true;
+    }
+    let is_silent = |host: &SeenHost<'_>| host.state != HostState::Up && host.name != info.host;
+    let may_return = |host: SeenHost<'_>| {
+        host.is_awaited || host.heard_unix_ms.is_some_and(|heard_ms| now_ms < heard_ms + PAGES_WAIT_MS)
+    };
+    // Where nobody tells of it, it may have come from any that is silent.
+    let mut silent = inventory.seen_hosts().filter(is_silent);
+    silent
+        .any(|host| (others.is_empty() || others.iter().any(|other| other == host.name)) && may_return(host))
 }
 
 fn stays(drain: &SavedDrain, vm: &str) -> bool {
@@ -111,12 +184,13 @@ fn lost_targets(legs: &Legs<'_>, now_ms: u64) -> Vec<Leaving> {
 }
 
 /// Waiting moves of VMs that are on the host no more, or don't run any more.
-fn strays(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory) -> Vec<Leaving> {
+fn strays(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64) -> Vec<Leaving> {
     let is_stray = |one: &&Move| {
         let info = inventory.vm_info(&one.vm);
         let can_leave = |info: &VmInfo| {
             info.host == drain.host
-                && (is_passing(info) || preflight::immovable(inventory, &info.name).is_none())
+                && (is_passing(info, inventory, now_ms)
+                    || preflight::immovable(inventory, &info.name).is_none())
         };
         one.state == MoveState::Waiting
             && inventory.is_heard(&drain.host)
@@ -131,8 +205,13 @@ fn called_off(one: &Move, passed_over: Option<String>) -> Leaving {
 }
 
 /// VMs that are on the host, could go, and have no move.
-pub(super) fn homeless(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory) -> Vec<DrainVm> {
-    let all = inventory.vms_of(&drain.host).filter(|info| !is_passing(info));
+pub(super) fn homeless(
+    drain: &SavedDrain,
+    legs: &Legs<'_>,
+    inventory: &Inventory,
+    now_ms: u64,
+) -> Vec<DrainVm> {
+    let all = inventory.vms_of(&drain.host).filter(|info| !is_passing(info, inventory, now_ms));
     let vms = all.filter_map(|info| {
         if inventory.planned_move(&info.name).is_some() {
             return None;
@@ -187,4 +266,39 @@ fn moved(legs: &Legs<'_>, inventory: &Inventory) -> Vec<Moved> {
         })
     });
     vms.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::{HostEvent, PageInState};
+
+    use super::*;
+    use crate::rig;
+
+    #[test]
+    fn a_silent_host_that_keeps_pages_is_waited_for_for_some_minutes() {
+        let mut inventory = Inventory::default();
+        let told = VmInfo {
+            state: VmState::Running,
+            page_in: Some(PageInState { missing_pages: 7, connected: false }),
+            ..rig::vm("db", "a", None)
+        };
+        let kept = VmInfo { state: VmState::MigratingOut, epoch: 1, ..rig::vm("db", "b", None) };
+        rig::put_host(&mut inventory, rig::host("a", None), &[], vec![told.clone()]);
+        rig::put_host(&mut inventory, rig::host("b", None), &[], vec![kept]);
+        // Heard at 1 ms.
+        let waits = |inventory: &Inventory, now_ms| is_passing(&told, inventory, now_ms);
+        assert!(waits(&inventory, 10 * PAGES_WAIT_MS), "it is heard");
+        inventory.lost("b", "silent");
+        assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
+        // After the manager's start nobody knows where its pages are, until every host has been asked.
+        inventory.heard("b", HostEvent::VmGone("db".to_owned()), 1);
+        assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
+        inventory.plan_host("c", crate::inventory::HostPlan::default());
+        assert!(waits(&inventory, 10 * PAGES_WAIT_MS));
+        inventory.lost("c", "no route");
+        assert!(!waits(&inventory, 10 * PAGES_WAIT_MS));
+        let connected = VmInfo { page_in: Some(PageInState { missing_pages: 7, connected: true }), ..told };
+        assert!(is_passing(&connected, &inventory, 10 * PAGES_WAIT_MS));
+    }
 }

@@ -8,16 +8,18 @@ use godwit_qemu::VmSpec;
 use super::*;
 use crate::moves::{Agents, Job};
 use crate::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, JobFailure, Whereabouts};
-use crate::store::{Candidate, MemoryStore, Store};
+use crate::store::{Candidate, MemoryStore, Store, Transaction};
 
 const GIB: u64 = 1 << 30;
 
-/// Agents that move a VM at once, or refuse to move any to some hosts.
+/// Agents that move a VM at once, or refuse to move any to some hosts; where those have [`SLOW`] in them, what is begun has no end.
 struct QuickAgents {
     state: Arc<State>,
     refused: Vec<&'static str>,
     begun: Begun,
 }
+
+const SLOW: &str = "slow";
 
 /// VMs and their targets, by migration: an agent begins each once, whichever manager asks.
 type Begun = Arc<Mutex<BTreeMap<String, (String, String)>>>;
@@ -43,6 +45,9 @@ impl Agents for QuickAgents {
             }
             Action::Save | Action::CancelMigration { .. } => return None,
         };
+        if self.refused.contains(&SLOW) {
+            return None;
+        }
         if begun.insert(migration.clone(), (vm.clone(), target.clone())).is_some() {
             return Some(JobEvent::Ended { migration, how: Ended::Completed });
         }
@@ -84,7 +89,7 @@ fn cluster() -> Arc<State> {
 
 fn host(name: &str) -> HostInfo {
     serde_json::from_value(serde_json::json!({
-        "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 64 * GIB, "logical_cores": 8,
+        "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 640 * GIB, "logical_cores": 8,
         "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,
     }))
     .unwrap()
@@ -282,4 +287,104 @@ async fn what_is_on_its_way_or_lacks_pages_is_waited_for_and_goes() {
         rig.when(&asked.id, DrainState::Done).await;
         assert_ne!(rig.host_of("db"), "a");
     }
+}
+
+/// Waits until a manager's tasks have ended.
+async fn ended(drains: Drains, moves: Arc<Moves>) {
+    let alive = Arc::downgrade(&moves);
+    drop((drains, moves));
+    while alive.strong_count() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What a manager that ended did not come to write, or wrote last.
+async fn rewrite(store: &MemoryStore, transaction: Transaction) {
+    store.end_leadership_silently();
+    let candidate = Candidate { name: "m0".into(), address: "http://m0:7800".into() };
+    let leadership = store.lead(&candidate).await.unwrap();
+    store.commit(&leadership, transaction).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_its_host_and_all_its_moves_are_written_together() {
+    let rig = Rig::begin(vec![SLOW]).await;
+    let since = rig.store.read("").await.unwrap().revision;
+    let mut watch = rig.store.watch("", since).await.unwrap();
+    rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let written = watch.next().await.unwrap().changes;
+    let of = |prefix: &str| written.iter().filter(|change| change.key.starts_with(prefix)).count();
+    assert_eq!((of("drains/"), of("hosts/a"), of("moves/"), written.len()), (1, 1, 3, 5), "{written:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_transaction_did_not_hold_and_was_not_written_goes_as_it_was_planned() {
+    let state = cluster();
+    for number in 0..130 {
+        state.heard("a", vm_told(&format!("vm{number:03}")));
+    }
+    let rig = Rig::with(Arc::new(MemoryStore::new()), state, vec![SLOW], None).await;
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let going = |vm: &&godwit_api::control::DrainVm| vm.state == DrainVmState::Going;
+    let planned: BTreeMap<String, String> =
+        asked.vms.iter().filter(going).map(|vm| (vm.vm.clone(), vm.to.clone().unwrap())).collect();
+    assert_eq!(planned.len(), 133);
+    let Rig { state, agents, drains, moves, store } = rig;
+    let waiting: Vec<String> = {
+        let all = moves.all();
+        all.values().filter(|one| one.state == MoveState::Waiting).map(|one| one.id.clone()).collect()
+    };
+    ended(drains, moves).await;
+    // The next manager knows of moves by the store alone. The second transaction was not written.
+    state.change(|inventory| planned.keys().flat_map(|vm| inventory.plan_move(vm, None)).collect::<Vec<_>>());
+    let lost =
+        waiting.iter().rev().take(14).fold(Transaction::new(), |all, id| all.delete(format!("moves/{id}")));
+    rewrite(&store, lost).await;
+    let next = Rig::with(store, state, Vec::new(), Some(Arc::clone(&agents.begun))).await;
+    let done = next.when(&asked.id, DrainState::Done).await;
+    for (vm, target) in &planned {
+        assert_eq!(&next.host_of(vm), target, "{:?}", of(&done, vm));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_manager_left_waiting_that_ended_in_a_cancel_is_called_off() {
+    let rig = Rig::begin(vec![SLOW]).await;
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let Rig { state, agents, drains, moves, store } = rig;
+    ended(drains, moves).await;
+    let kept = DRAINS.read_all(&*store).await.unwrap().records.remove(0);
+    let cancelled = SavedDrain { state: DrainState::Cancelled, ended_unix_ms: Some(1), ..kept.record };
+    let write = DRAINS.replace(Transaction::new(), &kept.id, kept.revision, &cancelled).unwrap();
+    rewrite(&store, write).await;
+    let next = Rig::with(store, state, vec![SLOW], Some(Arc::clone(&agents.begun))).await;
+    // Those that have begun arrive.
+    while !next.moves.all().values().any(|one| one.state == MoveState::Cancelled) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(next.when(&asked.id, DrainState::Cancelled).await.vms.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
+    let lacks = |host: &str, state: VmState, epoch: u64, missing: Option<u64>| {
+        let HostEvent::Vm(info) = vm_told("db") else { unreachable!() };
+        let page_in =
+            missing.map(|missing_pages| godwit_api::PageInState { missing_pages, connected: false });
+        HostEvent::Vm(Box::new(VmInfo { host: host.into(), state, epoch, page_in, ..*info }))
+    };
+    let rig = Rig::begin(Vec::new()).await;
+    rig.state.heard("a", lacks("a", VmState::Running, 2, Some(7)));
+    rig.state.heard("b", lacks("b", VmState::MigratingOut, 1, None));
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    while ["web-1", "web-2"].iter().any(|vm| rig.host_of(vm) == "a") {
+        tokio::task::yield_now().await;
+    }
+    // Its source is heard, and keeps what it lacks.
+    assert_eq!(rig.drains.all()[&asked.id].state, DrainState::Running);
+    rig.state.heard("b", HostEvent::VmGone("db".into()));
+    let done = rig.when(&asked.id, DrainState::Done).await;
+    let db = of(&done, "db");
+    assert_eq!((db.state, rig.host_of("db").as_str()), (DrainVmState::Stays, "a"));
+    assert!(db.reason.contains("7 pages of it") && db.reason.contains("no connection"), "{}", db.reason);
 }

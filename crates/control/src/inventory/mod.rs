@@ -104,6 +104,11 @@ impl Host {
         }
     }
 
+    /// Whether it has not been heard since this manager began, and nothing says that it is away.
+    fn is_awaited(&self) -> bool {
+        self.state == HostState::Unknown && self.reason.is_none()
+    }
+
     fn summary(&self, name: &str) -> HostSummary {
         let info = self.info.as_deref();
         HostSummary {
@@ -392,8 +397,7 @@ impl Inventory {
     /// A host that has not been heard since this manager began, and of which nothing says that it is away; none: there is none.
     #[must_use]
     pub fn awaited_host(&self) -> Option<&str> {
-        let is_awaited = |host: &Host| host.state == HostState::Unknown && host.reason.is_none();
-        self.hosts.iter().find(|(_, host)| is_awaited(host)).map(|(name, _)| name.as_str())
+        self.hosts.iter().find(|(_, host)| host.is_awaited()).map(|(name, _)| name.as_str())
     }
 
     /// A VM; none: no host tells of it.

@@ -1,5 +1,6 @@
 //! Hosts and VMs as they are known, without copies: for questions about very many of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use godwit_api::control::HostState;
@@ -15,6 +16,10 @@ pub(crate) struct SeenHost<'a> {
     pub(crate) plan: &'a HostPlan,
     /// What its agent told last.
     pub(crate) info: Option<&'a HostInfo>,
+    /// When it was heard last, milliseconds since 1970; none: never.
+    pub(crate) heard_unix_ms: Option<u64>,
+    /// It has not been heard since this manager began, and nothing says that it is away.
+    pub(crate) is_awaited: bool,
     pub(crate) moves_out: u64,
     pub(crate) moves_in: u64,
 }
@@ -55,9 +60,14 @@ impl Inventory {
         })
     }
 
-    /// Whether a host tells of something by a VM's name.
-    pub(crate) fn tells_of(&self, host: &str, vm: &str) -> bool {
-        self.vms.get(vm).is_some_and(|vm| vm.at.contains_key(host))
+    /// Every VM that is known, by name, as each host tells it that has something of it.
+    pub(crate) fn told_vms(&self) -> impl Iterator<Item = (&str, &BTreeMap<String, Arc<VmInfo>>)> {
+        self.vms.iter().map(|(name, vm)| (name.as_str(), &vm.at))
+    }
+
+    /// A VM as this host tells it, be it as a shadow; none: it tells nothing of it.
+    pub(crate) fn vm_at(&self, host: &str, vm: &str) -> Option<&Arc<VmInfo>> {
+        self.vms.get(vm)?.at.get(host)
     }
 }
 
@@ -67,6 +77,8 @@ fn seen<'a>((name, host): (&'a String, &'a Host)) -> SeenHost<'a> {
         state: host.state,
         plan: &host.plan,
         info: host.info.as_deref(),
+        heard_unix_ms: host.heard_unix_ms,
+        is_awaited: host.is_awaited(),
         moves_out: host.moves_out,
         moves_in: host.moves_in,
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use godwit_api::VmState;
 use godwit_api::control::Waits;
 
-use super::job::Job;
-use crate::facts::{datastores, estimate_ms, host_facts, reference_group};
+use super::job::{Job, job_of};
+use crate::facts::{begun_at_agents, datastores, estimate_ms, host_facts, reference_group};
 use crate::inventory::Inventory;
 use crate::queue::lifecycle::JobState;
 use crate::queue::{HostFacts, RunningMove, WaitReason, WaitingJob};
@@ -26,7 +26,9 @@ pub(super) fn known(jobs: &BTreeMap<String, Job>, inventory: &Inventory) -> Know
         open.filter_map(|job| Some((job.id.clone(), unable(job, inventory)?))).collect();
     let is_able = |job: &&Job| !unable.iter().any(|(id, _)| *id == job.id);
     let waiting = jobs.values().filter(is_able).filter_map(|job| waiting(job, inventory)).collect();
-    let running: Vec<_> = jobs.values().filter_map(|job| running(job, inventory)).collect();
+    let is_own = |migration: &str| job_of(migration).is_some_and(|id| jobs.contains_key(id));
+    let running = jobs.values().filter_map(|job| running(job, inventory));
+    let running: Vec<_> = running.chain(begun_at_agents(is_own, inventory)).collect();
     let mut arriving = BTreeMap::<&str, Vec<&str>>::new();
     for one in &running {
         arriving.entry(&one.target).or_default().push(&one.vm);

@@ -97,10 +97,10 @@ impl Record for SavedMove {
 
 impl Job {
     /// A new one.
-    pub(super) fn new(wanted: Wanted, now_ms: u64) -> Result<Job, Problem> {
+    pub(super) fn new(id: String, wanted: Wanted, now_ms: u64) -> Job {
         let Wanted { vm, from, asked_by, request, to_reason, drain } = wanted;
-        Ok(Job {
-            id: fresh_id('v', now_ms)?,
+        Job {
+            id,
             vm,
             from,
             asked_by,
@@ -115,7 +115,7 @@ impl Job {
             waits: None,
             progress: None,
             report: None,
-        })
+        }
     }
 
     /// As the store has it.
@@ -270,6 +270,11 @@ impl Job {
 fn told_failure(failure: &JobFailure) -> MoveFailure {
     let JobFailure { code, message, mend } = failure.clone();
     MoveFailure { code, message, mend }
+}
+
+/// The job whose attempt has this name, if it is a job's.
+pub(crate) fn job_of(migration: &str) -> Option<&str> {
+    Some(migration.rsplit_once('-')?.0)
 }
 
 /// In the order of time, and no two alike: the second, and 32 random bits. `kind` tells what it names.

@@ -8,7 +8,7 @@ mod job;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Writes};
 use crate::queue::lifecycle::{Action, JobEvent, JobState, step};
 use crate::queue::retry::RetryPolicy;
 use crate::queue::{Served, Situation, schedule};
 use crate::state::{State, now_unix_ms};
 
 pub(crate) use agents::{Agents, FollowedAgents};
-pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id};
+pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
 
 /// How often it is looked who can start, where nothing happens that says so.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -36,6 +36,8 @@ const MOST_OVER: usize = 10_000;
 enum Order {
     /// Take a move in.
     Submit(Box<Job>, oneshot::Sender<Result<Move, Problem>>),
+    /// Take in those of these that can be, and write something beside them.
+    SubmitAll(Vec<Job>, Writes, oneshot::Sender<Result<Refused, Problem>>),
     /// Call one off.
     Cancel(String, oneshot::Sender<Result<Move, Problem>>),
     /// Something happened to one.
@@ -45,6 +47,9 @@ enum Order {
     /// Something has changed by which some may start.
     Look,
 }
+
+/// VMs whose moves are not taken in, and why.
+pub(crate) type Refused = Vec<(String, Problem)>;
 
 /// The moves of the cluster, for everybody but the task that owns them, which ends with this.
 #[derive(Debug)]
@@ -103,8 +108,19 @@ impl Moves {
 
     /// Takes a move in. It is in the store when this returns.
     pub(crate) async fn submit(&self, wanted: Wanted) -> Result<Move, Problem> {
-        let job = Job::new(wanted, now_unix_ms())?;
+        let now_ms = now_unix_ms();
+        let job = Job::new(fresh_id('v', now_ms)?, wanted, now_ms);
         self.order(|answer| Order::Submit(Box::new(job), answer)).await
+    }
+
+    /// Takes moves in, and writes something beside them: all in one transaction as far as one holds them, and what is beyond in further ones.
+    /// Those that are not taken in are told; where even the first transaction fails nothing is written and none is.
+    pub(crate) async fn submit_all(&self, wanted: Vec<Wanted>, beside: Writes) -> Result<Refused, Problem> {
+        let now_ms = now_unix_ms();
+        let ids: Result<BTreeSet<String>, Problem> = wanted.iter().map(|_| fresh_id('v', now_ms)).collect();
+        // Those that are alike in all else go in the order of their ids, so that is the order in which they are wanted.
+        let jobs = ids?.into_iter().zip(wanted).map(|(id, wanted)| Job::new(id, wanted, now_ms)).collect();
+        self.order(|answer| Order::SubmitAll(jobs, beside, answer)).await
     }
 
     /// Calls a move off. Whether it is cancelled, or comes through all the same, its state will say.
@@ -118,10 +134,10 @@ impl Moves {
         let _ = self.orders.send(Order::Look);
     }
 
-    async fn order(
+    async fn order<T>(
         &self,
-        order: impl FnOnce(oneshot::Sender<Result<Move, Problem>>) -> Order,
-    ) -> Result<Move, Problem> {
+        order: impl FnOnce(oneshot::Sender<Result<T, Problem>>) -> Order,
+    ) -> Result<T, Problem> {
         let (answer, answered) = oneshot::channel();
         let gone = || Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now");
         self.orders.send(order(answer)).map_err(|_| gone())?;
@@ -169,6 +185,9 @@ impl Driver {
             Order::Submit(job, answer) => {
                 let _ = answer.send(self.submit(*job).await);
             }
+            Order::SubmitAll(jobs, beside, answer) => {
+                let _ = answer.send(self.submit_all(jobs, beside).await);
+            }
             Order::Cancel(id, answer) => {
                 let _ = answer.send(self.cancel(&id).await);
             }
@@ -180,12 +199,7 @@ impl Driver {
     }
 
     async fn submit(&mut self, job: Job) -> Result<Move, Problem> {
-        if let Some(other) = self.jobs.values().find(|other| other.vm == job.vm && !other.state.is_over()) {
-            let detail = format!("move {} has VM \"{}\" already", other.id, job.vm);
-            let mend =
-                format!("wait for its end, or cancel it with `godwit control move cancel {}`", other.id);
-            return Err(Problem::new(ProblemCode::WrongState, detail, mend));
-        }
+        self.refuse_second(&job.vm)?;
         self.keeper.insert(MOVES, &job.id, &job.saved()).await?;
         let id = job.id.clone();
         self.jobs.insert(id.clone(), job);
@@ -193,6 +207,55 @@ impl Driver {
         self.look().await;
         self.show(&id);
         self.shown_move(&id)
+    }
+
+    async fn submit_all(&mut self, jobs: Vec<Job>, beside: Writes) -> Result<Refused, Problem> {
+        let mut refused = Refused::new();
+        let (mut first, mut further) = ((beside, Vec::new()), Vec::<(Writes, Vec<Job>)>::new());
+        for job in jobs {
+            if let Err(problem) = self.refuse_second(&job.vm) {
+                refused.push((job.vm, problem));
+                continue;
+            }
+            let write = self.keeper.put(Writes::default(), MOVES, &job.id, &job.saved())?;
+            let (writes, batch) = further.last_mut().unwrap_or(&mut first);
+            if writes.has_room_for(&write) {
+                writes.add(write);
+                batch.push(job);
+            } else {
+                further.push((write, vec![job]));
+            }
+        }
+        self.keeper.write(first.0).await?;
+        self.take_in(first.1);
+        for (writes, batch) in further {
+            match self.keeper.write(writes).await {
+                Ok(()) => self.take_in(batch),
+                Err(problem) => refused.extend(batch.into_iter().map(|job| (job.vm, problem.clone()))),
+            }
+        }
+        self.forget_oldest().await;
+        self.look().await;
+        Ok(refused)
+    }
+
+    /// Knows jobs that are in the store.
+    fn take_in(&mut self, jobs: Vec<Job>) {
+        for job in jobs {
+            let id = job.id.clone();
+            self.jobs.insert(id.clone(), job);
+            self.show(&id);
+        }
+    }
+
+    /// A VM has one move at a time.
+    fn refuse_second(&self, vm: &str) -> Result<(), Problem> {
+        let Some(other) = self.jobs.values().find(|other| other.vm == vm && !other.state.is_over()) else {
+            return Ok(());
+        };
+        let detail = format!("move {} has VM \"{vm}\" already", other.id);
+        let mend = format!("wait for its end, or cancel it with `godwit control move cancel {}`", other.id);
+        Err(Problem::new(ProblemCode::WrongState, detail, mend))
     }
 
     async fn cancel(&mut self, id: &str) -> Result<Move, Problem> {

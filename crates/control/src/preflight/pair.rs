@@ -52,7 +52,7 @@ fn target(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
             "take another host, or end its maintenance",
         );
     }
-    if subject.inventory.tells_of(name, &subject.vm.info.name) {
+    if subject.inventory.has_vm(name, &subject.vm.info.name) {
         let evidence = format!("host {name} has something by this name already");
         return Found::fail(evidence, "wait where it arrives there; else see `godwit vm list` on that host");
     }

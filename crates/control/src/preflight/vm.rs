@@ -31,9 +31,16 @@ fn state(subject: &Subject<'_>) -> Found {
         );
     }
     if let Some(page_in) = &info.page_in {
-        let evidence =
-            format!("{} pages of it are still at the host that it came from", page_in.missing_pages);
-        return Found::fail(evidence, "wait until it has them all");
+        let missing = page_in.missing_pages;
+        if page_in.connected {
+            let evidence = format!("{missing} pages of it are still at the host that it came from");
+            return Found::fail(evidence, "wait until it has them all");
+        }
+        let evidence = format!(
+            "{missing} pages of it are still at the host that it came from, and it has no connection to that one"
+        );
+        let mend = "bring that host's agent back, or the link to it; where that host is gone for good the guest is lost";
+        return Found::fail(evidence, mend);
     }
     match info.state {
         VmState::Running | VmState::Paused => match vm.planned_move {

@@ -16,11 +16,20 @@ struct Gauge<'a> {
     limit: u32,
     running: u32,
     moving: Vec<&'a str>,
+    at_agents: u32,
     /// What is kept free for jobs that have been passed over for long, and for whom first.
     kept: u32,
     kept_for: Option<&'a str>,
     /// Jobs that have been refused by it.
     line: u32,
+}
+
+/// A move that takes a place of each limit that it is under.
+#[derive(Clone, Copy)]
+struct Taken<'a> {
+    vm: &'a str,
+    /// Somebody began it at an agent: it is no job's.
+    at_agent: bool,
 }
 
 /// Why a limit admits no more.
@@ -31,11 +40,12 @@ enum Full {
 
 impl<'a> Gauge<'a> {
     fn new(limit: u32) -> Self {
-        Gauge { limit, running: 0, moving: Vec::new(), kept: 0, kept_for: None, line: 0 }
+        Gauge { limit, running: 0, moving: Vec::new(), at_agents: 0, kept: 0, kept_for: None, line: 0 }
     }
 
-    fn take(&mut self, vm: &'a str) {
+    fn take(&mut self, Taken { vm, at_agent }: Taken<'a>) {
         self.running += 1;
+        self.at_agents += u32::from(at_agent);
         if self.moving.len() < MOST_NAMED {
             self.moving.push(vm);
         }
@@ -65,6 +75,7 @@ impl<'a> Gauge<'a> {
             limit: self.limit,
             running: self.running,
             moving: self.moving.iter().map(ToString::to_string).collect(),
+            at_agents: self.at_agents,
             place: self.line,
         }))
     }
@@ -136,7 +147,8 @@ impl<'a> Capacity<'a> {
         for running in situation.running {
             let ends = [&running.source, &running.target].map(|host| capacity.host(host));
             let datastores = capacity.datastores_of(&running.datastores);
-            capacity.count(&running.vm, ends, &datastores);
+            let taken = Taken { vm: &running.vm, at_agent: running.group.is_none() };
+            capacity.count(taken, ends, &datastores);
             if let ([_, Some(target)], Some(group)) = (ends, &running.reference_group) {
                 capacity.clones.insert((target, group.as_str()));
             }
@@ -163,16 +175,16 @@ impl<'a> Capacity<'a> {
         found
     }
 
-    fn count(&mut self, vm: &'a str, [source, target]: [Option<usize>; 2], datastores: &[usize]) {
-        self.total.take(vm);
+    fn count(&mut self, taken: Taken<'a>, [source, target]: [Option<usize>; 2], datastores: &[usize]) {
+        self.total.take(taken);
         if let Some(source) = source {
-            self.hosts[source].out.take(vm);
+            self.hosts[source].out.take(taken);
         }
         if let Some(target) = target {
-            self.hosts[target].into.take(vm);
+            self.hosts[target].into.take(taken);
         }
         for &datastore in datastores {
-            self.datastores[datastore].1.take(vm);
+            self.datastores[datastore].1.take(taken);
         }
     }
 
@@ -316,7 +328,11 @@ impl<'a> Capacity<'a> {
 
     /// Begins a job's move.
     pub(super) fn take(&mut self, job: &'a WaitingJob, seat: &Seat) {
-        self.count(&job.vm, [Some(seat.source), Some(seat.target)], &seat.datastores);
+        self.count(
+            Taken { vm: &job.vm, at_agent: false },
+            [Some(seat.source), Some(seat.target)],
+            &seat.datastores,
+        );
         let room = &mut self.hosts[seat.target];
         room.memory_left_bytes = room.memory_left_bytes.saturating_sub(job.memory_bytes);
         if let Some(group) = &job.reference_group {

@@ -61,11 +61,11 @@ pub struct RunningMove {
     pub migration: String,
     /// The VM.
     pub vm: String,
-    /// From where.
+    /// From where; no host's name where nobody tells.
     pub source: String,
-    /// To where.
+    /// To where; no host's name where nobody tells.
     pub target: String,
-    /// The group of its job; none: it is no job's.
+    /// The group of its job; none: it is no job's, somebody began it at an agent.
     pub group: Option<String>,
     /// The datastores that its disks are on.
     pub datastores: Vec<String>,

@@ -16,6 +16,9 @@ pub struct Line {
     pub running: u32,
     /// VMs of them, the first few.
     pub moving: Vec<String>,
+    /// Those of `running` that somebody began at an agent.
+    #[serde(default)]
+    pub at_agents: u32,
     /// The job's place in the line for it, from 1.
     pub place: u32,
 }
@@ -25,9 +28,13 @@ impl fmt::Display for Line {
         if self.limit == 0 {
             return write!(f, "the limit is 0 (place {} in line)", self.place);
         }
-        let Line { limit, running, moving, place } = self;
+        let Line { limit, running, moving, at_agents, place } = self;
         let moving = Names(moving, *running as usize);
-        write!(f, "{running} of {limit} at once ({moving}); place {place} in line")
+        write!(f, "{running} of {limit} at once ({moving})")?;
+        if *at_agents > 0 {
+            write!(f, ", {at_agents} begun at an agent")?;
+        }
+        write!(f, "; place {place} in line")
     }
 }
 

@@ -16,7 +16,6 @@ use godwit_api::control::{
 use crate::inventory::{Cursor, Inventory, RuleFilter};
 use crate::manager::{Manager, check_name};
 use crate::placement::{self, Hosts, Rule, Strength};
-use crate::vms::whole;
 
 pub(crate) use kept::told;
 pub(crate) use record::{RULES, SavedRule};
@@ -32,10 +31,7 @@ impl Manager {
     /// Makes a rule. VMs and hosts that it names may come later.
     pub(crate) async fn create_rule(self: &Arc<Self>, request: CreateRule) -> Result<RuleInfo, Problem> {
         let rule = read(request)?;
-        let manager = Arc::clone(self);
-        whole(async move {
-            let _turn = manager.planning.lock().await;
-            let leading = manager.leading()?;
+        self.planning(|manager, leading| async move {
             check_beside_others(&rule, &manager.state.inventory().rules())?;
             leading.keeper.insert(RULES, &rule.name, &SavedRule::from(&rule)).await?;
             let name = rule.name.clone();
@@ -59,10 +55,8 @@ impl Manager {
 
     /// Removes a rule; no VM is moved by that.
     pub(crate) async fn delete_rule(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
-        let (manager, name) = (Arc::clone(self), name.to_owned());
-        whole(async move {
-            let _turn = manager.planning.lock().await;
-            let leading = manager.leading()?;
+        let name = name.to_owned();
+        self.planning(|manager, leading| async move {
             if manager.state.inventory().rule(&name).is_none() {
                 return Err(no_rule(&name));
             }

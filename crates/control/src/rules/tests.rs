@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::events::Next;
-use crate::rig::{follower, host, leader, over_file, put_host, until, vm};
+use crate::rig::{LateStore, ask_and_go, follower, host, leader, over_file, put_host, until, vm};
 use crate::store::records::Record;
 use crate::store::{MemoryStore, Store};
 
@@ -215,12 +215,10 @@ async fn of_many_at_once_that_contradict_each_other_one_kind_is_made() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_begun_is_done_and_known_also_where_who_asked_has_gone() {
-    let manager = leader(Arc::new(MemoryStore::new())).await;
+    let store: Arc<dyn Store> = Arc::new(LateStore::default());
+    let manager = leader(Arc::clone(&store)).await;
     let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
-    {
-        let mut made = std::pin::pin!(manager.create_rule(request(asked)));
-        let _ = futures::poll!(&mut made);
-    }
+    ask_and_go(&*store, manager.create_rule(request(asked))).await;
     until(&manager, |inventory| inventory.rule("r1").is_some()).await;
     manager.delete_rule("r1").await.unwrap();
 }

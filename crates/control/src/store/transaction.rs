@@ -111,6 +111,20 @@ impl Transaction {
         self
     }
 
+    /// Whether one transaction holds another's expectations and writes as well.
+    #[must_use]
+    pub fn has_room_for(&self, other: &Transaction) -> bool {
+        self.expectations.len() + other.expectations.len() <= MOST_KEYS
+            && self.writes.len() + other.writes.len() <= MOST_KEYS
+            && self.bytes() + other.bytes() <= MOST_TRANSACTION_BYTES
+    }
+
+    /// What it writes, keys and values.
+    fn bytes(&self) -> usize {
+        let writes = self.writes.iter();
+        writes.map(|(key, value)| key.len() + value.as_ref().map_or(0, String::len)).sum()
+    }
+
     /// What is expected of which key.
     #[must_use]
     pub fn expectations(&self) -> &[(String, KeyState)] {
@@ -137,20 +151,17 @@ impl Transaction {
         within("keys with expectations", self.expectations.len(), MOST_KEYS)?;
         within("keys to write", self.writes.len(), MOST_KEYS)?;
         let mut written = BTreeSet::new();
-        let mut bytes = 0;
         for (key, value) in &self.writes {
             check_key(key)?;
             if !written.insert(key) {
                 return Err(StoreError::WrittenTwice { key: key.clone() });
             }
-            let value = value.as_ref().map_or(0, String::len);
-            within("bytes in one value", value, MOST_VALUE_BYTES)?;
-            bytes += key.len() + value;
+            within("bytes in one value", value.as_ref().map_or(0, String::len), MOST_VALUE_BYTES)?;
         }
         for (key, _) in &self.expectations {
             check_key(key)?;
         }
-        within("bytes of keys and values", bytes, MOST_TRANSACTION_BYTES)
+        within("bytes of keys and values", self.bytes(), MOST_TRANSACTION_BYTES)
     }
 
     /// The first key that is not as expected, of those in `state`.
@@ -230,6 +241,25 @@ mod tests {
         }
         let twice = Transaction::new().put("a", "1").delete("a");
         assert!(matches!(twice.check(), Err(StoreError::WrittenTwice { .. })));
+    }
+
+    #[test]
+    fn what_fits_together_is_told_beforehand() {
+        let many = |count: usize, name: &str| {
+            (0..count).fold(Transaction::new(), |all, n| {
+                let key = format!("{name}/{n}");
+                all.expect(key.clone(), KeyState::Absent).put(key, "{}")
+            })
+        };
+        let (most, one) = (many(MOST_KEYS - 1, "a"), many(1, "b"));
+        assert!(most.has_room_for(&one));
+        let full = most.and(one);
+        full.check().unwrap();
+        assert!(!full.has_room_for(&many(1, "c")) && full.has_room_for(&Transaction::new()));
+        let value = "x".repeat(MOST_VALUE_BYTES - 1);
+        let large = (0..4).fold(Transaction::new(), |all, n| all.put(format!("{n}"), value.clone()));
+        large.check().unwrap();
+        assert!(!large.has_room_for(&Transaction::new().put("k", "1")));
     }
 
     #[test]

@@ -33,11 +33,14 @@ fn each_limit_is_named_as_itself() {
     given.running.push(by_hand);
     given.limits.hosts.insert("b".into(), HostLimit { out: None, into: Some(1) });
     let text = |given: &Given| given.schedule().waits[0].text.clone();
-    assert_eq!(text(&given), "moves into target b: 1 of 1 at once (y); place 1 in line");
+    assert_eq!(text(&given), "moves into target b: 1 of 1 at once (y), 1 begun at an agent; place 1 in line");
     given.limits.datastores.insert("ceph".into(), 1);
-    assert_eq!(text(&given), "moves on datastore ceph: 1 of 1 at once (y); place 1 in line");
+    assert_eq!(
+        text(&given),
+        "moves on datastore ceph: 1 of 1 at once (y), 1 begun at an agent; place 1 in line"
+    );
     given.limits.total = Some(1);
-    assert_eq!(text(&given), "moves in all: 1 of 1 at once (y); place 1 in line");
+    assert_eq!(text(&given), "moves in all: 1 of 1 at once (y), 1 begun at an agent; place 1 in line");
 }
 
 #[test]
