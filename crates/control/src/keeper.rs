@@ -163,6 +163,28 @@ impl Keeper {
         written.map_err(|error| problem(&error.into()))
     }
 
+    /// The records whose ids begin like this, by id.
+    pub(crate) async fn read_below<T: Record>(
+        &self,
+        table: Table<T>,
+        beginning: &str,
+    ) -> Result<Vec<(String, T)>, Problem> {
+        let prefix = table.key(beginning);
+        let (mut records, mut behind) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.store.read_page(&prefix, behind.as_deref(), MOST_PAGE_ITEMS).await;
+            let page = page.map_err(|error| problem(&error.into()))?;
+            for item in &page.items {
+                let kept = table.decode(item).map_err(|error| problem(&error))?;
+                records.push((kept.id, kept.record));
+            }
+            behind = page.items.last().filter(|_| page.more).map(|last| last.key.clone());
+            if behind.is_none() {
+                return Ok(records);
+            }
+        }
+    }
+
     /// Removes the records that are stale, unless they change meanwhile; their ids.
     pub(crate) async fn prune<T: Record>(
         &self,

@@ -11,6 +11,7 @@ use crate::hosts::Hosts;
 use crate::keeper::Keeper;
 use crate::moves::{FollowedAgents, Moves};
 use crate::naming;
+use crate::repeats::Repeats;
 use crate::state::State;
 
 /// One leadership's work. It ends with its drop; migrations that have begun go on at their hosts.
@@ -18,6 +19,7 @@ pub(crate) struct Leading {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) moves: Arc<Moves>,
     pub(crate) drains: Drains,
+    pub(crate) repeats: Repeats,
     /// They end with it.
     _tasks: JoinSet<()>,
 }
@@ -39,6 +41,6 @@ impl Leading {
             Arc::new(Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?);
         let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
         let drains = Drains::begin(means).await?;
-        Ok(Leading { keeper, moves, drains, _tasks: tasks })
+        Ok(Leading { keeper, moves, drains, repeats: Repeats::default(), _tasks: tasks })
     }
 }

@@ -33,6 +33,7 @@ mod prune;
 pub mod queue;
 mod rates;
 mod records;
+mod repeats;
 #[cfg(test)]
 mod rig;
 mod rules;

@@ -47,5 +47,8 @@ pub(crate) async fn prune(manager: &Manager, keeper: &Keeper, now_unix_ms: u64) 
         .prune(JOIN_TOKENS, |token| token.expires_unix_ms() + JOIN_TOKENS_KEPT_MS <= now_unix_ms)
         .await?;
     let repeats = keeper.prune(REPEATS, |asked| asked.unix_ms() + KEPT_MS <= now_unix_ms).await?;
+    if let Ok(leading) = manager.leading() {
+        leading.repeats.expire(now_unix_ms).await;
+    }
     Ok(tokens.len() + join_tokens.len() + repeats.len())
 }

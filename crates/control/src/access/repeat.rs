@@ -1,9 +1,15 @@
 //! Idempotency keys: a request that is sent twice with the same key is carried out once, and answered twice alike. Pure.
 
+use std::collections::BTreeSet;
+
 use godwit_api::control::{Problem, ProblemCode};
 
 /// How long a key is kept.
 pub const KEPT_MS: u64 = 24 * 3600 * 1000;
+/// The most keys that are kept of one caller.
+pub const MOST_OF_CALLER: usize = 2_000;
+/// The most that are forgotten at a time: one transaction holds them.
+const MOST_FORGOTTEN: usize = 100;
 /// The longest key.
 const MOST_KEY_BYTES: usize = 255;
 
@@ -12,6 +18,8 @@ const MOST_KEY_BYTES: usize = 255;
 pub struct Keyed {
     /// What it is kept by: of caller and key.
     pub id: String,
+    /// Of the caller, what the ids of all of its keys begin with.
+    pub caller: String,
     /// Of method, path and body.
     pub digest: blake3::Hash,
 }
@@ -49,12 +57,12 @@ impl Keyed {
             let detail = "the Idempotency-Key can't be a key";
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));
         }
-        // Lengths in front: no two different pairs run together alike.
-        let mut of_key = blake3::Hasher::new();
-        of_key.update(&(caller.len() as u64).to_le_bytes()).update(caller.as_bytes()).update(key);
+        let caller = blake3::hash(caller.as_bytes()).to_hex().to_string();
+        // Its length in front: no two different pairs run together alike.
         let mut of_request = blake3::Hasher::new();
         of_request.update(&(target.len() as u64).to_le_bytes()).update(target.as_bytes()).update(body);
-        Ok(Keyed { id: of_key.finalize().to_hex().to_string(), digest: of_request.finalize() })
+        let id = format!("{caller}/{}", blake3::hash(key).to_hex());
+        Ok(Keyed { id, caller, digest: of_request.finalize() })
     }
 
     /// Whether the request is to be carried out, by what is kept of its key; else how it was answered.
@@ -82,6 +90,40 @@ impl Keyed {
             ),
             Some(answer) => Ok(Some(answer.clone())),
         }
+    }
+}
+
+/// One caller's keys, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeysOfCaller(BTreeSet<(u64, String)>);
+
+impl FromIterator<(u64, String)> for KeysOfCaller {
+    /// When each was begun, milliseconds since 1970, and its id.
+    fn from_iter<I: IntoIterator<Item = (u64, String)>>(keys: I) -> KeysOfCaller {
+        KeysOfCaller(keys.into_iter().collect())
+    }
+}
+
+impl KeysOfCaller {
+    /// One is begun; those that are not kept any more for that, the oldest first.
+    pub fn begin(&mut self, id: &str, now_unix_ms: u64) -> Vec<String> {
+        self.expire(now_unix_ms);
+        // It may have failed before, or have expired.
+        self.0.retain(|(_, other)| other != id);
+        self.0.insert((now_unix_ms, id.to_owned()));
+        let beyond = self.0.len().saturating_sub(MOST_OF_CALLER).min(MOST_FORGOTTEN);
+        (0..beyond).filter_map(|_| Some(self.0.pop_first()?.1)).collect()
+    }
+
+    /// Those that have expired do not count.
+    pub fn expire(&mut self, now_unix_ms: u64) {
+        self.0.retain(|(begun_unix_ms, _)| now_unix_ms < begun_unix_ms.saturating_add(KEPT_MS));
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
@@ -132,6 +174,24 @@ mod tests {
         assert_eq!(keyed().judge(Some(&kept), NOW + KEPT_MS), Ok(None));
         let other = Keyed::new("admin", b"k1", "POST /api/v1/hosts", b"[]").unwrap();
         assert_eq!(other.judge(Some(&kept), NOW).unwrap_err().code, ProblemCode::KeyReused);
+    }
+
+    #[test]
+    fn of_a_caller_the_newest_keys_are_kept() {
+        let mut keys = KeysOfCaller::default();
+        for number in 0..MOST_OF_CALLER as u64 {
+            assert!(keys.begin(&format!("k{number}"), NOW + number).is_empty());
+        }
+        assert_eq!(keys.begin("more", NOW + 9_000), ["k0"]);
+        // One that is begun anew is the newest, and one more than it was.
+        assert!(keys.begin("k1", NOW + 9_001).is_empty());
+        assert_eq!(keys.begin("k0", NOW + 9_002), ["k2"]);
+        assert!(keys.begin("late", NOW + 9_001 + KEPT_MS).is_empty());
+        keys.expire(NOW + 9_001 + 2 * KEPT_MS);
+        assert!(keys.is_empty());
+        // Where the store has more than are kept they go by and by.
+        let mut many: KeysOfCaller = (0..5_000).map(|number| (NOW + number, format!("k{number}"))).collect();
+        assert_eq!(many.begin("k", NOW + 5_000).len(), MOST_FORGOTTEN);
     }
 
     #[test]

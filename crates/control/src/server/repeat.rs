@@ -22,7 +22,8 @@ use crate::doors::Turn;
 use crate::keeper::Keeper;
 use crate::leading::Leading;
 use crate::manager::Manager;
-use crate::records::{REPEATS, SavedRepeat};
+use crate::records::REPEATS;
+use crate::repeats::write;
 use crate::state::now_unix_ms;
 use crate::store::{Revision, Transaction};
 
@@ -67,7 +68,7 @@ async fn keyed(
         return Ok(again(answer));
     }
     let begun = Asked { unix_ms: now, digest: keyed.digest, answer: None };
-    let revision = write(&keeper, &keyed.id, was, &begun).await?;
+    let revision = leading.repeats.begin(&keeper, &keyed, was, &begun).await?;
     let tells_secret = matches!(parts.uri.path(), "/api/v1/tokens" | "/api/v1/join-tokens");
     let request = Request::from_parts(parts, Body::from(body));
     // Goes on where who asked is gone: it is told when it asks again.
@@ -85,17 +86,6 @@ fn keyed_request(caller: &str, parts: &Parts, body: &Bytes) -> Result<Keyed, Pro
     let key = parts.headers.get(&KEY).map(HeaderValue::as_bytes).unwrap_or_default();
     let target = format!("{} {}", parts.method, parts.uri);
     Keyed::new(caller, key, &target, body)
-}
-
-async fn write(keeper: &Keeper, id: &str, was: Option<Revision>, asked: &Asked) -> Result<Revision, Problem> {
-    let saved = SavedRepeat::from(asked);
-    let transaction = match was {
-        Some(was) => REPEATS.replace(Transaction::new(), id, was, &saved),
-        None => REPEATS.insert(Transaction::new(), id, &saved),
-    };
-    let transaction =
-        transaction.map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
-    keeper.write_unknown(transaction).await
 }
 
 /// The answer that was given before.
@@ -148,7 +138,8 @@ impl Work {
         let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let answer = Answered { status: status.as_u16(), media_type: kind.to_owned(), body: text };
         let asked = Asked { answer: Some(answer), ..self.begun.clone() };
-        self.written(write(&self.keeper, &self.id, Some(self.revision), &asked).await.map(drop));
+        let written = write(&self.keeper, Transaction::new(), &self.id, Some(self.revision), &asked).await;
+        self.written(written.map(drop));
         Response::from_parts(parts, Body::from(body))
     }
 

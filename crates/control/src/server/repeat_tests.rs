@@ -106,6 +106,33 @@ async fn what_has_expired_is_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_takes_very_many_keys_pushes_out_its_own() {
+    use crate::access::repeat::{Asked, Keyed, MOST_OF_CALLER};
+    let managed = Managed::begin().await;
+    let admin = managed.token(Role::Admin).await.token;
+    assert_eq!(ask(&managed, &admin, "k", host_a()).await.status, StatusCode::CREATED);
+    let leading = managed.manager.leading().unwrap();
+    let now = now_unix_ms();
+    for number in 0..=MOST_OF_CALLER as u64 {
+        let keyed = Keyed::new("other", format!("k{number}").as_bytes(), "POST /", b"").unwrap();
+        let begun = Asked { unix_ms: now + number, digest: keyed.digest, answer: None };
+        leading.repeats.begin(&leading.keeper, &keyed, None, &begun).await.unwrap();
+    }
+    let of = |key: &[u8]| Keyed::new("other", key, "POST /", b"").unwrap().id;
+    assert!(leading.keeper.find(crate::records::REPEATS, &of(b"k0")).await.unwrap().is_none());
+    assert!(leading.keeper.find(crate::records::REPEATS, &of(b"k1")).await.unwrap().is_some());
+    let again = ask(&managed, &admin, "k", host_a()).await;
+    assert_eq!(again.status, StatusCode::CREATED, "told again");
+    // The next manager counts what the store has.
+    let managed = Managed::with(managed.store).await;
+    let leading = managed.manager.leading().unwrap();
+    let keyed = Keyed::new("other", b"more", "POST /", b"").unwrap();
+    let begun = Asked { unix_ms: now + 9_000, digest: keyed.digest, answer: None };
+    leading.repeats.begin(&leading.keeper, &keyed, None, &begun).await.unwrap();
+    assert!(leading.keeper.find(crate::records::REPEATS, &of(b"k1")).await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_document_tells_of_the_key() {
     let managed = Managed::begin().await;
     let document = managed.ask(Method::GET, "/api/openapi.json", None, None).await.body;
