@@ -45,6 +45,7 @@ wait_for() {
   done
 }
 
+leads() { ask http://localhost/api/v1/cluster | grep -q '"is_self":true'; }
 knows_all() { ask 'http://localhost/api/v1/vms?limit=1' | grep -q "\"total\":$1"; }
 make_token() { ask -d "{\"name\":\"$1\",\"role\":\"$1\"}" http://localhost/api/v1/tokens | sed 's/.*"token":"\([^"]*\)".*/\1/'; }
 
@@ -70,7 +71,7 @@ TOML
   exec 9> "$lab/input"
   "$bin/godwit" control run --config "$lab/control.toml" 2> "$lab/log" &
   manager=$!
-  wait_for 600 "the manager" ask http://localhost/api/v1/cluster
+  wait_for 600 "the manager" leads
   while read -r host; do ask -d "$host" http://localhost/api/v1/hosts > /dev/null; done < "$lab/hosts"
   token=$(make_token admin) viewer=$(make_token viewer)
   wait_for 600 "word of all VMs" knows_all "$2"

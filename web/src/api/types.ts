@@ -72,6 +72,7 @@ export interface LaneProgress {
 export type Progress = Schemas['Progress'] & {
   lanes?: LaneProgress[] | null;
   guest_round_trip_ms?: number | null;
+  throttled_to_pages_per_s?: number | null;
 };
 
 /** One change of the cluster, as `GET /api/v1/events` tells it. */

@@ -16,5 +16,5 @@ export function loadShare(host: HostSummary): number {
 }
 
 export function loadText(host: HostSummary): string {
-  return host.logical_cores ? `${(host.load_average_1min ?? 0).toFixed(1)} of ${host.logical_cores}` : '–';
+  return host.logical_cores ? `${(host.load_average_1min ?? 0).toFixed(1)} of ${host.logical_cores} cores` : '–';
 }

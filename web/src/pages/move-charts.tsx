@@ -4,6 +4,7 @@ import { Chart, type Mark } from '../charts/chart';
 import type { PhaseMark, Samples } from '../state/samples';
 import { bytes, bytesPerSecond, duration } from '../text/units';
 
+const PAGE_BYTES = 4096;
 const LANE_COLOURS = ['series-1', 'series-2', 'series-3', 'series-4', 'series-5', 'series-6'];
 
 export function MoveCharts({
@@ -20,6 +21,9 @@ export function MoveCharts({
   const last = points.at(-1);
   const lanes = lanesOf(points);
   const latency = points.map((point) => point.guest_round_trip_ms ?? null);
+  const throttled = points.map((point) =>
+    point.throttled_to_pages_per_s != null ? point.throttled_to_pages_per_s * PAGE_BYTES : null,
+  );
   const hasLatency = latency.some((value) => value !== null);
   return (
     <div class="charts">
@@ -48,6 +52,9 @@ export function MoveCharts({
         series={[
           { label: 'bandwidth', colour: 'series-1', values: points.map((point) => point.bandwidth_bytes_per_s) },
           { label: 'dirty rate', colour: 'series-2', values: points.map((point) => point.dirty_bytes_per_s) },
+          ...(throttled.some((value) => value !== null)
+            ? [{ label: 'throttled to', colour: 'series-4', values: throttled, dash: [4, 3] }]
+            : []),
         ]}
         spoken={
           last

@@ -9,7 +9,7 @@ import { bytes, clock, count, countdown, counted, percent } from '../text/units'
 import { loadShare, loadText, memoryShare, memoryText } from './host-figures';
 
 const LATELY_MS = 3_600_000;
-const MOST_ROWS = 12;
+const MOST_ROWS = 16;
 
 export function OverviewPage() {
   const allHosts = hosts.sorted();
@@ -93,9 +93,11 @@ function Running({ moves: all }: { moves: Move[] }) {
       }
     >
       {running.length === 0 ? (
-        <Empty>No VM is being moved.</Empty>
+        <div class="rows-steady">
+          <Empty>No VM is being moved.</Empty>
+        </div>
       ) : (
-        <ul class="rows">
+        <ul class="rows rows-steady">
           {running.slice(0, MOST_ROWS).map((move) => (
             <MoveRow key={move.id} move={move} />
           ))}

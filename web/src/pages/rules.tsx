@@ -8,10 +8,10 @@ import { rules } from '../state/cluster';
 import { counted } from '../text/units';
 
 const ASKS: Record<string, string> = {
-  together: 'all on one host',
-  apart: 'no two on one host',
-  on: 'on these hosts alone',
-  'not-on': 'on none of these hosts',
+  together: 'all be on one host',
+  apart: 'never be two on one host',
+  on: 'be on these hosts alone',
+  'not-on': 'be on none of these hosts',
 };
 
 export function RulesPage() {
@@ -54,7 +54,7 @@ function Rule({ rule }: { rule: RuleInfo }) {
       }
     >
       <p class="rule-line">
-        <Status look={look} /> <strong>{rule.strength}</strong> be {ASKS[rule.kind] ?? rule.kind}
+        <Status look={look} /> <strong>{rule.strength}</strong> {ASKS[rule.kind] ?? rule.kind}
         {where && `: ${where}`}
       </p>
       <p class="rule-vms">

@@ -4,6 +4,7 @@ import { API, authorization, part, Refusal, refusal } from '../api/http';
 import { useAsked } from '../parts/asked';
 import { Act, Empty, ProblemBox, Waiting } from '../parts/basics';
 import { Choice } from '../parts/filter';
+import { whyNot } from '../state/session';
 
 type Source = 'console' | 'qemu';
 
@@ -20,7 +21,9 @@ const TAILS = [
 export function VmLog({ vm }: { vm: string }) {
   const [source, setSource] = useState<Source>('console');
   const [tail, setTail] = useState<string>('65536');
-  const asked = useAsked(`${vm} ${source} ${tail}`, (signal) => readLog(vm, source, tail, signal));
+  const refused = whyNot('operator');
+  const asked = useAsked(refused ? null : `${vm} ${source} ${tail}`, (signal) => readLog(vm, source, tail, signal));
+  if (refused) return <p class="notice">{refused}</p>;
   return (
     <div class="log-frame">
       <div class="term-bar">

@@ -112,18 +112,26 @@ function vmText(vm: VmSummary, before: VmSummary | undefined): string | null {
   if (!before) return `is new at ${vm.host}, ${vm.state}`;
   if (vm.in_doubt && !before.in_doubt) return 'is in doubt: it is not known which host runs it';
   if (before.host !== vm.host) return `is at ${vm.host} now, came from ${before.host}`;
+  // That it is on its way its move says.
+  if (isSettled(before) === isSettled(vm) && isSettled(vm)) return null;
   if (before.state !== vm.state) return vm.reason ? `${vm.state}: ${vm.reason}` : vm.state;
   return null;
 }
 
+const isSettled = (vm: VmSummary) => vm.state === 'running' || vm.state.startsWith('migrating');
+
+/** Phases that somebody may want to know of; the others follow each other within every move. */
+const NOTED = new Set(['reconnect', 'page-in']);
+
 function moveText(move: Move, before: Move | undefined): string | null {
   const way = `${move.from} → ${move.to ?? 'a host to be chosen'}`;
   if (!before) return `move ${way} asked for by ${move.asked_by}`;
-  if (before.state !== move.state) {
+  if (before.state !== move.state && move.state !== 'starting') {
     if (move.state === 'failed' && move.failure) return `move ${way} failed: ${move.failure.message}`;
     return `move ${way} ${move.state}`;
   }
-  if (move.progress && before.progress?.phase !== move.progress.phase) return `move ${way}: ${move.progress.phase}`;
+  const phase = move.progress?.phase;
+  if (phase && phase !== before.progress?.phase && NOTED.has(phase)) return `move ${way}: ${phase}`;
   return null;
 }
 

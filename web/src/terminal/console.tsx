@@ -19,16 +19,18 @@ const LOOKS = {
 
 /** Where a console that was never open was refused, or the manager has none, trying again is no use. */
 const NEVER_OPEN_TRIES = 2;
+/** The manager's own: it can't be opened or go on, and the reason says why. */
+const CANNOT_GO_ON = 4000;
 
 export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: boolean }) {
   const place = useRef<HTMLDivElement>(null);
   const send = useRef<(text: string) => void>(() => undefined);
   const [link, setLink] = useState<Link>({ state: 'opening' });
   const [turn, setTurn] = useState(0);
-  const mayWrite = whyNot('operator') === null;
+  const refused = whyNot('operator');
   useEffect(() => {
     const element = place.current;
-    if (!element || !isRunning) return;
+    if (!element || !isRunning || refused) return;
     const screen = new Screen(80, 25);
     const view = new TerminalView(element, screen);
     view.draw();
@@ -51,31 +53,27 @@ export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: 
       event.preventDefault();
       line.send((event.clipboardData?.getData('text') ?? '').replace(/\r?\n/g, '\r'));
     };
-    if (mayWrite) {
-      element.addEventListener('keydown', press);
-      element.addEventListener('paste', paste);
-    }
+    element.addEventListener('keydown', press);
+    element.addEventListener('paste', paste);
     line.open();
     return () => {
       line.close();
       element.removeEventListener('keydown', press);
       element.removeEventListener('paste', paste);
     };
-  }, [vm, isRunning, turn, mayWrite]);
+  }, [vm, isRunning, turn, refused]);
+  if (refused) return <p class="notice">{refused}</p>;
   if (!isRunning) return <p class="empty">It does not run. Its text console is there when it has been started.</p>;
   return (
     <div class="term-frame">
       <div class="term-bar">
         <Status look={LOOKS[link.state]} />
         {link.why && <span class="muted">{link.why}</span>}
-        {!mayWrite && <span class="muted">To write into it needs the role operator.</span>}
         <span class="grow" />
         <span class="muted term-hint">Ctrl+Shift+Tab leaves it</span>
-        {mayWrite && (
-          <Act kind="quiet" onClick={() => send.current('\x03')} name="Send Control-C">
-            Ctrl+C
-          </Act>
-        )}
+        <Act kind="quiet" onClick={() => send.current('\x03')} name="Send Control-C">
+          Ctrl+C
+        </Act>
         {link.state === 'closed' && <Act onClick={() => setTurn((before) => before + 1)}>Connect</Act>}
       </div>
       <div
@@ -84,7 +82,6 @@ export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: 
         role="textbox"
         aria-multiline="true"
         aria-label={`Text console of ${vm}`}
-        aria-readonly={!mayWrite}
         tabIndex={0}
       />
     </div>
@@ -121,7 +118,7 @@ class ConsoleLine {
     socket.onmessage = ({ data }) => {
       this.take(typeof data === 'string' ? this.encoder.encode(data) : new Uint8Array(data as ArrayBuffer));
     };
-    socket.onclose = (event) => this.closed(event.reason);
+    socket.onclose = (event) => this.closed(event.code, event.reason);
   }
 
   send(text: string): void {
@@ -134,10 +131,10 @@ class ConsoleLine {
     this.socket?.close();
   }
 
-  private closed(reason: string): void {
+  private closed(code: number, reason: string): void {
     if (this.isEnded) return;
     const tries = this.retries.failed();
-    if (!this.wasOpen && tries >= NEVER_OPEN_TRIES) {
+    if (code === CANNOT_GO_ON || (!this.wasOpen && tries >= NEVER_OPEN_TRIES)) {
       this.tell({ state: 'closed', why: reason || 'The manager refused it, or has no text consoles.' });
       return;
     }
