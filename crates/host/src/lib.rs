@@ -11,6 +11,7 @@ mod agent;
 mod config;
 mod datastores;
 mod failure;
+mod guest_trip;
 mod hold;
 mod join;
 mod kvm;

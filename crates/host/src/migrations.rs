@@ -10,6 +10,7 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::{Bandwidth, BandwidthPoint, EngineKind, Phase, Progress, Report};
 use tokio::sync::watch;
 
+use crate::guest_trip::Trips;
 use crate::metrics::Metrics;
 
 /// Finished migrations that are remembered.
@@ -59,6 +60,8 @@ pub struct ProgressTeller {
     /// What the whole migration was foreseen to take, once it has been.
     foreseen_ms: Arc<OnceLock<f64>>,
     bandwidth: Arc<Mutex<Bandwidth>>,
+    /// How long the guest takes to answer.
+    trips: Trips,
 }
 
 impl ProgressTeller {
@@ -66,6 +69,8 @@ impl ProgressTeller {
     pub fn tell(&self, progress: Progress) {
         lock(&self.bandwidth).take(BandwidthPoint { ms: progress.elapsed_ms, bytes: progress.sent_bytes });
         let foreseen_ms = self.foreseen_ms.get().copied();
+        let guest_round_trip_ms = self.trips.take_ms();
+        let progress = Progress { guest_round_trip_ms, ..progress.with_lane_rates(&self.progress.borrow()) };
         self.progress.send_replace(progress.with_foreseen(foreseen_ms));
     }
 }
@@ -106,6 +111,11 @@ impl MigrationControl {
     pub fn reconnects(&self, elapsed_ms: f64) {
         let last = self.progress.progress.borrow().clone();
         self.progress.tell(Progress { phase: Phase::Reconnect, elapsed_ms, eta_ms: None, ..last });
+    }
+
+    /// Where how long the guest takes to answer is noted: it is told with how far it is.
+    pub(crate) fn trips(&self) -> Trips {
+        self.progress.trips.clone()
     }
 
     /// Shows the progress too, for another thread.
@@ -172,8 +182,12 @@ impl Migrations {
     ) -> MigrationControl {
         let (progress, progress_watch) = watch::channel(Progress::begin(total_bytes));
         let bandwidth = Arc::default();
-        let teller =
-            ProgressTeller { progress, foreseen_ms: Arc::default(), bandwidth: Arc::clone(&bandwidth) };
+        let teller = ProgressTeller {
+            progress,
+            foreseen_ms: Arc::default(),
+            bandwidth: Arc::clone(&bandwidth),
+            trips: Trips::default(),
+        };
         let (cancel, cancel_watch) = watch::channel(false);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let entry = Entry {

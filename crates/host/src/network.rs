@@ -100,14 +100,36 @@ pub(crate) async fn attach_tap(
     nic: &ResolvedNic,
     network: &NetworkConfig,
 ) -> Result<Tap, NetworkError> {
-    let (netlink, bridge) = (netlink()?, network.bridge.as_str());
     let vhost = open_vhost(&nic.network, network)?;
+    let file = join_bridge(&tap_name(host, vm, index), nic, network, true).await?;
+    Ok(Tap { file, vhost })
+}
+
+/// The same for the host itself, by which it sees how long the VM's guest takes to answer.
+pub(crate) async fn attach_watcher(
+    host: &str,
+    vm: &str,
+    nic: &ResolvedNic,
+    network: &NetworkConfig,
+) -> Result<OwnedFd, NetworkError> {
+    // No VM's name has such a character.
+    join_bridge(&tap_name(host, &format!("{vm}\0watched"), 0), nic, network, false).await
+}
+
+/// A tap of that name, up and in its network's bridge.
+async fn join_bridge(
+    name: &str,
+    nic: &ResolvedNic,
+    network: &NetworkConfig,
+    offload: bool,
+) -> Result<OwnedFd, NetworkError> {
+    let (netlink, bridge) = (netlink()?, network.bridge.as_str());
     let bridge_index = link_index(&netlink, bridge)
         .await?
         .ok_or_else(|| NetworkError::NoBridge { network: nic.network.clone(), bridge: bridge.to_owned() })?;
-    let name = tap_name(host, vm, index);
-    let file = open_tap(&name).map_err(|source| NetworkError::Tap { tap: name.clone(), source })?;
-    let tap_index = link_index(&netlink, &name).await?.ok_or_else(|| NetworkError::Netlink {
+    let file =
+        open_tap(name, offload).map_err(|source| NetworkError::Tap { tap: name.to_owned(), source })?;
+    let tap_index = link_index(&netlink, name).await?.ok_or_else(|| NetworkError::Netlink {
         what: format!("looking for the tap {name}"),
         why: "it is gone".into(),
     })?;
@@ -125,7 +147,7 @@ pub(crate) async fn attach_tap(
         what: format!("joining the tap {name} to the bridge {bridge}"),
         why: error.to_string(),
     })?;
-    Ok(Tap { file, vhost })
+    Ok(file)
 }
 
 /// Whether an interface of that name exists in the agent's network namespace.
@@ -175,10 +197,10 @@ fn not_found(what: &str, address: IpAddr, error: &rtnetlink::Error) -> NetworkEr
     NetworkError::Netlink { what: format!("looking for the {what} of {address}"), why: error.to_string() }
 }
 
-fn open_tap(name: &str) -> std::io::Result<OwnedFd> {
+fn open_tap(name: &str, offload: bool) -> std::io::Result<OwnedFd> {
     // `offload` is IFF_VNET_HDR: QEMU then passes checksums and segments through instead of computing them.
     let device = DeviceBuilder::new().name(name).layer(Layer::L2).enable(false).with(|tap| {
-        tap.offload(true);
+        tap.offload(offload);
     });
     device.build_sync()?.as_fd().try_clone_to_owned()
 }

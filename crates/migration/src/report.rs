@@ -197,6 +197,24 @@ impl LaneReport {
     }
 }
 
+/// What one path between the two hosts carries while a migration runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct LaneProgress {
+    /// The source's address; none: the kernel's choice.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub from: Option<IpAddr>,
+    /// The destination's; none: not told yet.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub to: Option<SocketAddr>,
+    /// Data streams that are open on it.
+    pub streams: u32,
+    /// Bytes handed to them so far, headers and padding included.
+    pub bytes: u64,
+    /// The same a second, since progress was told before.
+    pub bytes_per_s: f64,
+}
+
 /// Time spent in one phase, summed over its visits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -369,6 +387,16 @@ pub struct Progress {
     pub eta_ms: Option<f64>,
     /// Time since the request.
     pub elapsed_ms: f64,
+    /// What each lane carries; none before the first stream is open, and by QEMU's engine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lanes: Vec<LaneProgress>,
+    /// What the guest's writers are held to; none: they are not slowed.
+    #[serde(default)]
+    pub throttled_to_pages_per_s: Option<f64>,
+    /// The longest that the guest took to answer lately, as seen at the source's host: it grows while an answer is missing. None where
+    /// the specification names no IPv4 address of the guest, or it has not answered yet.
+    #[serde(default)]
+    pub guest_round_trip_ms: Option<f64>,
 }
 
 impl Progress {
@@ -386,7 +414,22 @@ impl Progress {
             bandwidth_limit: None,
             eta_ms: None,
             elapsed_ms: 0.0,
+            lanes: Vec::new(),
+            throttled_to_pages_per_s: None,
+            guest_round_trip_ms: None,
         }
+    }
+
+    /// With the rate of each lane, by what was told before.
+    #[must_use]
+    pub fn with_lane_rates(mut self, before: &Progress) -> Self {
+        let seconds = (self.elapsed_ms - before.elapsed_ms) / 1e3;
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            // Counted anew where the link was cut in between.
+            let before = before.lanes.get(number).map_or(0, |lane| lane.bytes).min(lane.bytes);
+            lane.bytes_per_s = if seconds > 0.0 { (lane.bytes - before) as f64 / seconds } else { 0.0 };
+        }
+        self
     }
 
     /// With what the whole migration was foreseen to take: a round's rates know nothing of the rounds to come.

@@ -704,6 +704,12 @@ impl Source {
         self.ledger.rates()
     }
 
+    /// What the guest's writers are held to; none: they are not.
+    #[must_use]
+    pub fn throttled_to(&self) -> Option<f64> {
+        self.convergence.throttle_pages_per_s().filter(|_| self.is_throttled)
+    }
+
     /// How it ended, once it has.
     #[must_use]
     pub fn ending(&self) -> Option<(Outcome, Option<&Failure>)> {

@@ -24,6 +24,7 @@ mod paused;
 mod peer_version;
 mod predict;
 mod probe;
+mod progress;
 mod qemu_engine;
 mod quota;
 mod references;

@@ -17,9 +17,11 @@ use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
+use crate::guest_trip::{Asked, Asking};
 use crate::hold::hold;
 use crate::migration::{blank_report, serve_again};
 use crate::migrations::MigrationControl;
+use crate::network::attach_watcher;
 use crate::references::References;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
@@ -132,8 +134,12 @@ impl Agent {
         let (engine_began, begun) = (control.engine_began(), Instant::now());
         tracing::info!(vm = vm.name, migration = id, to = request.to, engine = ?request.engine, "migration begins");
         vm.tracking.take().await;
+        let asking = self.ask_guest(&vm, &control);
         let run = tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
         let run = run.await;
+        if let Some(asking) = asking {
+            asking.end().await;
+        }
         // A defect of the migration's task may have left the engine's thread at work, which serves the pages itself.
         let engine_ended = run.is_ok();
         let report = match run {
@@ -164,6 +170,22 @@ impl Agent {
         let line = serde_json::to_string(&report).unwrap_or_default();
         tracing::info!(vm = vm.name, migration = id, outcome = ?report.outcome, report = line, "migration ends");
         self.migrations.finish(&id, report);
+    }
+
+    /// Has the guest asked how long it takes to answer, as long as what this returns is kept; none: it has no address that can be asked.
+    fn ask_guest(&self, vm: &Vm, control: &MigrationControl) -> Option<Asking> {
+        let mut nics = vm.spec.nics.iter();
+        let (nic, asked) = nics.find_map(|nic| Some((nic.clone(), Asked::by(nic)?)))?;
+        let network = self.config.networks.get(&nic.network)?.clone();
+        let (host, vm) = (self.config.name.clone(), vm.name.clone());
+        let tap = async move {
+            let tap = attach_watcher(&host, &vm, &nic, &network).await;
+            tap.inspect_err(
+                |error| tracing::warn!(vm, %error, "how long its guest takes to answer is not measured"),
+            )
+            .ok()
+        };
+        Some(asked.ask(tap, control.trips()))
     }
 
     /// The report of a migration that panicked: once its engine had begun nobody knows how far it was.

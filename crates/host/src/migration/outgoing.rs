@@ -383,7 +383,12 @@ impl Outgoing {
                 tracker: job.tracker,
                 hypervisor,
                 begun,
-                progress: &|progress| job.progress.tell(progress),
+                progress: &|mut progress| {
+                    for (told, lane) in progress.lanes.iter_mut().zip(&job.paths.lanes) {
+                        (told.from, told.to) = (lane.from, Some(lane.to));
+                    }
+                    job.progress.tell(progress);
+                },
                 ask_verdict: &ask_verdict,
                 // Without its QEMU here nothing is kept that anybody could have.
                 page_in_again: &|is_over| serving.again(&|| is_over() || vm.process.exit().is_some()),

@@ -15,6 +15,7 @@ use crate::board::{Board, Misaccounted, Unit};
 use crate::encoding::{Chooser, Encodings};
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::Sweep;
+use crate::report::LaneProgress;
 use crate::scaler::LaneSample;
 use crate::source::Event;
 
@@ -299,6 +300,19 @@ impl Dispatch {
             figures.vanishing_mtu = figures.vanishing_mtu.max(line.vanishing_mtu);
         }
         figures
+    }
+
+    /// What each lane carries, as far as it has streams; which addresses it has is not known here.
+    pub(crate) fn lanes(&self) -> Vec<LaneProgress> {
+        let state = self.lock();
+        let count = state.lines.iter().map(|line| line.lane + 1).max().unwrap_or(0);
+        let mut lanes = vec![LaneProgress::default(); count];
+        for line in &state.lines {
+            let lane = &mut lanes[line.lane];
+            lane.bytes += line.sent_bytes();
+            lane.streams += u32::from(line.ready && line.failure.is_none());
+        }
+        lanes
     }
 
     /// What is sent from here on belongs to this round.

@@ -623,7 +623,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             self.ping();
         }
         let sent = SentSoFar { bytes: self.wire_bytes(), expansion: self.dispatch.encodings().expansion() };
-        let told = progress_of(&self.machine, total, remaining_pages, sent, self.job.begun);
+        let told =
+            progress_of(&self.machine, total, remaining_pages, sent, self.dispatch.lanes(), self.job.begun);
         (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });
     }
 

@@ -3,7 +3,9 @@
 use godwit_api::{
     ApiError, ErrorCode, HostEvent, MigrationAccepted, MigrationRequest, MigrationStatus, VmInfo, VmState,
 };
-use godwit_migration::{DryRun, FailureReport, Means, Outcome, Phase, Predicted, Progress, Report};
+use godwit_migration::{
+    DryRun, FailureReport, LaneProgress, Means, Outcome, Phase, Predicted, Progress, Report,
+};
 use serde_json::json;
 
 use super::{Counts, Fault, World};
@@ -420,6 +422,14 @@ impl Running {
             remaining_bytes,
             sent_bytes: self.sent(),
             bandwidth_bytes_per_s: self.bytes_per_s,
+            lanes: vec![LaneProgress {
+                from: "10.0.0.1".parse().ok(),
+                to: "10.0.0.2:7701".parse().ok(),
+                streams: 2,
+                bytes: self.sent(),
+                bytes_per_s: self.bytes_per_s,
+            }],
+            guest_round_trip_ms: Some(if phase == Phase::Switchover { SWITCHOVER_MS } else { 0.4 }),
             eta_ms,
             elapsed_ms: self.elapsed_ms(now_ms),
             ..Progress::begin(self.total_bytes)

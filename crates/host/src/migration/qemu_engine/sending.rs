@@ -236,6 +236,7 @@ impl<'a> Sending<'a> {
             bandwidth_limit: control.pace.holding(),
             eta_ms: (net > 0.0).then(|| ram.remaining as f64 / net * 1e3),
             elapsed_ms: millis(elapsed),
+            ..Progress::begin(0)
         });
         self.last = info;
     }

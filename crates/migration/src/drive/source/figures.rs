@@ -7,7 +7,7 @@ use godwit_ram::{PAGE_SIZE, ThrottleFigures};
 use crate::clock::PeerClock;
 use crate::drive::Tracking;
 use crate::phase::Phase;
-use crate::report::{Progress, SwitchoverReport, ThrottleReport, millis};
+use crate::report::{LaneProgress, Progress, SwitchoverReport, ThrottleReport, millis};
 use crate::source::{Source, SwitchoverTimes};
 use crate::throttle::ThrottleMeans;
 
@@ -24,6 +24,7 @@ pub(super) fn progress_of(
     total_pages: u64,
     remaining_pages: u64,
     sent: SentSoFar,
+    lanes: Vec<LaneProgress>,
     begun: Instant,
 ) -> Progress {
     let rates = machine.rates();
@@ -50,6 +51,9 @@ pub(super) fn progress_of(
         bandwidth_limit: None,
         eta_ms: (net > 0.0).then(|| remaining_bytes as f64 / net * 1e3),
         elapsed_ms: millis(elapsed),
+        lanes,
+        throttled_to_pages_per_s: machine.throttled_to(),
+        guest_round_trip_ms: None,
     }
 }
 

@@ -285,7 +285,8 @@ impl Beside<'_, '_> {
             }
             None => self.total_pages - looked_at,
         };
-        let told = progress_of(self.machine, self.total_pages, remaining, sent, self.begun);
+        let told =
+            progress_of(self.machine, self.total_pages, remaining, sent, self.dispatch.lanes(), self.begun);
         (self.progress)(Progress { bandwidth_limit: self.pace.holding(), ..told });
     }
 }
