@@ -14,6 +14,7 @@ mod moves;
 mod preflight;
 mod problem;
 mod rules;
+mod samples;
 mod shares;
 mod vms;
 
@@ -39,6 +40,7 @@ pub use preflight::{
 };
 pub use problem::{Problem, ProblemCode};
 pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
+pub use samples::{MoveSamples, PhaseMark};
 pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
 pub use vms::{CreateManagedVm, HostedVm, ManagedVm, PlannedPower, StartManagedVm, StopManagedVm, VmSummary};
 

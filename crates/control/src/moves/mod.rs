@@ -5,15 +5,16 @@
 mod agents;
 mod facts;
 mod job;
+mod samples;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use godwit_api::MigrationStatus;
-use godwit_api::control::{Change, Move, MoveState, Problem, ProblemCode, Waits};
+use godwit_api::control::{Change, Move, MoveSamples, MoveState, Problem, ProblemCode, Waits};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
@@ -25,6 +26,8 @@ use crate::queue::{Served, Situation, schedule};
 use crate::state::{State, now_unix_ms};
 
 pub(crate) use agents::{Agents, FollowedAgents};
+use samples::Samples;
+
 pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
 
 /// How often it is looked who can start, where nothing happens that says so.
@@ -55,6 +58,7 @@ pub(crate) type Refused = Vec<(String, Problem)>;
 #[derive(Debug)]
 pub(crate) struct Moves {
     shown: Arc<RwLock<BTreeMap<String, Move>>>,
+    samples: Arc<Mutex<Samples>>,
     orders: mpsc::UnboundedSender<Order>,
     tasks: [AbortHandle; 2],
 }
@@ -77,6 +81,7 @@ impl Moves {
         let saved = keeper.read_all(MOVES).await?;
         let (orders, incoming) = mpsc::unbounded_channel();
         let shown = Arc::<RwLock<BTreeMap<String, Move>>>::default();
+        let samples = Arc::<Mutex<Samples>>::default();
         let jobs = saved.into_iter().map(|(id, saved)| (id.clone(), Job::of(&id, saved))).collect();
         let driver = Driver {
             keeper,
@@ -84,6 +89,7 @@ impl Moves {
             agents,
             orders: orders.clone(),
             shown: Arc::clone(&shown),
+            samples: Arc::clone(&samples),
             jobs,
             served: Vec::new(),
             counted: BTreeMap::new(),
@@ -98,12 +104,17 @@ impl Moves {
                 }
             }
         });
-        Ok(Moves { shown, orders, tasks: [drives, hears.abort_handle()] })
+        Ok(Moves { shown, samples, orders, tasks: [drives, hears.abort_handle()] })
     }
 
     /// Every move that is remembered, by id.
     pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Move>> {
         self.shown.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far a move was at times of its migration.
+    pub(crate) fn samples(&self, id: &str) -> MoveSamples {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner).of(id)
     }
 
     /// Takes a move in. It is in the store when this returns.
@@ -152,6 +163,7 @@ struct Driver {
     agents: Arc<dyn Agents>,
     orders: mpsc::UnboundedSender<Order>,
     shown: Arc<RwLock<BTreeMap<String, Move>>>,
+    samples: Arc<Mutex<Samples>>,
     jobs: BTreeMap<String, Job>,
     served: Vec<Served>,
     /// Moves that leave each host and arrive there, as was told last.
@@ -281,6 +293,7 @@ impl Driver {
     async fn told(&mut self, status: MigrationStatus) {
         let of = self.jobs.values_mut().find(|job| job.state.migration() == Some(status.id.as_str()));
         let Some(job) = of else { return };
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner).take(&job.id, &status);
         let (id, migration) = (job.id.clone(), status.id);
         job.progress = Some(status.progress);
         let event = match status.report {

@@ -88,6 +88,7 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 #[cfg(test)]
 mod tests {
     use godwit_api::control::*;
+    use godwit_migration::Report;
     use http::Method;
     use serde::Serialize;
     use serde::de::DeserializeOwned;
@@ -139,8 +140,10 @@ mod tests {
             Me,
             Move,
             MoveLimits,
+            MoveSamples,
             Preflight,
             Problem,
+            Report,
             RuleInfo,
             SetCpuBaseline,
             StartManagedVm,
