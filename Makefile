@@ -9,7 +9,7 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict cance
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test sim schemathesis console console-test fuzz bench reliability soak soak-mixed fmt lint ci clean
+.PHONY: help deps build demo test sim schemathesis console console-test fuzz bench reliability soak soak-mixed deb fmt lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ console-test: $(if $(PROFILE),,build) ## Check the console's sources and use it 
 
 fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")
 	scripts/fuzz.sh
+
+deb: build ## Debian packages of command, agent and manager, in out/deb (DEB_REVISION=N)
+	scripts/deb.sh
 
 fmt: ## Format the sources
 	$(CARGO) fmt --all

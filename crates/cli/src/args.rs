@@ -251,10 +251,10 @@ pub(crate) struct PkiPlace {
 pub(crate) enum HostCommand {
     /// Run this host's agent until SIGTERM; its VMs run on without it
     #[command(after_help = "Example:
-  godwit host run --config /etc/godwit/agent.toml")]
+  godwit host run --config /etc/godwit/host.toml")]
     Run {
-        /// The agent's configuration
-        #[arg(long, value_name = "FILE")]
+        /// The agent's configuration; where the default is missing, the host is alone
+        #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
         config: PathBuf,
     },
     /// Join a cluster: make this host's key, have the manager sign for it, write the agent's configuration
@@ -336,7 +336,7 @@ pub(crate) struct JoinArgs {
     #[arg(long, value_name = "DIR", default_value = "/etc/godwit/pki")]
     pub(crate) dir: PathBuf,
     /// The agent's configuration, written if there is none
-    #[arg(long, value_name = "FILE", default_value = "/etc/godwit/agent.toml")]
+    #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
     pub(crate) config: PathBuf,
 }
 

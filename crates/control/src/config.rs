@@ -12,13 +12,14 @@ use crate::queue::Limits;
 use crate::store::audit::Retention;
 
 /// Where the manager's own socket is when nothing else is configured.
-pub const DEFAULT_MANAGER_SOCKET: &str = "/run/godwit/control.sock";
+pub const DEFAULT_MANAGER_SOCKET: &str = "/run/godwit-control/control.sock";
 
 /// What `godwit control run --config FILE` reads.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// This manager's name: what the others and the audit log call it.
+    /// This manager's name: what the others and the audit log call it. Without it the machine's.
+    #[serde(default = "godwit_pki::machine_name")]
     pub name: String,
     /// Addresses of its API; none: its socket alone.
     #[serde(default)]
@@ -105,7 +106,7 @@ fn default_socket() -> PathBuf {
 }
 
 fn default_state_dir() -> PathBuf {
-    "/var/lib/godwit/control".into()
+    "/var/lib/godwit-control".into()
 }
 
 /// What is wrong with a configuration.

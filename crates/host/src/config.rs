@@ -23,7 +23,8 @@ pub const MAX_VM_NAME_BYTES: usize = 48;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// This host's name: what `migrate --to` and reports call it.
+    /// This host's name: what `migrate --to` and reports call it. Without it the machine's.
+    #[serde(default = "godwit_pki::machine_name")]
     pub name: String,
     /// Addresses for other agents; none: this host takes part in no migration.
     #[serde(default)]
@@ -312,6 +313,21 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// Where it is when nothing else is named.
+    pub const DEFAULT_FILE: &str = "/etc/godwit/host.toml";
+
+    /// Reads and checks a file; the one at its default place may be missing: then the host is alone, with all defaults.
+    pub fn load_or_alone(path: &Path) -> Result<Config, ConfigError> {
+        match Config::load(path) {
+            Err(ConfigError::Read { source, .. })
+                if source.kind() == std::io::ErrorKind::NotFound && path == Path::new(Config::DEFAULT_FILE) =>
+            {
+                Config::parse("", path)
+            }
+            loaded => loaded,
+        }
+    }
+
     /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path)
@@ -578,6 +594,9 @@ mod tests {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error:?} does not contain {expected:?}");
         }
+        let alone = parse("").unwrap();
+        assert_eq!((alone.name, alone.listen.len()), (godwit_pki::machine_name(), 0));
+        assert!(Config::load_or_alone(Path::new("/nonexistent/agent.toml")).is_err());
         let error = Config::load(Path::new("/nonexistent/agent.toml")).unwrap_err().to_string();
         assert!(error.contains("/nonexistent/agent.toml") && error.contains("--config"), "{error}");
     }

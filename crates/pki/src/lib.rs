@@ -16,6 +16,13 @@ pub use certificate::{Description, Role, describe, describe_der};
 pub use identity::{Identity, Peer, Trust};
 pub use join::{Fingerprint, request, requested_key};
 
+/// What this machine calls itself, without its domain: the name of an agent or a manager that is given none.
+#[must_use]
+pub fn machine_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    name.split('.').next().unwrap_or_default().to_owned()
+}
+
 /// Why a certificate can't be made, read or used.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {

@@ -14,7 +14,7 @@ use crate::units::parse_duration;
 /// Where the manager is that is asked.
 #[derive(Debug, Args)]
 pub(crate) struct ManagerPlace {
-    /// The manager's address, unix:PATH or https://HOST:PORT [default: unix:/run/godwit/control.sock]
+    /// The manager's address, unix:PATH or https://HOST:PORT [default: unix:/run/godwit-control/control.sock]
     #[arg(long, global = true, value_name = "URL", env = "GODWIT_MANAGER", hide_env_values = true)]
     pub(crate) manager: Option<Endpoint>,
     /// The authority's certificate that an https:// address is checked by

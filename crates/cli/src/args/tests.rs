@@ -16,7 +16,7 @@ fn the_command_line_is_consistent() {
 #[test]
 fn every_command_of_the_manual_is_understood() {
     for line in [
-        "godwit host run --config /etc/godwit/agent.toml",
+        "godwit host run --config /etc/godwit/host.toml",
         "godwit host show",
         "godwit host list --json",
         "godwit vm create web --memory 1GiB --memory 512MiB --vcpus 2 --cpu Nehalem --machine q35 --accel tcg --kernel /k --initrd /i --append console=ttyS0 --disk path=/d,format=raw --nic network=lan --qemu /q --private-memory --device virtio-rng-pci --start",
