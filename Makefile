@@ -9,7 +9,7 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict cance
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test sim schemathesis console console-test fuzz bench reliability soak soak-mixed deb fmt lint ci clean
+.PHONY: help deps build demo test sim schemathesis console console-test fuzz bench reliability soak soak-mixed deb deb-test fmt lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frame
 
 deb: build ## Debian packages of command, agent and manager, in out/deb (DEB_REVISION=N)
 	scripts/deb.sh
+
+deb-test: build ## Install, run and upgrade the packages on a clean Debian 12 (debootstrap, systemd-nspawn)
+	scripts/deb-test.sh
 
 fmt: ## Format the sources
 	$(CARGO) fmt --all

@@ -20,6 +20,19 @@ say "create a guest of 1 GiB on host a; it fills 512 MiB and dirties 5,000 pages
 create_guest $VM 21 1GiB "godwit.fill=512M godwit.workload=$WORKLOAD"
 $GODWIT vm list
 
+# The console of this very lab, for as long as somebody looks at it.
+finish_demo() {
+  local console token
+  console=$($GODWIT lab status | sed -n 's/^ *manager .* console //p')
+  token=$($GODWIT --json control token create demo --role admin | sed -n 's/.*"token": *"\([^"]*\)".*/\1/p')
+  say "the console: $console"
+  echo "token: $token"
+  echo "The lab's own authority has signed its certificate; a browser asks once whether to go on."
+  if [ -t 0 ] && [ -t 1 ]; then
+    read -r -p "Look around, move the guest from there; Enter takes the lab down. "
+  fi
+}
+
 verify() {
   say "the guest checks every page of its memory while it goes on dirtying it"
   $GODWIT lab guest $VM verify
@@ -42,6 +55,8 @@ $GODWIT host drain b --plan
 say "and does it"
 $GODWIT host drain b
 verify
+
+finish_demo
 
 say "delete the guest"
 $GODWIT vm delete $VM --force

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 
-use crate::{client, emulator};
+use crate::{client, door, emulator};
 
 /// Which process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub enum DaemonKind {
     Emulator,
     /// The client prober.
     Client,
+    /// The way to the manager.
+    Door,
 }
 
 impl DaemonKind {
@@ -24,6 +26,7 @@ impl DaemonKind {
         match self {
             DaemonKind::Emulator => "emulator",
             DaemonKind::Client => "client",
+            DaemonKind::Door => "door",
         }
     }
 }
@@ -35,7 +38,8 @@ impl FromStr for DaemonKind {
         match text {
             "emulator" => Ok(DaemonKind::Emulator),
             "client" => Ok(DaemonKind::Client),
-            _ => bail!("`{text}` is no process of the lab: emulator or client"),
+            "door" => Ok(DaemonKind::Door),
+            _ => bail!("`{text}` is no process of the lab: emulator, client or door"),
         }
     }
 }
@@ -48,6 +52,7 @@ pub fn run(kind: DaemonKind, config: &Path) -> Result<()> {
     match kind {
         DaemonKind::Emulator => emulator::run(&read(config)?, say_ready),
         DaemonKind::Client => client::run(&read(config)?, say_ready),
+        DaemonKind::Door => door::run(&read(config)?, say_ready),
     }
 }
 

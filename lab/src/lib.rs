@@ -16,6 +16,7 @@ mod agents;
 pub mod client;
 pub mod clock;
 pub mod daemon;
+mod door;
 mod down;
 pub mod emulator;
 pub mod fake_http;

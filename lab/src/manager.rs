@@ -1,5 +1,6 @@
 //! The lab's manager: a process beside the agent of the first host, which knows all hosts of the lab.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use godwit_pki::{Grant, Role};
 use serde::Serialize;
 
 use crate::agents::{Tls, authority, url};
+use crate::door::DoorConfig;
 use crate::options::LabOptions;
 use crate::state::write_whole;
 use crate::topology::{LabPaths, Topology};
@@ -26,6 +28,7 @@ const HEARD_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Serialize)]
 struct ManagerConfig {
     name: &'static str,
+    listen: Vec<SocketAddr>,
     socket: PathBuf,
     state_dir: PathBuf,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -39,6 +42,7 @@ pub(crate) fn write_config(options: &LabOptions, paths: &LabPaths) -> Result<()>
     let tls = if options.insecure { None } else { Some(certificate(paths)?) };
     let text = toml::to_string(&ManagerConfig {
         name: NAME,
+        listen: vec![DoorConfig::to_manager().to],
         socket: paths.manager_socket(),
         state_dir: paths.manager_state(),
         insecure: options.insecure,
@@ -53,7 +57,12 @@ fn certificate(paths: &LabPaths) -> Result<Tls> {
     let (certificate, key) = (dir.join(format!("{NAME}.pem")), dir.join(format!("{NAME}.key")));
     if !certificate.exists() {
         let days = crate::agents::CERTIFICATE_DAYS;
-        let grant = Grant { name: NAME.to_owned(), role: Role::Operator, addresses: Vec::new(), days };
+        let grant = Grant {
+            name: NAME.to_owned(),
+            role: Role::Operator,
+            addresses: vec![Ipv4Addr::LOCALHOST.into()],
+            days,
+        };
         authority.issue(&grant).context("the manager's certificate")?;
     }
     Ok(Tls { authority: authority.certificate(), certificate, key })

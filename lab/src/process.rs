@@ -126,12 +126,23 @@ pub(crate) struct Started {
 ///
 /// Only the network namespace is entered, not a mount namespace as `ip netns exec` makes one: what an agent
 /// mounts must outlive it and be seen by the next.
-pub(crate) fn start(namespace: &str, mut command: Command, log: &Path, piped: bool) -> Result<Started> {
+pub(crate) fn start(namespace: &str, command: Command, log: &Path, piped: bool) -> Result<Started> {
+    start_with(namespace, command, log, piped, Stdio::null())
+}
+
+/// The same with something as its standard input.
+pub(crate) fn start_with(
+    namespace: &str,
+    mut command: Command,
+    log: &Path,
+    piped: bool,
+    stdin: Stdio,
+) -> Result<Started> {
     use std::os::unix::process::CommandExt;
     let open_log = || File::options().create(true).append(true).open(log);
     let log_file = open_log().with_context(|| format!("can't write {}", log.display()))?;
     let stdout = if piped { Stdio::piped() } else { Stdio::from(log_file.try_clone()?) };
-    command.stdin(Stdio::null()).stdout(stdout).stderr(log_file).process_group(0);
+    command.stdin(stdin).stdout(stdout).stderr(log_file).process_group(0);
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = in_namespace(namespace, move || command.spawn())?
         .with_context(|| format!("can't start {program}; is it there and executable?"))?;

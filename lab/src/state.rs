@@ -21,6 +21,7 @@ pub(crate) enum Role {
     Emulator,
     Client,
     Manager,
+    Door,
     /// The agent of the host of that name.
     Agent(String),
 }
@@ -39,13 +40,22 @@ pub(crate) struct LabState {
     /// Known once the migration networks are made.
     pub(crate) engine: Option<LinkEngine>,
     pub(crate) processes: Vec<LabProcess>,
+    /// Where the manager's console is on this machine.
+    #[serde(default)]
+    pub(crate) console: Option<String>,
     /// Whether `up` came to its end.
     pub(crate) complete: bool,
 }
 
 impl LabState {
     pub(crate) fn new(options: &LabOptions) -> LabState {
-        LabState { options: options.clone(), engine: None, processes: Vec::new(), complete: false }
+        LabState {
+            options: options.clone(),
+            engine: None,
+            processes: Vec::new(),
+            console: None,
+            complete: false,
+        }
     }
 
     /// The state on disk; `None` where there is none, or none that can be read (a crash while it was made on

@@ -29,6 +29,12 @@ pub struct LabStatus {
     pub hosts: Vec<HostStatus>,
     /// Its client.
     pub client: Option<ClientStatus>,
+    /// Where the manager's console is on this machine.
+    #[serde(default)]
+    pub console: Option<String>,
+    /// The manager's socket.
+    #[serde(default)]
+    pub manager: Option<PathBuf>,
     /// The hosts file for the CLI.
     pub hosts_file: Option<PathBuf>,
     /// Counters of the emulator, where it switches.
@@ -78,6 +84,8 @@ pub fn status(name: &LabName) -> Result<LabStatus> {
             engine: None,
             hosts: Vec::new(),
             client: None,
+            console: None,
+            manager: None,
             hosts_file: None,
             links: Vec::new(),
             problems: Vec::new(),
@@ -98,6 +106,7 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
             Role::Emulator => "the link emulator".to_owned(),
             Role::Client => "the client prober".to_owned(),
             Role::Manager => "the manager".to_owned(),
+            Role::Door => "the way to the manager's console".to_owned(),
             Role::Agent(host) => format!("the agent of host {host}"),
         };
         problems
@@ -128,6 +137,8 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
             socket: paths.client_socket(),
             prober: running(&Role::Client),
         }),
+        console: state.console.clone().filter(|_| running(&Role::Door).is_some()),
+        manager: running(&Role::Manager).map(|_| paths.manager_socket()),
         hosts_file: Some(paths.hosts_file()),
         links,
         problems,
@@ -161,6 +172,10 @@ impl fmt::Display for LabStatus {
                 client.namespace,
                 client.addresses.join(" ")
             )?;
+        }
+        if let Some(manager) = &self.manager {
+            let console = self.console.as_deref().map(|at| format!("  console {at}/")).unwrap_or_default();
+            writeln!(f, "  manager  unix:{}{console}", manager.display())?;
         }
         for link in &self.links {
             let LinkCounters { namespace, device, frames, wire_bytes, dropped, lost, .. } = link;

@@ -205,6 +205,16 @@ impl LabPaths {
         self.root.join("control.log")
     }
 
+    /// Configuration of the way to the manager.
+    pub(crate) fn door_config(&self) -> PathBuf {
+        self.root.join("door.json")
+    }
+
+    /// Its log.
+    pub(crate) fn door_log(&self) -> PathBuf {
+        self.root.join("door.log")
+    }
+
     /// Configuration of the manager.
     #[must_use]
     pub fn manager_config(&self) -> PathBuf {

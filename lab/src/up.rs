@@ -1,8 +1,9 @@
 //! Brings a lab up.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -11,6 +12,7 @@ use serde::Serialize;
 use crate::agents::{self, AgentTools};
 use crate::client::ClientConfig;
 use crate::daemon::{self, DaemonKind};
+use crate::door::{self, DoorConfig};
 use crate::down::{LabName, leftovers, tear_down};
 use crate::links::{self, LinkEngine};
 use crate::manager;
@@ -188,6 +190,7 @@ impl Builder<'_> {
         let what = match kind {
             DaemonKind::Emulator => "the link emulator",
             DaemonKind::Client => "the client prober",
+            DaemonKind::Door => "the way to the manager's console",
         };
         let mut started =
             process::start(namespace, daemon::command(self.godwit, kind, config_file), log, true)?;
@@ -202,18 +205,38 @@ impl Builder<'_> {
         else {
             return Ok(());
         };
+        let namespace = first.namespace.clone();
         if !self.runs(&Role::Manager) {
             manager::write_config(self.options, &self.paths)?;
             let (command, log) = (manager::command(self.godwit, &self.paths), self.paths.manager_log());
-            let started = process::start(&first.namespace, command, &log, false)
-                .context("the manager does not start")?;
+            let started =
+                process::start(&namespace, command, &log, false).context("the manager does not start")?;
             self.state.set_process(Role::Manager, started.id);
             self.state.save(&self.paths)?;
             let socket = self.paths.manager_socket();
             let is_there = || UnixStream::connect(&socket).is_ok();
             started.wait_until("the manager", &log, AGENT_LIMIT, is_there)?;
         }
+        if !self.runs(&Role::Door) {
+            self.open_door(&namespace)?;
+        }
         manager::add_hosts(self.godwit, &self.topology, self.options, &self.paths)
+    }
+
+    /// The way from this machine to the manager's console and API.
+    fn open_door(&mut self, namespace: &str) -> Result<()> {
+        let (file, log) = (self.paths.door_config(), self.paths.door_log());
+        write_whole(&file, &serde_json::to_string_pretty(&DoorConfig::to_manager())?)?;
+        let listener = door::listen()?;
+        let scheme = if self.options.insecure { "http" } else { "https" };
+        let address = format!("{scheme}://{}", listener.local_addr()?);
+        let command = daemon::command(self.godwit, DaemonKind::Door, &file);
+        let stdin = Stdio::from(OwnedFd::from(listener));
+        let mut started = process::start_with(namespace, command, &log, true, stdin)?;
+        self.state.set_process(Role::Door, started.id);
+        self.state.console = Some(address);
+        self.state.save(&self.paths)?;
+        started.wait_ready_line("the way to the manager's console", &log, DAEMON_LIMIT)
     }
 
     /// Starts all agents that do not run, then waits for them together.
