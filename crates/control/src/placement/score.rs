@@ -54,7 +54,8 @@ impl Score {
             vcpus: VCPUS * (1.0 - share(vcpus_after, MOST_VCPUS_A_CORE * cores)),
             lanes: LANES / (1.0 + f64::from(room.arrivals) / limit),
             clones: if has_clone { CLONES } else { 0.0 },
-            rules: -RULE * rules_broken as f64,
+            // From 0, as no rule at all would else take -0 points.
+            rules: 0.0 - RULE * rules_broken as f64,
         };
         if host.cores == 0 {
             score.vcpus = 0.0;

@@ -59,6 +59,8 @@ fn the_host_with_most_left_is_first_and_the_others_are_told_by_what() {
     );
     assert_eq!(ranking.fits[2].why, "behind b: 1.0 of 32 cores idle, against 23.0 of 32 cores idle");
     assert!(ranking.ruled_out.is_empty());
+    // No rule is broken: 0, which JSON tells from -0.
+    assert!(ranking.fits.iter().all(|ranked| ranked.score.rules.is_sign_positive()));
 }
 
 #[test]

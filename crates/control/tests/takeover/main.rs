@@ -123,16 +123,35 @@ fn three(dir: &TempDir, etcd: &EtcdServer) -> Vec<ManagerProcess> {
     ["m1", "m2", "m3"].map(|name| ManagerProcess::start(dir.path(), name, false, &more)).into()
 }
 
+/// Three managers that have heard every host.
+struct Cluster {
+    /// What the managers keep.
+    dir: TempDir,
+    fleet: Fleet,
+    managers: Vec<ManagerProcess>,
+    /// Which of them leads.
+    first: usize,
+    /// An operator's.
+    token: String,
+}
+
+impl Cluster {
+    async fn of_three(etcd: &EtcdServer) -> Cluster {
+        let (dir, fleet) = (tempfile::tempdir().unwrap(), fleet().await);
+        let managers = three(&dir, etcd);
+        let first = leader_of(&managers).await;
+        let token = set_up(&managers[first], &fleet).await;
+        for manager in &managers {
+            hears_all(manager, &fleet).await;
+        }
+        Cluster { dir, fleet, managers, first, token }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_leader_is_followed_by_another_and_every_move_comes_through_once() {
     let Some(etcd) = EtcdServer::start() else { return };
-    let (dir, fleet) = (tempfile::tempdir().unwrap(), fleet().await);
-    let mut managers = three(&dir, &etcd);
-    let first = leader_of(&managers).await;
-    let token = set_up(&managers[first], &fleet).await;
-    for manager in &managers {
-        hears_all(manager, &fleet).await;
-    }
+    let Cluster { dir: _dir, fleet, mut managers, first, token } = Cluster::of_three(&etcd).await;
     // A manager that does not lead passes on what it is asked.
     move_all(&managers[(first + 1) % 3], &token).await;
     in_the_midst(&fleet).await;
@@ -160,13 +179,7 @@ async fn a_killed_leader_is_followed_by_another_and_every_move_comes_through_onc
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_goes_on_when_the_manager_that_leads_is_killed() {
     let Some(etcd) = EtcdServer::start() else { return };
-    let (dir, fleet) = (tempfile::tempdir().unwrap(), fleet().await);
-    let mut managers = three(&dir, &etcd);
-    let first = leader_of(&managers).await;
-    let token = set_up(&managers[first], &fleet).await;
-    for manager in &managers {
-        hears_all(manager, &fleet).await;
-    }
+    let Cluster { dir: _dir, fleet, mut managers, first, token } = Cluster::of_three(&etcd).await;
     let follower = &managers[(first + 1) % 3];
     let asked = follower.ask(Method::POST, "/api/v1/hosts/host-0000/drain", &token, Some(json!({}))).await;
     let path = format!("/api/v1/drains/{}", asked.read::<Drain>().id);
@@ -214,13 +227,7 @@ async fn a_manager_that_ends_in_peace_gives_the_leadership_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_etcd_away_managers_answer_what_they_know_and_go_on_when_it_is_back() {
     let Some(mut etcd) = EtcdServer::start() else { return };
-    let (dir, fleet) = (tempfile::tempdir().unwrap(), fleet().await);
-    let managers = three(&dir, &etcd);
-    let first = leader_of(&managers).await;
-    let token = set_up(&managers[first], &fleet).await;
-    for manager in &managers {
-        hears_all(manager, &fleet).await;
-    }
+    let Cluster { dir: _dir, fleet, managers, first, token } = Cluster::of_three(&etcd).await;
     etcd.kill();
     until("nobody leads", async || !managers[first].leads().await).await;
     for manager in &managers {
