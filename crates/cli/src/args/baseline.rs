@@ -13,6 +13,8 @@ pub(crate) enum CpuBaselineCommand {
     /// Set the baseline: new VMs get it, and none goes to a host that falls short; VMs that run keep their CPU
     Set(SetBaselineArgs),
     /// Have no baseline any more: VMs get what their specifications say
+    #[command(after_help = "\
+There is no --plan for that: it is never refused and changes no VM that runs. Hosts that fall short of the baseline, which `show` names, take VMs again.")]
     Clear,
 }
 
