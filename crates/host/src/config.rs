@@ -560,7 +560,6 @@ mod tests {
         let cases = [
             ("name = \"a\"\nlisten = [\"10.0.0.1\"]", "agent.toml:2:"),
             ("name = \"a\"\n\nstate-dir = \"/x\"", "agent.toml:3: unknown field `state-dir`"),
-            ("socket = \"/x\"", "missing field `name`"),
             ("name = \"a b\"", "name: \"a b\" is no host name"),
             ("name = \"a\"\nqemu_users = \"all\"", "agent.toml:2: \"all\" is no range of users"),
             (
