@@ -28,6 +28,16 @@ before(async () => {
   browser = await launch();
   ({ page, seen } = await openPage(browser, { colorScheme: 'light' }));
   page.setDefaultTimeout(30_000);
+  await page.addInitScript(() => {
+    const real = globalThis.fetch;
+    globalThis.fetch = (asked, init = {}) => {
+      if (!String(asked).endsWith('/events')) return real(asked, init);
+      const cut = new AbortController();
+      init.signal?.addEventListener('abort', () => cut.abort());
+      globalThis.cutEvents = () => cut.abort(new TypeError('cut by the test'));
+      return real(asked, { ...init, signal: cut.signal });
+    };
+  });
 });
 after(() => browser?.close());
 // What a test that failed left open is not to fail the next one.
@@ -196,6 +206,25 @@ test('a drain shows its plan and empties the host', async () => {
   await button('End maintenance').click();
   await dialogue().getByRole('button', { name: 'End maintenance' }).click();
   await page.locator('.page-facts').getByText('up', { exact: true }).waitFor();
+});
+
+test('a connection that breaks is told, tried again, and what changed meanwhile is there', async () => {
+  const host = (await api('/hosts?limit=1')).items[0].name;
+  await goTo(page, '/hosts', 'Hosts');
+  const row = page.getByRole('row').filter({ has: page.getByRole('link', { name: host, exact: true }) });
+  await row.getByText('up', { exact: true }).waitFor();
+  await page.context().setOffline(true);
+  // A browser that is offline begins nothing new, and keeps what it has.
+  await page.evaluate(() => globalThis.cutEvents());
+  await page.getByText('Connection lost, trying again.').waitFor({ timeout: 60_000 });
+  await picture('lost');
+  const set = (maintenance) => api(`/hosts/${host}`, { method: 'PATCH', body: JSON.stringify({ maintenance }) });
+  await set(true);
+  await page.context().setOffline(false);
+  await row.getByText('maintenance').waitFor({ timeout: 60_000 });
+  await page.getByRole('status').filter({ hasText: 'live' }).waitFor();
+  await set(false);
+  await row.getByText('up', { exact: true }).waitFor();
 });
 
 const PAGES = [

@@ -1,5 +1,4 @@
 /** The frame of all pages: where one is, whether what is shown is live, who is logged in. */
-import type { ComponentChildren } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { openHelp } from './dialogs/help';
 import { AuditPage, TokensPage } from './pages/access';
@@ -22,7 +21,7 @@ import { Link, PageHead, Waiting } from './parts/basics';
 import { Bird } from './parts/bird';
 import { useKey } from './parts/grid';
 import { Mark, Status } from './parts/status';
-import { hosts, isLoaded, moves, rules, vms } from './state/cluster';
+import { hosts, isLoaded, isOver, moves, rules, vms } from './state/cluster';
 import { go, route } from './state/route';
 import { isKnown, logOut, me, tryNow } from './state/session';
 import { connection } from './state/stream';
@@ -39,7 +38,6 @@ export function App() {
       <SideBar />
       <div class="body">
         <TopBar />
-        <Lost />
         <Main />
       </div>
     </div>
@@ -186,10 +184,7 @@ function SideBar() {
 
 function Item(props: { path: string; text: string; count?: number | string | undefined; isLive?: boolean }) {
   const here = `/${route.value.parts[0] ?? ''}`;
-  const isHere =
-    here === props.path ||
-    (props.path === '/queue' && here === '/moves') ||
-    (props.path === '/history' && here === '/drains');
+  const isHere = here === props.path || listOf(here) === props.path;
   return (
     <li>
       <a href={`#${props.path}`} aria-current={isHere ? 'page' : undefined}>
@@ -200,6 +195,14 @@ function Item(props: { path: string; text: string; count?: number | string | und
   );
 }
 
+/** The list that a single move or drain is found in. */
+function listOf(here: string): string | null {
+  if (here === '/drains') return '/history';
+  if (here !== '/moves') return null;
+  const move = moves.get(route.value.parts[1] ?? '');
+  return move && isOver(move) ? '/history' : '/queue';
+}
+
 const THEMES: [Theme, string][] = [
   ['system', 'Colours: system'],
   ['light', 'Colours: light'],
@@ -208,8 +211,9 @@ const THEMES: [Theme, string][] = [
 
 function TopBar() {
   const who = me.value;
+  const isLost = connection.value.state === 'lost' || connection.value.state === 'trying';
   return (
-    <header class="top">
+    <header class={isLost ? 'top top-lost' : 'top'}>
       <ConnectionMark />
       <span class="grow" />
       <button type="button" class="act quiet" onClick={openHelp} aria-label="Keys and shapes">
@@ -235,34 +239,29 @@ function TopBar() {
   );
 }
 
+/** Whether what is shown is live. Where it is not, that has its place in the bar: nothing below moves. */
 function ConnectionMark() {
   const now = connection.value;
+  if (now.state === 'lost' || now.state === 'trying') {
+    return (
+      <div class="lost" role="alert">
+        <Mark tone="bad" shape="triangle" />
+        <span class="lost-text" title={now.why}>
+          <strong>Connection lost, trying again.</strong> {now.why} What is shown is as it was then.
+        </span>
+        <button type="button" class="act" onClick={tryNow} aria-disabled={now.state === 'trying'}>
+          Try now
+        </button>
+      </div>
+    );
+  }
   const look =
     now.state === 'live'
       ? ({ tone: 'ok', shape: 'disc', text: 'live' } as const)
-      : now.state === 'loading'
-        ? ({ tone: 'busy', shape: 'half', text: 'loading' } as const)
-        : ({ tone: 'bad', shape: 'cross', text: 'not live' } as const);
+      : ({ tone: 'busy', shape: 'half', text: 'loading' } as const);
   return (
     <span class="connection" role="status">
       <Status look={look} />
     </span>
-  );
-}
-
-/** What is shown is as it was when the connection broke: that has to be seen. */
-function Lost(): ComponentChildren {
-  const now = connection.value;
-  if (now.state !== 'lost' && now.state !== 'trying') return null;
-  return (
-    <div class="lost" role="alert">
-      <Mark tone="bad" shape="triangle" />
-      <span>
-        <strong>Connection lost, trying again.</strong> {now.why} What is shown is as it was then.
-      </span>
-      <button type="button" class="act" onClick={tryNow} aria-disabled={now.state === 'trying'}>
-        Try now
-      </button>
-    </div>
   );
 }

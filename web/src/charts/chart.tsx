@@ -42,11 +42,15 @@ export function Chart(props: ChartProps) {
   useEffect(() => {
     let isGone = false;
     let made: Drawing | null = null;
-    void import('./draw').then(({ draw }) => {
-      if (isGone || !place.current) return;
-      made = draw(place.current, latest.current);
-      drawing.current = made;
-    });
+    import('./draw').then(
+      ({ draw }) => {
+        if (isGone || !place.current) return;
+        made = draw(place.current, latest.current);
+        drawing.current = made;
+      },
+      // The manager has been replaced meanwhile by one with other files.
+      () => place.current?.replaceChildren('The chart could not be loaded: load the page anew.'),
+    );
     return () => {
       isGone = true;
       made?.end();

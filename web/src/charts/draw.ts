@@ -21,7 +21,7 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
   const options: uPlot.Options = {
     width: Math.max(120, place.clientWidth),
     height: place.clientHeight,
-    padding: [12, 8, 0, 0],
+    padding: [18, 8, 0, 0],
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 6 } },
     scales: { x: { time: false }, y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.08 : 1] } },
@@ -48,7 +48,7 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
       },
     ],
     series: [{}, ...first.series.map((series) => line(series, colour, first.steps === true))],
-    plugins: [{ hooks: { drawClear: [(chart) => drawMarks(chart, marks, faint, text, font)] } }],
+    plugins: [{ hooks: { drawClear: [(chart) => drawMarks(chart, marks, colour('line-strong'), text, font)] } }],
   };
   const chart = new uPlot(options, data(first), place);
   const sizes = new ResizeObserver(() => {
@@ -99,22 +99,25 @@ function drawMarks(chart: uPlot, marks: Mark[], faint: string, text: string, fon
   ctx.font = font.replace(/^\d+px/, `${10 * ratio}px`);
   ctx.textBaseline = 'top';
   ctx.textAlign = 'left';
-  let free = bbox.left;
-  for (const mark of marks) {
-    const x = Math.round(chart.valToPos(mark.at, 'x', true));
-    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+  const right = bbox.left + bbox.width;
+  const places = marks.map((mark) => Math.round(chart.valToPos(mark.at, 'x', true)));
+  marks.forEach((mark, at) => {
+    const x = places[at] ?? 0;
+    if (x < bbox.left || x > right) return;
+    ctx.globalAlpha = 0.5;
     ctx.strokeStyle = faint;
     ctx.lineWidth = ratio;
     ctx.beginPath();
-    ctx.moveTo(x, bbox.top);
+    ctx.moveTo(x, bbox.top - 12 * ratio);
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
-    const width = ctx.measureText(mark.label).width + 6 * ratio;
-    if (x >= free && x + width <= bbox.left + bbox.width) {
+    ctx.globalAlpha = 1;
+    // A phase has its name where it lasts as long as the name is.
+    const room = (places[at + 1] ?? right) - x;
+    if (ctx.measureText(mark.label).width + 6 * ratio <= room) {
       ctx.fillStyle = text;
-      ctx.fillText(mark.label, x + 3 * ratio, bbox.top - 1 * ratio);
-      free = x + width;
+      ctx.fillText(mark.label, x + 4 * ratio, bbox.top - 13 * ratio);
     }
-  }
+  });
   ctx.restore();
 }

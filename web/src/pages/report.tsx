@@ -168,19 +168,16 @@ export function ReportView({ report }: { report: Report }) {
 
 function Summary({ report }: { report: Report }) {
   const seconds = report.migration_time_ms / 1e3;
-  return (
-    <Facts
-      rows={[
-        ['Outcome', report.outcome],
-        ['Engine', report.engine],
-        ['Policy', report.policy ?? '–'],
-        ['Came to its switchover by', report.means ?? '–'],
-        ['Switchover budget', duration(report.switchover_budget_ms)],
-        ['Mean bandwidth', bytesPerSecond(seconds > 0 ? report.wire_bytes / seconds : null)],
-        ['Round trip of the lane', duration(report.round_trip_ms)],
-      ]}
-    />
-  );
+  const rows: [string, string][] = [
+    ['Outcome', report.outcome],
+    ['Engine', report.engine],
+    ['Policy', report.policy ?? '–'],
+    ['Came to its switchover by', report.means ?? '–'],
+    ['Switchover budget', duration(report.switchover_budget_ms)],
+    ['Mean bandwidth', bytesPerSecond(seconds > 0 ? report.wire_bytes / seconds : null)],
+    ['Round trip of the lane', duration(report.round_trip_ms)],
+  ];
+  return <Facts rows={rows.filter(([, value]) => value !== '–')} />;
 }
 
 function Foreseen({ report }: { report: Report }) {
