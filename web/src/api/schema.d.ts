@@ -296,6 +296,23 @@ export interface paths {
         patch: operations["update"];
         trace?: never;
     };
+    "/api/v1/me": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Who asks, and what they may: a program with a token can hide what it would be refused. */
+        get: operations["show_me"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/moves": {
         parameters: {
             query?: never;
@@ -303,7 +320,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Moves, the oldest first; without their reports. */
+        /** Moves, without their reports. The last 10,000 that are over are remembered. */
         get: operations["list"];
         put?: never;
         post?: never;
@@ -326,6 +343,43 @@ export interface paths {
         post?: never;
         /** Calls a move off. Its state says whether it is cancelled, or came through all the same. */
         delete: operations["cancel"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/moves/{id}/report": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The report of a move's migration as a file, where this manager has seen it end. */
+        get: operations["report"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/moves/{id}/samples": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * How far a move was at times of its migration: for a picture of one that runs, to who comes in the middle, and of one that is over. Kept in memory,
+         *     of the last 300 moves.
+         */
+        get: operations["samples"];
+        put?: never;
+        post?: never;
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -453,6 +507,44 @@ export interface paths {
         post?: never;
         /** Deletes a stopped VM and what its host keeps of it; disks are left alone. A VM with a move is not deleted. */
         delete: operations["delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/vms/{vm}/console": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The VM's text console as a WebSocket: binary messages both ways, as the guest's serial line. It follows a VM that moves. A browser offers the
+         *     protocols `godwit.console.v1` and `godwit.bearer.` with its token behind it, in base64url without padding; whoever else shows it as
+         *     everywhere. One reader at a time: where it can't be opened or go on, the close message has the code 4000 and says why.
+         */
+        get: operations["open"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/vms/{vm}/log": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The end of a VM's log at the host that runs it: where a VM has moved, what was written before is left at the other host. */
+        get: operations["log"];
+        put?: never;
+        post?: never;
+        delete?: never;
         options?: never;
         head?: never;
         patch?: never;
@@ -1615,9 +1707,12 @@ export interface components {
          *       "labels": {
          *         "rack": "r1"
          *       },
+         *       "load_average_1min": 4.5,
+         *       "logical_cores": 32,
          *       "maintenance": false,
          *       "memory_available_bytes": 206158430208,
          *       "memory_committed_bytes": 68719476736,
+         *       "memory_total_bytes": 274877906944,
          *       "moves_in": 0,
          *       "moves_out": 1,
          *       "name": "host-a",
@@ -1634,6 +1729,16 @@ export interface components {
             };
             /** @description What it lacks of the cluster's CPU baseline, as far as it has told: no VM is moved there. */
             lacks_of_baseline?: string[];
+            /**
+             * Format: double
+             * @description Its load over the last minute, as its agent told last.
+             */
+            load_average_1min?: number;
+            /**
+             * Format: int32
+             * @description Its logical cores; 0 until it has been heard.
+             */
+            logical_cores?: number;
             /** @description Whether it is being emptied, or empty and to stay so. */
             maintenance: boolean;
             /**
@@ -1646,6 +1751,11 @@ export interface components {
              * @description Guest memory that it has promised, bytes.
              */
             memory_committed_bytes: number;
+            /**
+             * Format: int64
+             * @description Its memory in all, bytes; 0 until it has been heard.
+             */
+            memory_total_bytes?: number;
             /**
              * Format: int64
              * @description Moves that arrive there now.
@@ -1815,6 +1925,28 @@ export interface components {
             authority: string;
             /** @description The host's certificate, PEM. */
             certificate: string;
+        };
+        /** @description What one path between the two hosts carries while a migration runs. */
+        LaneProgress: {
+            /**
+             * Format: int64
+             * @description Bytes handed to them so far, headers and padding included.
+             */
+            bytes: number;
+            /**
+             * Format: double
+             * @description The same a second, since progress was told before.
+             */
+            bytes_per_s: number;
+            /** @description The source's address; none: the kernel's choice. */
+            from?: string | null;
+            /**
+             * Format: int32
+             * @description Data streams that are open on it.
+             */
+            streams: number;
+            /** @description The destination's; none: not told yet. */
+            to?: string | null;
         };
         /** @description One path between the two hosts. */
         LaneReport: {
@@ -2030,6 +2162,19 @@ export interface components {
             planned?: components["schemas"]["PlannedPower"] | null;
         };
         /**
+         * @description `GET /api/v1/me`: who asks, as the manager knows them.
+         * @example {
+         *       "name": "ana",
+         *       "role": "operator"
+         *     }
+         */
+        Me: {
+            /** @description As the audit log names them. */
+            name: string;
+            /** @description What they may. */
+            role: components["schemas"]["Role"];
+        };
+        /**
          * @description By what a guest is brought to its switchover.
          * @enum {string}
          */
@@ -2194,6 +2339,66 @@ export interface components {
          * @enum {string}
          */
         MovePriority: "low" | "normal" | "high" | "urgent";
+        /**
+         * @description `GET /api/v1/moves/{id}/samples`: of the last attempt.
+         * @example {
+         *       "id": "v6b0450ea-9781d5ce",
+         *       "migration": "v6b0450ea-9781d5ce-1",
+         *       "phases": [
+         *         {
+         *           "at_ms": 0.1,
+         *           "phase": "preflight",
+         *           "round": 0
+         *         },
+         *         {
+         *           "at_ms": 812.4,
+         *           "phase": "pre-copy",
+         *           "round": 0
+         *         }
+         *       ],
+         *       "samples": [
+         *         {
+         *           "bandwidth_bytes_per_s": 1100000000,
+         *           "bandwidth_limit": "10gbit",
+         *           "dirty_bytes_per_s": 0,
+         *           "elapsed_ms": 1812.4,
+         *           "eta_ms": 2900,
+         *           "guest_round_trip_ms": 0.31,
+         *           "lanes": [
+         *             {
+         *               "bytes": 1073741824,
+         *               "bytes_per_s": 1100000000,
+         *               "from": "10.0.0.11",
+         *               "streams": 2,
+         *               "to": "10.0.0.12:7701"
+         *             }
+         *           ],
+         *           "phase": "pre-copy",
+         *           "remaining_bytes": 3221225472,
+         *           "round": 0,
+         *           "sent_bytes": 1073741824,
+         *           "throttled_to_pages_per_s": null,
+         *           "total_bytes": 4294967296
+         *         }
+         *       ],
+         *       "started_unix_ms": 1795444970237
+         *     }
+         */
+        MoveSamples: {
+            /** @description The move. */
+            id: string;
+            /** @description The migration at the source's agent; none: nothing is kept of it, since it has not begun, is long over, or began under another manager. */
+            migration?: string | null;
+            /** @description The phases that it came to. */
+            phases: components["schemas"]["PhaseMark"][];
+            /** @description How far it was, 600 times at most: of a longer one fewer for each second. A round trip to the guest is the longest since the sample before. */
+            samples: components["schemas"]["Progress"][];
+            /**
+             * Format: int64
+             * @description When that was asked for, milliseconds since 1970.
+             */
+            started_unix_ms?: number | null;
+        };
         /**
          * @description Where a move is.
          * @enum {string}
@@ -2387,6 +2592,16 @@ export interface components {
                 };
                 /** @description What it lacks of the cluster's CPU baseline, as far as it has told: no VM is moved there. */
                 lacks_of_baseline?: string[];
+                /**
+                 * Format: double
+                 * @description Its load over the last minute, as its agent told last.
+                 */
+                load_average_1min?: number;
+                /**
+                 * Format: int32
+                 * @description Its logical cores; 0 until it has been heard.
+                 */
+                logical_cores?: number;
                 /** @description Whether it is being emptied, or empty and to stay so. */
                 maintenance: boolean;
                 /**
@@ -2399,6 +2614,11 @@ export interface components {
                  * @description Guest memory that it has promised, bytes.
                  */
                 memory_committed_bytes: number;
+                /**
+                 * Format: int64
+                 * @description Its memory in all, bytes; 0 until it has been heard.
+                 */
+                memory_total_bytes?: number;
                 /**
                  * Format: int64
                  * @description Moves that arrive there now.
@@ -2615,6 +2835,21 @@ export interface components {
          * @enum {string}
          */
         Phase: "preflight" | "prepare" | "pre-copy" | "reconnect" | "convergence" | "switchover" | "page-in" | "announce" | "report";
+        /** @description When a migration came to a phase. */
+        PhaseMark: {
+            /**
+             * Format: double
+             * @description Since the migration was asked for, milliseconds, when it was first heard of.
+             */
+            at_ms: number;
+            /** @description The phase. */
+            phase: components["schemas"]["Phase"];
+            /**
+             * Format: int32
+             * @description The round that it was in.
+             */
+            round: number;
+        };
         /** @description Time spent in one phase, summed over its visits. */
         PhaseReport: {
             /**
@@ -2817,6 +3052,14 @@ export interface components {
              * @description Time to the end, as far as it can be told: by what was foreseen, or by the rates where those say that it will be later.
              */
             eta_ms?: number | null;
+            /**
+             * Format: double
+             * @description The longest that the guest took to answer lately, as seen at the source's host: it grows while an answer is missing. None where
+             *     the specification names no IPv4 address of the guest, or it has not answered yet.
+             */
+            guest_round_trip_ms?: number | null;
+            /** @description What each lane carries; none before the first stream is open, and by QEMU's engine. */
+            lanes?: components["schemas"]["LaneProgress"][];
             /** @description The phase. */
             phase: components["schemas"]["Phase"];
             /**
@@ -2834,6 +3077,11 @@ export interface components {
              * @description Bytes sent over the wire so far.
              */
             sent_bytes: number;
+            /**
+             * Format: double
+             * @description What the guest's writers are held to; none: they are not slowed.
+             */
+            throttled_to_pages_per_s?: number | null;
             /**
              * Format: int64
              * @description The guest's RAM.
@@ -4527,9 +4775,12 @@ export interface operations {
                      *           "labels": {
                      *             "rack": "r1"
                      *           },
+                     *           "load_average_1min": 4.5,
+                     *           "logical_cores": 32,
                      *           "maintenance": false,
                      *           "memory_available_bytes": 206158430208,
                      *           "memory_committed_bytes": 68719476736,
+                     *           "memory_total_bytes": 274877906944,
                      *           "moves_in": 0,
                      *           "moves_out": 1,
                      *           "name": "host-a",
@@ -5428,13 +5679,70 @@ export interface operations {
             };
         };
     };
+    show_me: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The caller */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "name": "ana",
+                     *       "role": "operator"
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Me"];
+                };
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "mend": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     list: {
         parameters: {
             query?: {
                 /** @description Those in this state. */
                 state?: components["schemas"]["MoveState"];
+                /** @description Those that are over, or those that are not. */
+                over?: boolean;
                 /** @description Those of this VM. */
                 vm?: string;
+                /** @description Those from or to this host. */
+                host?: string;
+                /** @description Those of this drain. */
+                drain?: string;
+                /** @description Those asked for at this time or later, milliseconds since 1970. */
+                since_unix_ms?: number;
+                /** @description Those asked for before this time, milliseconds since 1970. */
+                before_unix_ms?: number;
+                /** @description Which come first. */
+                order?: "oldest-first" | "newest-first";
                 /** @description Where the page begins: `next` of the page before. */
                 cursor?: string;
                 /** @description Items of the page. */
@@ -5634,6 +5942,159 @@ export interface operations {
                      *       "status": 503,
                      *       "title": "The store does not answer",
                      *       "type": "urn:godwit:problem:store-away"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    report: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Its id */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The report */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "bandwidth_limit": null,
+                     *       "blackout_ms": null,
+                     *       "engine": "godwit",
+                     *       "error": null,
+                     *       "from": "host-a",
+                     *       "guest_bytes": 4294967296,
+                     *       "migration_time_ms": 4812.5,
+                     *       "outcome": "completed",
+                     *       "phases": [
+                     *         {
+                     *           "duration_ms": 3912,
+                     *           "phase": "pre-copy"
+                     *         }
+                     *       ],
+                     *       "round_trip_ms": 0.2,
+                     *       "rounds": [],
+                     *       "switchover": null,
+                     *       "switchover_ms": 11.2,
+                     *       "to": "host-b",
+                     *       "vm": "web",
+                     *       "wire_bytes": 4311744512
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Report"];
+                };
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "mend": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    samples: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Its id */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What is kept; nothing of a move that has not begun, or is forgotten */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "v6b0450ea-9781d5ce",
+                     *       "migration": "v6b0450ea-9781d5ce-1",
+                     *       "phases": [
+                     *         {
+                     *           "at_ms": 0.1,
+                     *           "phase": "preflight",
+                     *           "round": 0
+                     *         },
+                     *         {
+                     *           "at_ms": 812.4,
+                     *           "phase": "pre-copy",
+                     *           "round": 0
+                     *         }
+                     *       ],
+                     *       "samples": [
+                     *         {
+                     *           "bandwidth_bytes_per_s": 1100000000,
+                     *           "bandwidth_limit": "10gbit",
+                     *           "dirty_bytes_per_s": 0,
+                     *           "elapsed_ms": 1812.4,
+                     *           "eta_ms": 2900,
+                     *           "guest_round_trip_ms": 0.31,
+                     *           "lanes": [
+                     *             {
+                     *               "bytes": 1073741824,
+                     *               "bytes_per_s": 1100000000,
+                     *               "from": "10.0.0.11",
+                     *               "streams": 2,
+                     *               "to": "10.0.0.12:7701"
+                     *             }
+                     *           ],
+                     *           "phase": "pre-copy",
+                     *           "remaining_bytes": 3221225472,
+                     *           "round": 0,
+                     *           "sent_bytes": 1073741824,
+                     *           "throttled_to_pages_per_s": null,
+                     *           "total_bytes": 4294967296
+                     *         }
+                     *       ],
+                     *       "started_unix_ms": 1795444970237
+                     *     }
+                     */
+                    "application/json": components["schemas"]["MoveSamples"];
+                };
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "mend": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
@@ -6521,6 +6982,132 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "mend": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Why not */
+            "5XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "store-away",
+                     *       "detail": "the store does not answer",
+                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "status": 503,
+                     *       "title": "The store does not answer",
+                     *       "type": "urn:godwit:problem:store-away"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    open: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Its name */
+                vm: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description From here on it is a WebSocket */
+            101: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "mend": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Why not */
+            "5XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "store-away",
+                     *       "detail": "the store does not answer",
+                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "status": 503,
+                     *       "title": "The store does not answer",
+                     *       "type": "urn:godwit:problem:store-away"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    log: {
+        parameters: {
+            query?: {
+                /** @description Whose words. */
+                source?: "console" | "qemu";
+                /** @description Bytes from its end, at most; from the beginning of a line on. */
+                tail?: number;
+            };
+            header?: never;
+            path: {
+                /** @description Its name */
+                vm: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The log; what is no UTF-8 is replaced */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /** @example login: */
+                    "text/plain": string;
+                };
             };
             /** @description Why not */
             "4XX": {

@@ -27,17 +27,10 @@ export type CreateMove = Schemas['CreateMove'];
 export type CreateManagedVm = Schemas['CreateManagedVm'];
 export type Problem = Schemas['Problem'];
 export type PreflightRanking = Schemas['PreflightRanking'];
-export type HostSummary = Schemas['HostSummary'] & {
-  memory_total_bytes?: number;
-  logical_cores?: number;
-  load_average_1min?: number;
-};
+export type HostSummary = Schemas['HostSummary'];
 
-/** What this console knows of itself: `GET /api/v1/me`. */
-export interface Me {
-  name: string;
-  role: Role;
-}
+/** Who asks, as the manager knows them: `GET /api/v1/me`. */
+export type Me = Schemas['Me'];
 
 export interface Page<T> {
   items: T[];
@@ -58,22 +51,9 @@ export type Preflight = Schemas['Preflight'];
 export type ManagedHost = Schemas['ManagedHost'];
 export type ManagedVm = Schemas['ManagedVm'];
 
-/** A lane while a migration runs, as far as the manager tells it. */
-export interface LaneProgress {
-  from?: string | null;
-  to: string;
-  bytes?: number;
-  sent_bytes?: number;
-  bytes_per_s?: number;
-  bandwidth_bytes_per_s?: number;
-}
-
-/** Where a running migration is; what managers of earlier versions do not tell is absent. */
-export type Progress = Schemas['Progress'] & {
-  lanes?: LaneProgress[] | null;
-  guest_round_trip_ms?: number | null;
-  throttled_to_pages_per_s?: number | null;
-};
+/** Where a running migration is. Managers of earlier versions tell nothing of lanes, throttle and the guest's round trip. */
+export type Progress = Schemas['Progress'];
+export type MoveSamples = Schemas['MoveSamples'];
 
 /** One change of the cluster, as `GET /api/v1/events` tells it. */
 export type Change =

@@ -134,24 +134,16 @@ interface LaneLine {
   rates: (number | null)[];
 }
 
-/** Each lane's rate: as told, or by how its bytes grew. */
+/** Each lane's rate over time; none where it was not there. */
 export function lanesOf(points: Progress[]): LaneLine[] {
   const names = new Set<string>();
   for (const point of points) for (const lane of point.lanes ?? []) names.add(laneName(lane));
-  return [...names].map((name) => {
-    let before: { ms: number; bytes: number } | null = null;
-    const rates = points.map((point) => {
-      const lane = point.lanes?.find((one) => laneName(one) === name);
-      if (!lane) return null;
-      const told = lane.bandwidth_bytes_per_s ?? lane.bytes_per_s;
-      const sent = lane.sent_bytes ?? lane.bytes ?? 0;
-      const span = before ? point.elapsed_ms - before.ms : 0;
-      const rate = told ?? (before && span > 0 ? ((sent - before.bytes) / span) * 1e3 : null);
-      before = { ms: point.elapsed_ms, bytes: sent };
-      return rate;
-    });
-    return { name, rates };
-  });
+  // What has no address yet carries nothing yet.
+  names.delete('');
+  return [...names].map((name) => ({
+    name,
+    rates: points.map((point) => point.lanes?.find((lane) => laneName(lane) === name)?.bytes_per_s ?? null),
+  }));
 }
 
-const laneName = (lane: { from?: string | null; to: string }) => lane.from ?? lane.to;
+const laneName = (lane: { from?: string | null; to?: string | null }) => lane.from ?? lane.to ?? '';

@@ -1,7 +1,7 @@
 /** One move: while it runs, and the report when it is over. */
 import { useEffect } from 'preact/hooks';
 import { get, getIfThere, part, remove } from '../api/http';
-import type { Move, Progress } from '../api/types';
+import type { Move, MoveSamples } from '../api/types';
 import { useAsked } from '../parts/asked';
 import { Act, Figure, HostLink, Link, PageHead, ProblemBox, useTask, VmLink, Waiting } from '../parts/basics';
 import { PhaseRail } from '../parts/phases';
@@ -20,10 +20,9 @@ export function MovePage({ id }: { id: string }) {
   const move = merged(live, asked.value);
   const task = useTask();
   useEffect(() => {
-    void getIfThere<Progress[] | { samples?: Progress[]; items?: Progress[] }>(`/moves/${part(id)}/samples`)
+    void getIfThere<MoveSamples>(`/moves/${part(id)}/samples`)
       .then((told) => {
-        const points = Array.isArray(told) ? told : (told?.samples ?? told?.items);
-        if (points?.length) samplesOf(id).prepend(points);
+        if (told?.samples.length) samplesOf(id).prepend(told.samples);
       })
       .catch(() => undefined);
   }, [id]);
