@@ -28,6 +28,8 @@ export interface ChartProps {
   spoken: string;
   height?: number;
   steps?: boolean;
+  /** Its line is named even where it is the only one. */
+  isNamed?: boolean;
   /** Its values are bytes: the axis goes in powers of two. */
   isBytes?: boolean;
 }
@@ -70,7 +72,7 @@ export function Chart(props: ChartProps) {
             {props.series.map((series) => (
               <span key={series.label}>
                 <span class={`swatch ${series.colour}`} />
-                {props.series.length > 1 ? `${series.label} ` : ''}
+                {props.series.length > 1 || props.isNamed ? `${series.label} ` : ''}
                 <b>{lastOf(series.values, props.format)}</b>
               </span>
             ))}

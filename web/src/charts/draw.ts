@@ -21,7 +21,7 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
   const options: uPlot.Options = {
     width: Math.max(120, place.clientWidth),
     height: place.clientHeight,
-    padding: [18, 8, 0, 0],
+    padding: [20, 8, 0, 0],
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 6 } },
     scales: { x: { time: false }, y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.08 : 1] } },

@@ -65,6 +65,7 @@ export function MoveCharts({
       {lanes.length > 0 ? (
         <Chart
           title="Bandwidth by lane"
+          isNamed
           times={times}
           marks={marks}
           format={bytesPerSecond}
