@@ -169,6 +169,23 @@ test('a move shows its preflight, runs with charts and ends with a report', asyn
   assert.equal((report.report ?? report).outcome, 'completed');
 });
 
+test('the text console takes keys, and the log is read', async (context) => {
+  const name = process.env.GODWIT_CONSOLE_VM ?? (await api('/vms?state=running&limit=1')).items[0].name;
+  const document = await (await fetch(`${url}/api/openapi.json`)).json();
+  if (!document.paths['/api/v1/vms/{vm}/console']) {
+    context.skip('the manager has no text consoles');
+    return;
+  }
+  await goTo(page, `/vms/${name}?tab=console`, name);
+  await page.locator('.term-bar').getByText('connected', { exact: true }).waitFor();
+  await page.getByRole('textbox', { name: `Text console of ${name}` }).focus();
+  await page.keyboard.type('hello');
+  await page.locator('.term').getByText('hello').first().waitFor();
+  await page.getByRole('link', { name: 'Log', exact: true }).click();
+  await page.getByRole('combobox', { name: 'Log' }).waitFor();
+  await page.locator('.log, .empty').first().waitFor();
+});
+
 test('the move stands in the history', async () => {
   await goTo(page, `/history?filter=${vm}`, 'History');
   const row = page.getByRole('row').filter({ hasText: vm });

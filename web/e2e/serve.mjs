@@ -1,6 +1,7 @@
 // Serves web/dist as the manager does, and passes /api to a manager: for a manager of an older build, or without the files.
 import { createReadStream, existsSync } from 'node:fs';
 import { createServer, request } from 'node:http';
+import { connect } from 'node:net';
 import { extname, join, normalize } from 'node:path';
 
 const POLICY =
@@ -15,7 +16,7 @@ const TYPES = {
 const dist = new URL('../dist', import.meta.url).pathname;
 const [port = '17900', manager = 'http://127.0.0.1:7800'] = process.argv.slice(2);
 
-createServer((asked, answer) => {
+const server = createServer((asked, answer) => {
   const path = new URL(asked.url, 'http://localhost').pathname;
   if (path.startsWith('/api/')) {
     const { method, headers } = asked;
@@ -43,4 +44,20 @@ createServer((asked, answer) => {
     ...(isBrotli ? { 'content-encoding': 'br' } : {}),
   });
   createReadStream(isBrotli ? `${file}.br` : file).pipe(answer);
-}).listen(Number(port), '127.0.0.1');
+});
+
+// Text consoles: the request as it came, then bytes both ways.
+server.on('upgrade', (asked, socket, head) => {
+  const { hostname, port: at } = new URL(manager);
+  const passed = connect(Number(at), hostname, () => {
+    const lines = [`${asked.method} ${asked.url} HTTP/1.1`];
+    for (let index = 0; index < asked.rawHeaders.length; index += 2)
+      lines.push(`${asked.rawHeaders[index]}: ${asked.rawHeaders[index + 1]}`);
+    passed.write(`${lines.join('\r\n')}\r\n\r\n`);
+    passed.write(head);
+    passed.pipe(socket).pipe(passed);
+  });
+  passed.on('error', () => socket.destroy());
+  socket.on('error', () => passed.destroy());
+});
+server.listen(Number(port), '127.0.0.1');
