@@ -320,7 +320,8 @@ impl Config {
     pub fn load_or_alone(path: &Path) -> Result<Config, ConfigError> {
         match Config::load(path) {
             Err(ConfigError::Read { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound && path == Path::new(Config::DEFAULT_FILE) =>
+                if source.kind() == std::io::ErrorKind::NotFound
+                    && path == Path::new(Config::DEFAULT_FILE) =>
             {
                 Config::parse("", path)
             }

@@ -49,7 +49,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=24))]
     real_vms: u8,
     /// The memory of each
-    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     #[serde(serialize_with = "as_text")]
     memory: ByteSize,
     /// The links of real hosts
