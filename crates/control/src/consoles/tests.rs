@@ -12,6 +12,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::handshake::client::Response;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
+use crate::server::tests::request;
 use crate::vms::tests::Cluster;
 
 /// The manager of some simulated hosts, where browsers reach it.
@@ -124,6 +125,18 @@ async fn only_who_works_with_vms_and_only_the_managers_own_pages_open_a_console(
     assert_eq!(plain.problem(), ProblemCode::InvalidRequest);
     let missing = served.cluster.root(Method::GET, "/api/v1/vms/nothing/console", None).await;
     assert_eq!(missing.problem(), ProblemCode::NotFound);
+    // One that does not lead passes no such thing on: whoever leads takes its word.
+    let managed = &served.cluster.managed;
+    managed.manager.step_down();
+    let mut foreign = request(Method::GET, &served.path("console"), Some(&viewer), None);
+    foreign.headers_mut().insert("upgrade", "websocket".parse().unwrap());
+    foreign.headers_mut().insert("host", "m1:7800".parse().unwrap());
+    foreign.headers_mut().insert("origin", "http://elsewhere.example".parse().unwrap());
+    let refused = managed.send(managed.app.clone(), foreign).await;
+    assert_eq!(
+        refused.body["detail"],
+        "a page of \"http://elsewhere.example\" opens a connection to this manager"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -65,10 +65,14 @@ pub(super) async fn admit(State(manager): State<Arc<Manager>>, mut request: Requ
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let shown = request.headers().get(AUTHORIZATION).cloned().or_else(|| bearer(request.headers()));
     let (mut caller, mut admitted) = judge(&manager, &came, (&method, &path), shown.clone()).await;
-    // What another manager passes on it has looked at; no page can say that it is one.
-    if is_websocket(request.headers()) && !forward::is_passed_on(&request) {
-        admitted =
-            admitted.and_then(|caller| check_origin(request.headers(), request.uri()).map(|()| caller));
+    // What another manager passes on it has looked at; no page can say that it is one. Refused here: whoever leads would not know its origin.
+    if is_websocket(request.headers())
+        && !forward::is_passed_on(&request)
+        && let Err(problem) = check_origin(request.headers(), request.uri())
+    {
+        let refused = Refusal(problem).into_response();
+        note(&manager, &came, caller, None, (&method, &path), &refused);
+        return refused;
     }
     if !manager.leads() && forward::is_leaders(&method, &path, admitted.as_ref().err()) {
         match forward::leader(&manager, forward::is_passed_on(&request)).await {

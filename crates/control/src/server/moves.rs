@@ -28,6 +28,9 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
         .routes(routes!(report))
 }
 
+/// The latest time that a filter names: what every JSON number holds exactly.
+const MOST_UNIX_MS: u64 = (1 << 53) - 1;
+
 /// In which order moves are listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -55,8 +58,10 @@ struct ListMoves {
     /// Those of this drain.
     drain: Option<String>,
     /// Those asked for at this time or later, milliseconds since 1970.
+    #[param(maximum = 9_007_199_254_740_991_u64)]
     since_unix_ms: Option<u64>,
     /// Those asked for before this time, milliseconds since 1970.
+    #[param(maximum = 9_007_199_254_740_991_u64)]
     before_unix_ms: Option<u64>,
     /// Which come first.
     #[serde(default)]
@@ -140,6 +145,10 @@ async fn list(
     Query(mut query): Query<ListMoves>,
 ) -> Result<Json<Page<Move>>, Refusal> {
     let cursor = cursor(query.cursor.take(), query.limit)?;
+    if query.since_unix_ms.max(query.before_unix_ms).is_some_and(|ms| ms > MOST_UNIX_MS) {
+        let detail = format!("no time is later than {MOST_UNIX_MS} ms since 1970 here");
+        return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give an earlier one").into());
+    }
     let leading = manager.leading()?;
     let all = leading.moves.all();
     Ok(Json(query.page(all.values(), &cursor)))
