@@ -97,7 +97,7 @@ impl fmt::Display for Endpoint {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody answers there.
-    #[error("the agent at {endpoint} can't be reached: {why}{}", hint(.endpoint))]
+    #[error("{} ({})", self.detail(), self.mend())]
     Unreachable {
         /// Where it should be.
         endpoint: Endpoint,
@@ -108,9 +108,7 @@ pub enum ClientError {
     #[error(transparent)]
     Refused(#[from] ApiError),
     /// What came back is no answer of an agent.
-    #[error(
-        "{endpoint} does not answer like a godwit agent: {why} (is another program listening there, or another version?)"
-    )]
+    #[error("{} ({})", self.detail(), self.mend())]
     Protocol {
         /// Who answered.
         endpoint: Endpoint,
@@ -128,23 +126,41 @@ impl ClientError {
             _ => None,
         }
     }
+
+    /// What failed and why, one line.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        match self {
+            ClientError::Unreachable { endpoint, why } => {
+                format!("the agent at {endpoint} can't be reached: {why}")
+            }
+            ClientError::Refused(error) => error.message.clone(),
+            ClientError::Protocol { endpoint, why } => {
+                format!("{endpoint} does not answer like a godwit agent: {why}")
+            }
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn mend(&self) -> &str {
+        match self {
+            ClientError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
+                "is it running, and are you root? start it with `godwit host run --config FILE`"
+            }
+            ClientError::Unreachable { .. } => {
+                "is it running and the network up? start it with `godwit host run --config FILE`"
+            }
+            ClientError::Refused(error) => &error.mend,
+            ClientError::Protocol { .. } => "is another program listening there, or another version?",
+        }
+    }
 }
 
 async fn connect_tcp(authority: &str) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(authority).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
-}
-
-fn hint(endpoint: &Endpoint) -> &'static str {
-    match endpoint {
-        Endpoint::Unix(_) => {
-            " (is it running, and are you root? start it with `godwit host run --config FILE`)"
-        }
-        Endpoint::Tcp(_) | Endpoint::Tls(_) => {
-            " (is it running and the network up? start it with `godwit host run --config FILE`)"
-        }
-    }
 }
 
 /// A client of one agent. Cheap to clone; keeps no connection.

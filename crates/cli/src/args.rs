@@ -18,7 +18,7 @@ use godwit_migration::{Compression, EngineKind, Intent, ReferenceUse};
 use godwit_pki::Fingerprint;
 use godwit_qemu::ByteSize;
 
-use crate::exit::EXIT_CODES;
+use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;
 use control::parse_label;
 
@@ -31,6 +31,9 @@ pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, 
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 
+/// What clap knows `--host` by: [`NoHost`] takes its place. No other argument has that name.
+const ONE_HOST: &str = "one_host";
+
 /// Godwit moves running virtual machines between hosts without stopping them.
 #[derive(Debug, Parser)]
 #[command(name = "godwit", version, about, after_help = EXIT_CODES, max_term_width = 110)]
@@ -42,13 +45,40 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "FILE", env = "GODWIT_HOSTS", hide_env_values = true)]
     hosts: Option<PathBuf>,
     /// Ask this host only
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(id = ONE_HOST, long = "host", global = true, value_name = "NAME")]
     pub(crate) host: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 impl Cli {
+    /// A host that is named before a command which asks none by itself.
+    pub(crate) fn unheard_host(&self) -> Option<Failure> {
+        let no_host = match &self.command {
+            Command::Control { no_host, .. }
+            | Command::Pki { no_host, .. }
+            | Command::Completions { no_host, .. }
+            | Command::Watch(WatchArgs { no_host, .. })
+            | Command::Host {
+                command:
+                    HostCommand::Run { no_host, .. }
+                    | HostCommand::Join(JoinArgs { no_host, .. })
+                    | HostCommand::Drain(DrainArgs { no_host, .. })
+                    | HostCommand::Drains { no_host, .. },
+                ..
+            }
+            | Command::Vm { command: VmCommand::Preflight(PreflightArgs { no_host, .. }), .. } => no_host,
+            Command::Host { .. }
+            | Command::Vm { .. }
+            | Command::Migrate(_)
+            | Command::Probe(_)
+            | Command::Migration { .. }
+            | Command::Lab { .. } => return None,
+        };
+        let named = no_host.named.as_ref().or(self.host.as_ref());
+        named.map(|named| Failure::usage(format!("--host {named}: {NO_HOST}"), "see --help"))
+    }
+
     /// The hosts file named, before or behind the command.
     pub(crate) fn hosts_file(&self) -> Option<PathBuf> {
         let behind = match &self.command {
@@ -76,6 +106,19 @@ pub(crate) struct HostsFile {
     /// The file that names the hosts [env: GODWIT_HOSTS]
     #[arg(id = "hosts_file", long = "hosts", global = true, value_name = "FILE")]
     file: Option<PathBuf>,
+}
+
+/// In a command that asks no host by itself: `--host` is not shown there, and refused instead of going unheard.
+#[derive(Debug, Args)]
+pub(crate) struct NoHost {
+    #[arg(id = ONE_HOST, long = "host", global = true, hide = true, value_name = "NAME", value_parser = refuse_host)]
+    named: Option<String>,
+}
+
+const NO_HOST: &str = "this command asks no host by itself: leave --host out";
+
+fn refuse_host(_: &str) -> Result<String, String> {
+    Err(NO_HOST.to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -140,6 +183,8 @@ for some seconds. Ctrl-C ends it.")]
     Control {
         #[command(flatten)]
         place: ManagerPlace,
+        #[command(flatten)]
+        no_host: NoHost,
         #[command(subcommand)]
         command: ControlCommand,
     },
@@ -154,6 +199,8 @@ for some seconds. Ctrl-C ends it.")]
 A host needs ca.pem, NAME.pem and NAME.key; ca.key stays where it was made. An agent takes a renewed certificate without a \
 restart.")]
     Pki {
+        #[command(flatten)]
+        no_host: NoHost,
         #[command(subcommand)]
         command: PkiCommand,
     },
@@ -176,6 +223,8 @@ restart.")]
     #[command(after_help = "Example:
   godwit completions bash >/usr/share/bash-completion/completions/godwit")]
     Completions {
+        #[command(flatten)]
+        no_host: NoHost,
         /// The shell
         shell: Shell,
     },
@@ -256,6 +305,8 @@ pub(crate) enum HostCommand {
         /// The agent's configuration; where the default is missing, the host is alone
         #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
         config: PathBuf,
+        #[command(flatten)]
+        no_host: NoHost,
     },
     /// Join a cluster: make this host's key, have the manager sign for it, write the agent's configuration
     #[command(after_help = "Examples:
@@ -273,6 +324,9 @@ knows the manager. The key never leaves this host. It can be repeated: a host th
         name: Option<String>,
     },
     /// List the hosts and whether they answer
+    #[command(after_help = "Examples:
+  godwit host list
+  godwit host list --host a --json")]
     List,
     /// Empty a host by the manager: every VM that can go gets a target, the others are named with the reason
     #[command(after_help = "Examples:
@@ -282,12 +336,17 @@ knows the manager. The key never leaves this host. It can be repeated: a host th
   godwit host drain a --undo
 
 The host is in maintenance from then on and takes no VMs, until it is undone or `godwit control host maintenance a off`. \
-Ctrl-C ends the looking alone.")]
+Ctrl-C ends the looking alone (exit code 130): the drain goes on. A manager that is away for some seconds is asked again.")]
     Drain(DrainArgs),
     /// List the manager's drains
+    #[command(after_help = "Examples:
+  godwit host drains
+  godwit host drains --json")]
     Drains {
         #[command(flatten)]
         place: ManagerPlace,
+        #[command(flatten)]
+        no_host: NoHost,
     },
     /// Show how fast guests' pages may leave a host, or set that until its agent ends
     #[command(after_help = "Examples:
@@ -338,6 +397,8 @@ pub(crate) struct JoinArgs {
     /// The agent's configuration, written if there is none
     #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
     pub(crate) config: PathBuf,
+    #[command(flatten)]
+    pub(crate) no_host: NoHost,
 }
 
 #[derive(Debug, Subcommand)]
@@ -351,6 +412,9 @@ pub(crate) enum VmCommand {
   godwit vm create -f web.toml --host a --start")]
     Create(Box<CreateArgs>),
     /// List VMs of all hosts
+    #[command(after_help = "Examples:
+  godwit vm list
+  godwit vm list --host a --json")]
     List,
     /// Tell what stands in the way of a VM's move, or without a target where it can go, best first (by the manager)
     #[command(after_help = "Examples:
@@ -361,11 +425,17 @@ pub(crate) enum VmCommand {
 It ends with exit code 5 where the VM can't move.")]
     Preflight(PreflightArgs),
     /// Show a VM
+    #[command(after_help = "Examples:
+  godwit vm show web
+  godwit vm show web --json")]
     Show {
         /// Its name
         name: String,
     },
     /// Start a stopped VM, or let a paused one go on
+    #[command(after_help = "Examples:
+  godwit vm start web
+  godwit vm start web --skip-preflight")]
     Start {
         /// Its name
         name: String,
@@ -374,6 +444,10 @@ It ends with exit code 5 where the VM can't move.")]
         skip_preflight: bool,
     },
     /// Stop a VM: press its power button, and end it if it has not gone within the grace
+    #[command(after_help = "Examples:
+  godwit vm stop web
+  godwit vm stop web --grace 2min
+  godwit vm stop web --force")]
     Stop {
         /// Its name
         name: String,
@@ -385,6 +459,9 @@ It ends with exit code 5 where the VM can't move.")]
         grace: Duration,
     },
     /// Delete a stopped VM; disks are left alone
+    #[command(after_help = "Examples:
+  godwit vm delete web
+  godwit vm delete web --force")]
     Delete {
         /// Its name
         name: String,
@@ -393,6 +470,8 @@ It ends with exit code 5 where the VM can't move.")]
         force: bool,
     },
     /// Open a VM's serial console; Ctrl-] leaves it
+    #[command(after_help = "Example:
+  godwit vm console web")]
     Console {
         /// Its name
         name: String,
@@ -730,6 +809,8 @@ pub(crate) struct WatchArgs {
     /// The network namespace to watch from [default: the lab's client, where there is a lab]
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
+    #[command(flatten)]
+    pub(crate) no_host: NoHost,
 }
 
 #[cfg(test)]

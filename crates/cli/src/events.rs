@@ -10,8 +10,9 @@ use godwit_api::control::{
 use serde::Serialize;
 use serde_json::json;
 
+use crate::drains::drain_state;
 use crate::exit::{Exit, Failure};
-use crate::moves::{because, drain_state, move_state};
+use crate::moves::{because, move_state};
 use crate::output::Output;
 use crate::units::byte_count;
 
@@ -36,7 +37,7 @@ async fn tell_all(manager: &ManagerClient, mut behind: Option<u64>, output: Outp
         let why = match hear(manager, &mut behind, &mut was_heard, output).await {
             Ok(true) => return Ok(Exit::Ok),
             Ok(false) => "the manager has closed the connection".to_owned(),
-            Err(Cut::Manager(error @ ManagerError::Unreachable { .. })) if was_heard => error.to_string(),
+            Err(Cut::Manager(error @ ManagerError::Unreachable { .. })) if was_heard => error.detail(),
             Err(Cut::Manager(error)) => return Err(error.into()),
             Err(Cut::Failed(failure)) => return Err(failure),
         };

@@ -32,7 +32,7 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   3    no such VM, host, migration or file
   4    conflict: it exists already, is in the wrong state, or something else is under way
   5    refused by a check before anything was changed (preflight, memory, certificate, dry run)
-  6    an agent, or a lane that is probed, can't be reached
+  6    an agent, the manager, or a lane that is probed, can't be reached
   7    the migration failed; the guest runs on at the source
   8    the migration was cancelled; the guest runs on at the source
   9    in doubt: it is not known on which host the guest may run
@@ -83,7 +83,8 @@ impl Exit {
         }
     }
 
-    fn of_failure(code: &str, began: bool) -> Exit {
+    /// By the code of why it failed, and whether anything had been begun.
+    pub(crate) fn of_failure(code: &str, began: bool) -> Exit {
         match ErrorCode::from_name(code) {
             ErrorCode::Preflight => Exit::Preflight,
             ErrorCode::PeerUnreachable if !began => Exit::Unreachable,
@@ -178,10 +179,11 @@ impl From<ApiError> for Failure {
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Failure {
+        let (message, mend) = (error.detail(), error.mend().to_owned());
         match error {
             ClientError::Refused(error) => error.into(),
-            ClientError::Unreachable { .. } => Failure::new(Exit::Unreachable, error.to_string(), ""),
-            ClientError::Protocol { .. } => Failure::new(Exit::Failure, error.to_string(), ""),
+            ClientError::Unreachable { .. } => Failure::new(Exit::Unreachable, message, mend),
+            ClientError::Protocol { .. } => Failure::new(Exit::Failure, message, mend),
         }
     }
 }

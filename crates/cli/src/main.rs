@@ -3,6 +3,7 @@
 mod args;
 mod baseline;
 mod control;
+mod drains;
 mod events;
 mod exit;
 mod guest;
@@ -22,6 +23,7 @@ mod rules;
 mod shares;
 mod units;
 mod vm;
+mod waiting;
 mod watch;
 
 use std::path::Path;
@@ -65,12 +67,15 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
-    if let Command::Completions { shell } = cli.command {
+    if let Some(failure) = cli.unheard_host() {
+        return Err(failure);
+    }
+    if let Command::Completions { shell, .. } = cli.command {
         clap_complete::generate(shell, &mut Cli::command(), "godwit", &mut std::io::stdout());
         return Ok(Exit::Ok);
     }
     let hosts_file = cli.hosts_file();
-    if let Command::Pki { command } = cli.command {
+    if let Command::Pki { command, .. } = cli.command {
         return pki::run(command, output);
     }
     // The lab's own work blocks; it needs no runtime.
@@ -86,13 +91,13 @@ fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
 }
 
 async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result<Exit, Failure> {
-    if let Command::Host { command: HostCommand::Run { config }, .. } = &cli.command {
+    if let Command::Host { command: HostCommand::Run { config, .. }, .. } = &cli.command {
         return host::run(config).await;
     }
     if let Command::Host { command: HostCommand::Join(options), .. } = cli.command {
         return join::run(options, output).await;
     }
-    if let Command::Control { place, command } = cli.command {
+    if let Command::Control { place, command, .. } = cli.command {
         return match command {
             ControlCommand::Run { config } => control::run(&config).await,
             ControlCommand::Openapi => control::openapi(output),
@@ -101,10 +106,10 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
     }
     match cli.command {
         Command::Host { command: HostCommand::Drain(args), .. } => {
-            return moves::drain(args, hosts_file, output).await;
+            return drains::run(args, hosts_file, output).await;
         }
-        Command::Host { command: HostCommand::Drains { place }, .. } => {
-            return moves::drains(&control::client(&place, hosts_file)?, output).await;
+        Command::Host { command: HostCommand::Drains { place, .. }, .. } => {
+            return drains::list(&control::client(&place, hosts_file)?, output).await;
         }
         Command::Vm { command: VmCommand::Preflight(args), place, .. } => {
             return preflight::run(args, &place, hosts_file, output).await;

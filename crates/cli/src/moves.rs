@@ -1,21 +1,15 @@
-//! Moves and drains by the manager: `godwit control move`, `godwit host drain`.
+//! Moves by the manager: `godwit control move`; and who did what: `godwit control audit`.
 
-use std::path::Path;
-use std::time::Duration;
+use godwit_api::ErrorCode;
+use godwit_api::control::{AuditEntry, CreateMove, ManagerClient, Move, MoveState};
+use godwit_migration::Outcome;
 
-use godwit_api::control::{
-    AuditEntry, CreateDrain, CreateMove, Drain, DrainState, DrainVmState, ManagerClient, Move, MoveState,
-};
-
-use crate::args::{DrainArgs, MoveCommand};
-use crate::control::client;
+use crate::args::MoveCommand;
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, fields, spinner, table};
 use crate::report::render;
 use crate::units::byte_count;
-
-/// How often the manager is asked how far something is.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+use crate::waiting::{Heard, Waiting};
 
 pub(crate) async fn run(
     command: MoveCommand,
@@ -26,17 +20,7 @@ pub(crate) async fn run(
         MoveCommand::Create { vm, to, priority, engine, detach } => {
             let request =
                 CreateMove { to, priority: priority.into(), engine: engine.into(), ..CreateMove::default() };
-            let asked = manager.create_move(&vm, &request).await?;
-            if detach {
-                output.result(&asked, || move_fields(&asked))?;
-                return Ok(Exit::Ok);
-            }
-            let over = follow_move(manager, asked, output).await?;
-            output.result(&over, || match &over.report {
-                Some(report) => format!("{}\n{}", move_fields(&over), render(report, output)),
-                None => move_fields(&over),
-            })?;
-            return Ok(if over.state == MoveState::Done { Exit::Ok } else { Exit::Failure });
+            return create(&vm, &request, detach, manager, output).await;
         }
         MoveCommand::List { all } => {
             let mut moves = manager.moves().await?;
@@ -54,6 +38,40 @@ pub(crate) async fn run(
         }
     }
     Ok(Exit::Ok)
+}
+
+async fn create(
+    vm: &str,
+    request: &CreateMove,
+    detach: bool,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let mut waiting = Waiting::begin(output)?;
+    let asked = match waiting.ask(manager.create_move(vm, request)).await? {
+        Heard::Answer(asked) => asked,
+        Heard::Interrupted => {
+            output.note(
+                "it is not known whether the manager has taken the move in (see `godwit control move list`)",
+            );
+            return Ok(Exit::Interrupted);
+        }
+    };
+    if detach {
+        output.result(&asked, || move_fields(&asked))?;
+        return Ok(Exit::Ok);
+    }
+    let (over, was_interrupted) = follow(manager, asked, &mut waiting).await?;
+    output.result(&over, || match &over.report {
+        Some(report) => format!("{}\n{}", move_fields(&over), render(report, output)),
+        None => move_fields(&over),
+    })?;
+    if was_interrupted {
+        let id = &over.id;
+        output.note(&format!("move {id} goes on (`godwit control move cancel {id}` calls it off)"));
+        return Ok(Exit::Interrupted);
+    }
+    Ok(move_exit(&over))
 }
 
 pub(crate) fn move_state(of: MoveState) -> &'static str {
@@ -104,8 +122,12 @@ fn move_fields(one: &Move) -> String {
     fields(&rows)
 }
 
-/// Until it is over, or the operator has seen enough: it goes on without them.
-async fn follow_move(manager: &ManagerClient, asked: Move, output: Output) -> Result<Move, Failure> {
+/// Until it is over, or until Ctrl-C: then it goes on by itself, and the second value is true.
+async fn follow(
+    manager: &ManagerClient,
+    asked: Move,
+    waiting: &mut Waiting,
+) -> Result<(Move, bool), Failure> {
     let bar = spinner();
     let mut now = asked;
     while !now.state.is_over() {
@@ -113,149 +135,29 @@ async fn follow_move(manager: &ManagerClient, asked: Move, output: Output) -> Re
             bar.set_message(format!("{} {}: {}", now.vm, move_state(now.state), because(&now)));
             bar.tick();
         }
-        if has_interrupted(LOOK_INTERVAL).await {
-            output.note(&format!(
-                "move {} goes on (godwit control move cancel {} calls it off)",
-                now.id, now.id
-            ));
-            break;
+        let (what, command) = (format!("move {}", now.id), format!("godwit control move show {}", now.id));
+        match waiting.look(|| manager.find_move(&now.id), &what, &command).await? {
+            Heard::Answer(told) => now = told,
+            Heard::Interrupted => return Ok((now, true)),
         }
-        now = manager.find_move(&now.id).await?;
     }
-    Ok(now)
+    Ok((now, false))
 }
 
-/// Whether Ctrl-C came before the time was over.
-async fn has_interrupted(within: Duration) -> bool {
-    tokio::time::timeout(within, tokio::signal::ctrl_c()).await.is_ok()
-}
-
-pub(crate) async fn drain(args: DrainArgs, hosts: Option<&Path>, output: Output) -> Result<Exit, Failure> {
-    let manager = client(&args.place, hosts)?;
-    let host = &args.of;
-    let begun = if args.cancel || args.undo {
-        let drains = manager.drains().await?;
-        let last = drains.into_iter().rev().find(|drain| drain.host == *host);
-        let Some(last) = last else {
-            let message = format!("host {host} was not drained");
-            return Err(Failure::new(Exit::NotFound, message, "see `godwit host drains`"));
-        };
-        if args.cancel { manager.cancel_drain(&last.id).await? } else { manager.undo_drain(&last.id).await? }
-    } else {
-        let request = CreateDrain {
-            plan_only: args.plan,
-            priority: args.priority.into(),
-            engine: args.engine.into(),
-            ..CreateDrain::default()
-        };
-        manager.create_drain(host, &request).await?
-    };
-    if args.plan || args.detach || args.cancel {
-        output.result(&begun, || drain_text(&begun))?;
-        return Ok(Exit::Ok);
-    }
-    let over = follow_drain(&manager, begun, output).await?;
-    output.result(&over, || drain_text(&over))?;
-    let all_went = over.state == DrainState::Undone
-        || over.vms.iter().all(|vm| matches!(vm.state, DrainVmState::Gone | DrainVmState::Back));
-    Ok(if all_went || !is_over(&over) { Exit::Ok } else { Exit::Failure })
-}
-
-pub(crate) async fn drains(manager: &ManagerClient, output: Output) -> Result<Exit, Failure> {
-    let drains = manager.drains().await?;
-    let row = |drain: &Drain| {
-        let gone = count(drain, DrainVmState::Gone);
-        let stays = count(drain, DrainVmState::Stays);
-        vec![
-            drain.id.clone(),
-            drain.host.clone(),
-            drain_state(drain.state).to_owned(),
-            format!("{gone} of {}", drain.vms.len()),
-            stays.to_string(),
-            drain.asked_by.clone(),
-        ]
-    };
-    let rows: Vec<_> = drains.iter().map(row).collect();
-    output.result(&drains, || table(&["id", "host", "state", "gone", "stay", "asked by"], &rows))?;
-    Ok(Exit::Ok)
-}
-
-fn is_over(drain: &Drain) -> bool {
-    matches!(drain.state, DrainState::Done | DrainState::Cancelled | DrainState::Undone | DrainState::Planned)
-}
-
-fn count(drain: &Drain, state: DrainVmState) -> usize {
-    drain.vms.iter().filter(|vm| vm.state == state).count()
-}
-
-pub(crate) fn drain_state(of: DrainState) -> &'static str {
-    match of {
-        DrainState::Planned => "planned",
-        DrainState::Running => "running",
-        DrainState::Done => "done",
-        DrainState::Cancelled => "cancelled",
-        DrainState::Undoing => "undoing",
-        DrainState::Undone => "undone",
-    }
-}
-
-fn vm_state(of: DrainVmState) -> &'static str {
-    match of {
-        DrainVmState::Going => "going",
-        DrainVmState::Gone => "gone",
-        DrainVmState::Stays => "stays",
-        DrainVmState::Back => "back",
-    }
-}
-
-async fn follow_drain(manager: &ManagerClient, begun: Drain, output: Output) -> Result<Drain, Failure> {
-    let bar = spinner();
-    let mut now = begun;
-    while !is_over(&now) {
-        if let Some(bar) = &bar {
-            bar.set_message(headline(&now));
-            bar.tick();
+/// How a move that is over ended.
+pub(crate) fn move_exit(over: &Move) -> Exit {
+    match over.state {
+        MoveState::Cancelled => Exit::Cancelled,
+        MoveState::Failed => {
+            let code = over.failure.as_ref().map_or("", |failure| failure.code.as_str());
+            match &over.report {
+                _ if ErrorCode::from_name(code) == ErrorCode::InDoubt => Exit::InDoubt,
+                Some(report) if report.outcome != Outcome::Completed => Exit::of_report(report),
+                _ => Exit::of_failure(code, over.attempts > 0),
+            }
         }
-        if has_interrupted(LOOK_INTERVAL).await {
-            output.note(&format!("the drain goes on (godwit host drain {} --cancel calls it off)", now.host));
-            break;
-        }
-        now = manager.drain(&now.id).await?;
+        MoveState::Done | MoveState::Waiting | MoveState::Starting | MoveState::Running => Exit::Ok,
     }
-    Ok(now)
-}
-
-/// How far it is, and when it will be over.
-fn headline(drain: &Drain) -> String {
-    let (gone, back) = (count(drain, DrainVmState::Gone), count(drain, DrainVmState::Back));
-    let stays = count(drain, DrainVmState::Stays);
-    let mut text =
-        format!("host {}: {}, {gone} of {} gone", drain.host, drain_state(drain.state), drain.vms.len());
-    if back > 0 {
-        text += &format!(", {back} back");
-    }
-    if stays > 0 {
-        text += &format!(", {stays} can't go");
-    }
-    let from = if drain.state == DrainState::Planned { Some(drain.asked_unix_ms) } else { now_unix_ms() };
-    if let (Some(eta), Some(from)) = (drain.eta_unix_ms, from) {
-        text += &format!(", about {} s", eta.saturating_sub(from).div_ceil(1000));
-    }
-    text
-}
-
-fn now_unix_ms() -> Option<u64> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
-    u64::try_from(now.as_millis()).ok()
-}
-
-fn drain_text(drain: &Drain) -> String {
-    let row = |vm: &godwit_api::control::DrainVm| {
-        let to = vm.to.clone().unwrap_or_else(|| "-".to_owned());
-        vec![vm.vm.clone(), vm_state(vm.state).to_owned(), to, vm.reason.clone()]
-    };
-    let rows: Vec<_> = drain.vms.iter().map(row).collect();
-    format!("{}\n{}", headline(drain), table(&["vm", "state", "to", "because"], &rows))
 }
 
 /// Who did what, the newest first.
@@ -279,4 +181,30 @@ fn utc(unix_ms: u64) -> String {
         |_| "-".to_owned(),
         |at| format!("{} {:02}:{:02}:{:02}", at.date(), at.hour(), at.minute(), at.second()),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_exit_code_says_how_a_move_ended() {
+        for (state, code, attempts, exit) in [
+            ("done", None, 1, Exit::Ok),
+            ("cancelled", None, 0, Exit::Cancelled),
+            ("failed", Some("lane-lost"), 8, Exit::MigrationFailed),
+            ("failed", Some("not-converging"), 8, Exit::MigrationFailed),
+            ("failed", Some("preflight"), 1, Exit::Preflight),
+            ("failed", Some("in-doubt"), 1, Exit::InDoubt),
+        ] {
+            let failure = code.map(|code| json!({ "code": code, "message": "", "mend": "" }));
+            let over = json!({
+                "id": "v", "vm": "web", "from": "a", "state": state, "priority": "normal", "asked_by": "root", "asked_unix_ms": 1,
+                "attempts": attempts, "failure": failure
+            });
+            assert_eq!(move_exit(&from_value(over).unwrap()), exit, "{state} {code:?}");
+        }
+    }
 }

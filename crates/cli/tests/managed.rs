@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use godwit_fleet::{Fleet, FleetPlan};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// However slow the machine is, nothing takes so long.
@@ -48,25 +49,73 @@ fn godwit(hosts: &Path, line: &[&str]) -> Command {
     command
 }
 
+/// The manager of the hosts file's directory.
+fn manager(hosts: &Path) -> Child {
+    let config = hosts.with_file_name("control.toml");
+    let run = ["control", "run", "--config", config.to_str().unwrap()];
+    godwit(hosts, &run).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn signal(to: &Child, which: Signal) {
+    kill_process(Pid::from_child(to), which).unwrap();
+}
+
+/// Whether a process has said what it does at SIGINT.
+fn catches_interrupts(process: &Child) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+    let bit = Signal::INT.as_raw() - 1;
+    u64::from_str_radix(caught, 16).unwrap() >> bit & 1 == 1
+}
+
+/// A command's exit code.
+fn ended(mut command: Child) -> Option<i32> {
+    command.wait().unwrap().code()
+}
+
 impl Managed {
+    fn await_leading(&self) {
+        let socket = self.hosts.with_file_name("control.sock");
+        until("the manager answers", || UnixStream::connect(&socket).is_ok());
+        until("the manager leads", || self.ask("control status")["leader"].is_object());
+    }
+
+    /// Kills the manager, and starts it again.
+    fn start_again(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        self.process = manager(&self.hosts);
+        self.await_leading();
+    }
+
+    /// A command that goes on while others are carried out.
+    fn leave(&self, line: &str) -> Child {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        godwit(&self.hosts, &words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// The host of a VM that runs, and another one.
+    fn with_vm(&self, name: &str) -> (&'static str, &'static str) {
+        let made = self.ask(&format!("vm create {name} --kernel /k --start"));
+        if made["host"] == "host-0000" { ("host-0000", "host-0001") } else { ("host-0001", "host-0000") }
+    }
+
     fn begin(hosts: usize) -> Managed {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().display();
-        let (socket, config) = (dir.path().join("control.sock"), dir.path().join("control.toml"));
+        let config = dir.path().join("control.toml");
         let text = format!(
             "name = \"m1\"\ninsecure = true\nsocket = \"{place}/control.sock\"\nstate_dir = \"{place}/state\"\n"
         );
         std::fs::write(&config, text).unwrap();
         let file = dir.path().join("hosts.toml");
         std::fs::write(&file, format!("[hosts.none]\napi = \"unix:{place}/none.sock\"\n[manager]\napi = \"unix:{place}/control.sock\"\n")).unwrap();
-        let run = ["control", "run", "--config", config.to_str().unwrap()];
-        let process = godwit(&file, &run).stderr(Stdio::null()).spawn().unwrap();
+        let process = manager(&file);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let plan = FleetPlan { hosts, vms: 0, hosts_with_vms: 1, ..FleetPlan::default() };
         let fleet = runtime.block_on(Fleet::begin(plan)).unwrap();
         let managed = Managed { process, hosts: file, _runtime: runtime, _fleet: fleet, _dir: dir };
-        until("the manager answers", || UnixStream::connect(&socket).is_ok());
-        until("the manager leads", || managed.ask("control status")["leader"].is_object());
+        managed.await_leading();
         for (name, address) in managed._fleet.agents() {
             managed.ask(&format!("control host add {name} --address {address} --link 10gbit"));
         }
@@ -234,4 +283,95 @@ fn events_are_told_a_line_each() {
     assert_eq!(vm.unwrap()["data"]["name"], "web");
     follows.kill().unwrap();
     follows.wait().unwrap();
+}
+
+#[test]
+fn an_interrupt_ends_the_looking_alone_whatever_is_under_way() {
+    let managed = Managed::begin(2);
+    let (from, to) = managed.with_vm("web");
+    managed.ask("control limits set --in-all 0");
+    let looks = managed.leave(&format!("control move create web --to {to}"));
+    until("the move is in", || managed.ask("control move list")[0]["state"] == "waiting");
+    signal(&looks, Signal::INT);
+    assert_eq!(ended(looks), Some(130));
+    assert_eq!(managed.ask("control move list")[0]["state"], "waiting");
+    // The request itself: a manager that stands still takes connections and answers nothing.
+    signal(&managed.process, Signal::STOP);
+    for line in ["control move create web".to_owned(), format!("host drain {from}")] {
+        let asks = managed.leave(&line);
+        until("it can be interrupted", || catches_interrupts(&asks));
+        signal(&asks, Signal::INT);
+        assert_eq!(ended(asks), Some(130), "{line}");
+    }
+    signal(&managed.process, Signal::CONT);
+}
+
+#[test]
+fn a_command_that_waits_ends_as_what_it_waits_for() {
+    let managed = Managed::begin(3);
+    let (from, to) = managed.with_vm("web");
+    managed.ask("control limits set --in-all 0");
+    let looks = managed.leave(&format!("control move create web --to {to}"));
+    until("the move is in", || managed.ask("control move list")[0]["state"] == "waiting");
+    let id = managed.ask("control move list")[0]["id"].as_str().unwrap().to_owned();
+    managed.ask(&format!("control move cancel {id}"));
+    assert_eq!(ended(looks), Some(8));
+    // Those of one second too: it is the one under way that is meant.
+    for _ in 0..4 {
+        managed.ask(&format!("host drain {from} --detach"));
+        assert_eq!(managed.ask(&format!("host drain {from} --cancel"))["state"], "cancelled");
+    }
+    let (code, message) = managed.refused(&format!("host drain {from} --cancel"));
+    assert!(code == 4 && message.contains("is cancelled"), "{code} {message}");
+    assert_eq!(managed.refused("host drain host-0002 --undo").0, 3);
+    let looks = managed.leave(&format!("host drain {from}"));
+    until("the drain runs", || {
+        let drains = managed.ask("host drains");
+        drains.as_array().unwrap().iter().any(|drain| drain["state"] == "running")
+    });
+    managed.ask(&format!("host drain {from} --cancel"));
+    assert_eq!(ended(looks), Some(8));
+    managed.ask("control limits set --in-all default");
+    managed.ask(&format!("host drain {from}"));
+    // It is moved on by hand, and is not back when the drain is undone.
+    let there = managed.ask("vm show web")["host"].as_str().unwrap().to_owned();
+    let third = ["host-0000", "host-0001", "host-0002"];
+    let third = third.into_iter().find(|host| *host != from && *host != there).unwrap();
+    managed.ask(&format!("control move create web --to {third}"));
+    let (code, undone, _) = managed.run(&format!("host drain {from} --undo"));
+    assert_eq!((code, undone["state"].as_str()), (1, Some("undone")), "{undone}");
+    managed.ask(&format!("host drain {third}"));
+    assert_eq!(managed.ask(&format!("host drain {third} --undo"))["vms"][0]["state"], "back");
+}
+
+#[test]
+fn a_drain_is_followed_while_the_manager_is_started_again() {
+    let mut managed = Managed::begin(2);
+    let (from, to) = managed.with_vm("web");
+    managed.ask("control limits set --in-all 0");
+    let looks = managed.leave(&format!("host drain {from}"));
+    until("the drain runs", || managed.ask("host drains")[0]["state"] == "running");
+    managed.start_again();
+    managed.ask("control limits set --in-all default");
+    assert_eq!(ended(looks), Some(0));
+    assert_eq!(managed.ask("vm show web")["host"], to);
+}
+
+#[test]
+fn whatever_is_refused_says_what_to_do() {
+    let managed = Managed::begin(1);
+    for line in [
+        "control move show v1",
+        "control move cancel v1",
+        "control host show none",
+        "control rule show none",
+        "vm show none",
+        "host drain none",
+        "control status --manager unix:/nonexistent/control.sock",
+        "control --host a status",
+    ] {
+        let (code, _, failure) = managed.run(line);
+        let mend = failure["error"]["mend"].as_str().unwrap_or_default();
+        assert!(code != 0 && !mend.is_empty() && !mend.contains("/api/"), "{line}: {failure}");
+    }
 }

@@ -225,6 +225,42 @@ mod tests {
         Config::parse(text, Path::new("control.toml")).map_err(|error| error.to_string())
     }
 
+    /// What the manual shows is read, and it shows every key that there is.
+    #[test]
+    fn the_manual_lists_every_key() {
+        let manual = include_str!("../../../docs/control.md");
+        let (_, section) = manual.split_once("## Configuration\n```toml\n").unwrap();
+        let (text, _) = section.split_once("```").unwrap();
+        let config = parse(text).unwrap();
+        assert_eq!((config.limits.total, config.limits.datastores["/srv/slow"]), (Some(20), 2));
+        for table in [
+            "",
+            "[tls]\n",
+            "[authority]\n",
+            "[oidc]\n",
+            "[audit]\n",
+            "[limits]\n",
+            "[limits.hosts.a]\n",
+            "[etcd]\n",
+        ] {
+            // A key that nobody knows is refused with all that are known.
+            let error = parse(&format!("{table}no_such_key = 1")).unwrap_err();
+            let (_, known) = error.split_once("expected").unwrap();
+            let keys = known.split('`').skip(1).step_by(2);
+            for key in keys.filter(|key| *key != "total") {
+                let forms = [format!("{key} = "), format!("[{key}"), format!(".{key}]"), format!(".{key}.")];
+                let is_shown = forms.iter().any(|form| text.contains(form));
+                assert!(is_shown, "docs/control.md lacks {key} of {table}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_old_name_of_a_limit_is_understood() {
+        let config = parse("name = \"m1\"\ninsecure = true\n[limits]\ntotal = 3").unwrap();
+        assert_eq!(config.limits.total, Some(3));
+    }
+
     #[test]
     fn a_short_one_is_enough() {
         let config = parse("name = \"m1\"\ninsecure = true\nlisten = [\"127.0.0.1:7800\"]").unwrap();

@@ -301,6 +301,9 @@ async fn write_some(
     Ok(())
 }
 
+/// What helps where the store does not answer.
+const STORE_AWAY: &str = "ask again in a moment; if it stays so, see whether the store runs (docs/store.md)";
+
 /// What a store's trouble is to who asked.
 fn problem(error: &RecordError) -> Problem {
     let code = match error {
@@ -310,5 +313,35 @@ fn problem(error: &RecordError) -> Problem {
         RecordError::Store(StoreError::TooBig { .. }) => ProblemCode::InvalidRequest,
         _ => ProblemCode::ManagerFailed,
     };
-    Problem::new(code, error.to_string(), "")
+    let text = error.to_string();
+    // The store's errors have their mends in brackets at their ends.
+    let (detail, mend) = match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
+        Some((detail, mend)) => (detail, mend),
+        None if code == ProblemCode::StoreAway => (text.as_str(), STORE_AWAY),
+        None => (text.as_str(), "see what the manager has logged, and docs/store.md"),
+    };
+    Problem::new(code, detail, mend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Written;
+
+    #[test]
+    fn whatever_the_store_says_has_a_mend() {
+        let unavailable =
+            StoreError::Unavailable { store: "s".into(), why: "no answer".into(), written: Written::No };
+        let refused = StoreError::Refused { store: "s".into(), why: "no space".into(), mend: "compact it" };
+        for (error, detail, mend) in [
+            (StoreError::TooBig { what: "keys", is: 2, most: 1 }, "at once", "ask for less"),
+            (unavailable, "no answer", "ask again"),
+            (refused, "no space", "compact it"),
+            (StoreError::Settings { why: "none".into() }, "none", "docs/store.md"),
+        ] {
+            let problem = problem(&error.into());
+            assert!(problem.detail.contains(detail) && !problem.detail.ends_with(')'), "{problem:?}");
+            assert!(problem.mend.contains(mend) && !problem.mend.ends_with(')'), "{problem:?}");
+        }
+    }
 }

@@ -2,6 +2,36 @@
 //! asks the agents to do it. It never touches a page of a guest: migrations go on when no manager is there.
 //!
 //! What decides is pure and stands apart from what asks and stores.
+//!
+//! | what decides: no I/O, and the time is told it | |
+//! |---|---|
+//! | [`queue`] | which moves begin now, what the others wait for, and each job's life through crashes |
+//! | [`placement`] | where a VM goes: a ranking of hosts, with reasons |
+//! | [`drain`] | who goes where when a host is emptied, how long it takes, and the way back |
+//! | [`preflight`] | what is in the way of a move, check by check |
+//! | [`inventory`] | which hosts and VMs there are: what is planned, and what agents tell |
+//! | [`access`], `rates` | who asks, what they may, and how often |
+//! | `facts`, `words` | what queue and placement are told of the inventory; figures and lists in texts |
+//!
+//! | what carries out | |
+//! |---|---|
+//! | `moves` | owns all jobs: news in, actions out |
+//! | `drains` | owns all drains |
+//! | `vms` | makes, starts, stops and deletes VMs |
+//! | `rules`, `baseline`, `limits` | what operators set for the whole cluster |
+//! | `consoles` | a VM's console, which follows the VM |
+//! | `joining`, `doors`, `oidc` | how hosts and people come in |
+//!
+//! | what surrounds it | |
+//! |---|---|
+//! | `run`, `config`, `etcd_config` | the process, and its configuration |
+//! | `campaign`, `standby`, `leading` | one manager of several leads; what the others do; what the one that leads has |
+//! | `manager`, `state`, `plans` | what every manager has and knows |
+//! | [`mod@store`], `records`, `keeper`, `prune` | where desired state is kept, as what, how it is written, what is forgotten |
+//! | `hosts`, `following`, `naming` | the agents: how they are spoken to, what they tell, what they are told of each other |
+//! | `server` | the API, its document and the console's files |
+//! | `events`, `metrics` | what everybody is told of changes, and Prometheus |
+//! | `rig` | managers and clusters for tests |
 
 pub mod access;
 mod baseline;
@@ -52,3 +82,18 @@ pub use events::{Events, Listener, Next};
 pub use run::{RunError, run};
 pub use server::openapi;
 pub use state::{State, now_unix_ms};
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_table_has_every_module() {
+        let text = include_str!("lib.rs");
+        let modules =
+            text.lines().filter_map(|line| line.strip_prefix("pub mod ").or(line.strip_prefix("mod ")));
+        for module in modules.filter_map(|line| line.strip_suffix(';')) {
+            let forms = [format!("`{module}`"), format!("`mod@{module}`")];
+            let mut rows = text.lines().filter(|line| line.starts_with("//! |"));
+            assert!(rows.any(|row| forms.iter().any(|form| row.contains(form))), "{module} is in no row");
+        }
+    }
+}

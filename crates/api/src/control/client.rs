@@ -34,9 +34,7 @@ const BETWEEN_SENDS: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
     /// Nobody answers there.
-    #[error(
-        "the manager at {endpoint} can't be reached: {why} (is it running? `godwit control run --config FILE`)"
-    )]
+    #[error("{} ({})", self.detail(), self.mend())]
     Unreachable {
         /// Where it should be.
         endpoint: Endpoint,
@@ -47,15 +45,44 @@ pub enum ManagerError {
     #[error(transparent)]
     Refused(#[from] Problem),
     /// What came back is no answer of a manager.
-    #[error(
-        "{endpoint} does not answer like a godwit manager: {why} (is another program listening there, or another version?)"
-    )]
+    #[error("{} ({})", self.detail(), self.mend())]
     Protocol {
         /// Who answered.
         endpoint: Endpoint,
         /// What was wrong with it.
         why: String,
     },
+}
+
+impl ManagerError {
+    /// What failed and why, one line.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        match self {
+            ManagerError::Unreachable { endpoint, why } => {
+                format!("the manager at {endpoint} can't be reached: {why}")
+            }
+            ManagerError::Refused(problem) => problem.detail.clone(),
+            ManagerError::Protocol { endpoint, why } => {
+                format!("{endpoint} does not answer like a godwit manager: {why}")
+            }
+        }
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn mend(&self) -> &str {
+        match self {
+            ManagerError::Unreachable { endpoint: Endpoint::Unix(_), .. } => {
+                "is it running, and are you root? Start it with `godwit control run --config FILE`, or name another with --manager or GODWIT_MANAGER"
+            }
+            ManagerError::Unreachable { .. } => {
+                "is it running, and the network up? Start it with `godwit control run --config FILE`, or name another with --manager or GODWIT_MANAGER"
+            }
+            ManagerError::Refused(problem) => &problem.mend,
+            ManagerError::Protocol { .. } => "is another program listening there, or another version?",
+        }
+    }
 }
 
 /// A client of one manager. Cheap to clone; keeps no connection.

@@ -33,8 +33,13 @@ pub(crate) enum ControlCommand {
         config: PathBuf,
     },
     /// Write the OpenAPI document of the manager's API; asks no manager
+    #[command(after_help = "Example:
+  godwit control openapi >godwit.json")]
     Openapi,
     /// Show the cluster as a whole
+    #[command(after_help = "Examples:
+  godwit control status
+  godwit control status --manager https://m1:7800 --ca /etc/godwit/pki/ca.pem")]
     Status,
     /// Hosts, as the manager knows them
     #[command(after_help = "Examples:
@@ -46,10 +51,17 @@ pub(crate) enum ControlCommand {
         command: ManagedHostCommand,
     },
     /// VMs of all hosts, as their agents tell
+    #[command(after_help = "Examples:
+  godwit control vms
+  godwit control vms --json")]
     Vms,
     /// Networks: the hosts that have them, and how many VMs are in each
+    #[command(after_help = "Example:
+  godwit control networks")]
     Networks,
     /// Directories of disks: the hosts that have them, their room there, and how many VMs have disks in each
+    #[command(after_help = "Example:
+  godwit control datastores")]
     Datastores,
     /// Moves of VMs: who waits for what, who is on the way, what became of it
     #[command(after_help = "Examples:
@@ -109,6 +121,9 @@ Ctrl-C ends it. A manager that falls silent is asked again, and goes on behind t
         behind: Option<u64>,
     },
     /// Who did what, and who was refused, the newest first (needs the role admin)
+    #[command(after_help = "Examples:
+  godwit control audit
+  godwit control audit --lines 500 --json >audit.json")]
     Audit {
         /// Lines to show
         #[arg(long, value_name = "LINES", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -142,6 +157,9 @@ The token is shown once. On the host: godwit host join --manager https://m1:7800
 #[derive(Debug, Subcommand)]
 pub(crate) enum JoinTokenCommand {
     /// Make a token by which one host joins, and show it this once
+    #[command(after_help = "Examples:
+  godwit control join-token create c >c.token
+  godwit control join-token create c --valid 24h --address https://10.77.0.13:7700 >c.token")]
     Create {
         /// The host's name
         host: String,
@@ -153,8 +171,12 @@ pub(crate) enum JoinTokenCommand {
         valid: Duration,
     },
     /// List the join tokens, without their secrets
+    #[command(after_help = "Example:
+  godwit control join-token list")]
     List,
     /// Revoke a join token; a host that has joined by it stays
+    #[command(after_help = "Example:
+  godwit control join-token revoke 1f0c9a3b77d2")]
     Revoke {
         /// Its id
         id: String,
@@ -164,6 +186,9 @@ pub(crate) enum JoinTokenCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ManagedHostCommand {
     /// Take a host in whose agent has a certificate of the cluster's authority
+    #[command(after_help = "Examples:
+  godwit control host add a --address https://10.77.0.11:7700
+  godwit control host add a --address https://10.77.0.11:7700 --label rack=r1 --link 10gbit")]
     Add {
         /// Its name, as in its certificate
         name: String,
@@ -178,8 +203,13 @@ pub(crate) enum ManagedHostCommand {
         link: Option<BitRate>,
     },
     /// List the hosts and whether they are heard
+    #[command(after_help = "Examples:
+  godwit control host list
+  godwit control host list --json")]
     List,
     /// Show a host
+    #[command(after_help = "Example:
+  godwit control host show a")]
     Show {
         /// Its name
         name: String,
@@ -191,6 +221,9 @@ pub(crate) enum ManagedHostCommand {
   godwit control host set a --most-moves default")]
     Set(SetHostArgs),
     /// Keep new VMs from a host, or let it take them again; its own VMs stay (`godwit host drain` moves them)
+    #[command(after_help = "Examples:
+  godwit control host maintenance a on
+  godwit control host maintenance a off")]
     Maintenance {
         /// Its name
         name: String,
@@ -199,6 +232,8 @@ pub(crate) enum ManagedHostCommand {
         switch: Switch,
     },
     /// Forget a host; what runs there runs on
+    #[command(after_help = "Example:
+  godwit control host forget a")]
     Forget {
         /// Its name
         name: String,
@@ -208,6 +243,9 @@ pub(crate) enum ManagedHostCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
     /// Make a token, and show its secret this once
+    #[command(after_help = "Examples:
+  godwit control token create monitoring --role viewer --days 365
+  godwit control token create ana --role operator >ana.token")]
     Create {
         /// Whose it is; stands in the audit log
         name: String,
@@ -219,8 +257,12 @@ pub(crate) enum TokenCommand {
         days: u32,
     },
     /// List the tokens, without their secrets
+    #[command(after_help = "Example:
+  godwit control token list")]
     List,
     /// Revoke a token: it is unknown from now on
+    #[command(after_help = "Example:
+  godwit control token revoke 1f0c9a3b77d2")]
     Revoke {
         /// Its id
         id: String,

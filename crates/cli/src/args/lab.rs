@@ -53,10 +53,17 @@ pub(crate) enum LabCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum GuestCommand {
     /// What it does and how fast
+    #[command(after_help = "Example:
+  godwit lab guest web status")]
     Status,
     /// Check every page of its memory
+    #[command(after_help = "Example:
+  godwit lab guest web verify")]
     Verify,
     /// Give it other work: idle, compute, dirty:rate=…,ws=…,order=…
+    #[command(after_help = "Examples:
+  godwit lab guest web workload idle
+  godwit lab guest web workload dirty:rate=5000,ws=256M,order=random")]
     Workload {
         /// The work
         spec: String,

@@ -11,8 +11,14 @@ use super::control::parse_label;
 #[derive(Debug, Subcommand)]
 pub(crate) enum LimitsCommand {
     /// Show how many moves may run at a time
+    #[command(after_help = "Example:
+  godwit control limits show")]
     Show,
     /// Set how many moves may run at a time, from now on; what runs runs on
+    #[command(after_help = "Examples:
+  godwit control limits set --in-all 20 --out 2
+  godwit control limits set --datastore /srv/slow=2
+  godwit control limits set --in-all default")]
     Set(SetLimitsArgs),
 }
 

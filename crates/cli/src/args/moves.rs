@@ -3,11 +3,18 @@
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_api::control::MovePriority;
 
-use super::{EngineArg, ManagerPlace};
+use super::{EngineArg, ManagerPlace, NoHost};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MoveCommand {
     /// Ask for a VM's move; it waits for its turn, and is carried out also when nobody looks
+    #[command(after_help = "Examples:
+  godwit control move create web
+  godwit control move create web --to b --priority high
+  godwit control move create web --to b --detach
+
+Without --detach it waits for the end, and its exit code says how the move ended. Ctrl-C ends the looking alone (exit code 130): the \
+move goes on. A manager that is away for some seconds is asked again.")]
     Create {
         /// The VM
         vm: String,
@@ -25,17 +32,25 @@ pub(crate) enum MoveCommand {
         detach: bool,
     },
     /// List moves: those that wait say for what
+    #[command(after_help = "Examples:
+  godwit control move list
+  godwit control move list --all --json")]
     List {
         /// Those that are over as well
         #[arg(long)]
         all: bool,
     },
     /// Show a move
+    #[command(after_help = "Examples:
+  godwit control move show v69204f1e-0c3a55d1
+  godwit control move show v69204f1e-0c3a55d1 --json")]
     Show {
         /// Its id
         id: String,
     },
     /// Call a move off
+    #[command(after_help = "Example:
+  godwit control move cancel v69204f1e-0c3a55d1")]
     Cancel {
         /// Its id
         id: String,
@@ -52,6 +67,8 @@ pub(crate) struct PreflightArgs {
     /// Have the hosts foretell the move too, to the target or the best one: takes some seconds
     #[arg(long)]
     pub(crate) predict: bool,
+    #[command(flatten)]
+    pub(crate) no_host: NoHost,
 }
 
 #[derive(Debug, Args)]
@@ -79,6 +96,8 @@ pub(crate) struct DrainArgs {
     /// Do not wait for its end
     #[arg(long)]
     pub(crate) detach: bool,
+    #[command(flatten)]
+    pub(crate) no_host: NoHost,
 }
 
 /// [`MovePriority`], as the command line has it.

@@ -8,15 +8,25 @@ use super::control::parse_label;
 #[derive(Debug, Subcommand)]
 pub(crate) enum RuleCommand {
     /// Make a rule; no VM is moved by it, it holds for what is moved from now on
+    #[command(after_help = "Examples:
+  godwit control rule create db-apart apart --vm db1,db2
+  godwit control rule create app-near-db together --vm app,db1 --should
+  godwit control rule create licensed on --vm erp --at a,b --at-label licence=erp")]
     Create(CreateRuleArgs),
     /// List the rules: whether each is kept, and by whom it is broken
+    #[command(after_help = "Example:
+  godwit control rule list")]
     List,
     /// Show a rule, with every VM by which it is broken
+    #[command(after_help = "Example:
+  godwit control rule show db-apart")]
     Show {
         /// Its name
         name: String,
     },
     /// Delete a rule; no VM is moved by that
+    #[command(after_help = "Example:
+  godwit control rule delete db-apart")]
     Delete {
         /// Its name
         name: String,

@@ -127,6 +127,121 @@ fn footers_have_an_example_and_leave_wrapping_to_the_terminal() {
     }
 }
 
+/// Every command below `root` that has none below itself, as it is typed, with its footer.
+fn leaves() -> Vec<(String, String)> {
+    let mut root = Cli::command();
+    // Gives each command its full name.
+    root.build();
+    let mut waiting = vec![root];
+    let mut leaves = Vec::new();
+    while let Some(command) = waiting.pop() {
+        let below = command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set());
+        let below: Vec<_> = below.cloned().collect();
+        if below.is_empty() {
+            let footer = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            leaves.push((command.get_bin_name().unwrap_or_default().to_owned(), footer));
+        }
+        waiting.extend(below);
+    }
+    leaves
+}
+
+/// The lines of a footer that are to be typed, each as a shell reads it up to the first redirection or pipe.
+fn examples(footer: &str) -> Vec<Vec<String>> {
+    let whole = footer.replace("\\\n", " ");
+    let typed =
+        whole.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| line.starts_with("godwit "));
+    let words = |line: &str| -> Vec<String> {
+        let mut words = vec![String::new()];
+        for (place, part) in line.split('\'').enumerate() {
+            // Every other part stands between quotes.
+            if place % 2 == 1 {
+                words.last_mut().unwrap().push_str(part);
+                continue;
+            }
+            for (place, piece) in part.split(' ').enumerate() {
+                if place > 0 {
+                    words.push(String::new());
+                }
+                words.last_mut().unwrap().push_str(piece);
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words.into_iter().take_while(|word| !word.starts_with('>') && word != "|").collect()
+    };
+    typed.map(words).collect()
+}
+
+#[test]
+fn each_command_has_an_example_of_itself() {
+    for (name, footer) in leaves() {
+        let examples = examples(&footer);
+        let command: Vec<&str> = name.split(' ').skip(1).collect();
+        // Options, and what they or the commands above take, may stand between a command's words.
+        let is_of_it = |line: &Vec<String>| {
+            let mut words = line.iter().map(String::as_str);
+            command.iter().all(|word| words.any(|typed| typed == *word))
+        };
+        assert!(!examples.is_empty(), "{name} --help has no example");
+        assert!(examples.iter().any(is_of_it), "{name} --help has no example of itself: {examples:?}");
+    }
+}
+
+#[test]
+fn each_example_is_understood() {
+    let mut waiting = vec![Cli::command()];
+    let mut understood = 0;
+    while let Some(command) = waiting.pop() {
+        let footer = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        for line in examples(&footer) {
+            match Cli::try_parse_from(&line) {
+                Ok(cli) => assert!(cli.unheard_host().is_none(), "{line:?}"),
+                Err(error) => panic!("{line:?} of {} --help: {error}", command.get_name()),
+            }
+            understood += 1;
+        }
+        waiting.extend(command.get_subcommands().cloned());
+    }
+    assert!(understood > 100, "{understood}");
+}
+
+#[test]
+fn a_host_is_refused_where_none_is_asked() {
+    for line in [
+        "godwit control host list --host a",
+        "godwit control --host a status",
+        "godwit --host a control status",
+        "godwit host drain a --host b",
+        "godwit host --host b drain a",
+        "godwit host drains --host a",
+        "godwit vm preflight web --host a",
+        "godwit vm --host a preflight web",
+        "godwit --host a pki show ca.pem",
+        "godwit watch 10.88.0.21 --host a",
+    ] {
+        let told = match parse(line) {
+            Ok(cli) => cli.unheard_host().map(|failure| failure.to_string()).unwrap_or_default(),
+            Err(error) => error.to_string(),
+        };
+        assert!(told.contains("asks no host by itself"), "{line}: {told}");
+    }
+    for line in
+        ["godwit vm list --host a", "godwit --host a host limit", "godwit lab guest web status --host a"]
+    {
+        let cli = parse(line).unwrap();
+        assert!(cli.host.as_deref() == Some("a") && cli.unheard_host().is_none(), "{line}");
+    }
+    for (name, _) in leaves() {
+        let takes_none = name.starts_with("godwit control") || name == "godwit host drain";
+        let mut command = Cli::command();
+        command.build();
+        let found =
+            name.split(' ').skip(1).fold(Some(&command), |of, word| of?.find_subcommand(word)).unwrap();
+        let help = found.clone().render_long_help().to_string();
+        assert!(!takes_none || !help.contains("--host <NAME>"), "{name}: {help}");
+    }
+}
+
 /// The whole help as one text: a change of the interface shows in review.
 #[test]
 fn the_help_is_as_recorded() {

@@ -41,7 +41,7 @@ pub(crate) async fn run(
         Ok(()) => Ok(Some(Exit::Ok)),
         // The hosts answer by themselves what no manager was asked for by name.
         Err(Asked::Refused(error)) if !is_named && is_unasked(&error) => {
-            output.note(&format!("note: {error}; the hosts are asked instead"));
+            output.note(&format!("note: {}; the hosts are asked instead", error.detail()));
             Ok(None)
         }
         Err(Asked::Refused(error)) => Err(error.into()),

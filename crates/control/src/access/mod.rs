@@ -37,7 +37,7 @@ impl Caller {
             return Ok(());
         }
         let (name, role, needed) = (&self.name, self.role.name(), needed.name());
-        let detail = format!("{name} is a {role}, and that needs the role {needed}");
+        let detail = format!("{name} has the role {role}, and that needs the role {needed}");
         Err(Problem::new(ProblemCode::Forbidden, detail, format!("ask with a token of the role {needed}")))
     }
 }

@@ -30,8 +30,8 @@ pub struct HostLimit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Migrations in all; none: no limit.
-    #[serde(default)]
+    /// Migrations in all; none: no limit. The API calls it the same; configurations of earlier versions say `total`.
+    #[serde(default, rename = "in_all", alias = "total")]
     pub total: Option<u32>,
     /// Migrations at once of VMs with disks on a datastore.
     #[serde(default = "a_datastore")]

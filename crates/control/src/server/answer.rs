@@ -31,7 +31,7 @@ impl From<ClientError> for Refusal {
     fn from(error: ClientError) -> Refusal {
         Refusal(match error {
             ClientError::Refused(error) => Problem::of_agent(error),
-            away => Problem::new(ProblemCode::HostAway, away.to_string(), "see `godwit host list`"),
+            away => Problem::new(ProblemCode::HostAway, away.detail(), "see `godwit control host list`"),
         })
     }
 }

@@ -89,7 +89,8 @@ async fn list(
 ))]
 async fn show(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Result<Json<Drain>, Refusal> {
     let found = manager.leading()?.drains.all().get(&id).cloned();
-    let missing = || Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see /api/v1/drains");
+    let missing =
+        || Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see `godwit host drains`");
     Ok(Json(found.ok_or_else(missing)?))
 }
 

@@ -74,7 +74,9 @@ pub enum StoreError {
         since: Revision,
     },
     /// A transaction is beyond a bound that all stores share.
-    #[error("a transaction has {is} {what}, {most} at most can be written at once (split it)")]
+    #[error(
+        "a transaction has {is} {what}, {most} at most can be written at once (ask for less at a time: fewer names, labels or VMs)"
+    )]
     TooBig {
         /// What there is too much of.
         what: &'static str,

@@ -1,0 +1,274 @@
+//! Drains by the manager: `godwit host drain`, `godwit host drains`.
+
+use std::path::Path;
+
+use godwit_api::control::{CreateDrain, Drain, DrainState, DrainVmState, ManagerClient, Move};
+
+use crate::args::DrainArgs;
+use crate::control::client;
+use crate::exit::{Exit, Failure};
+use crate::moves::move_exit;
+use crate::output::{Output, spinner, table};
+use crate::waiting::{Heard, Waiting};
+
+pub(crate) async fn run(args: DrainArgs, hosts: Option<&Path>, output: Output) -> Result<Exit, Failure> {
+    let manager = client(&args.place, hosts)?;
+    let mut waiting = Waiting::begin(output)?;
+    let begun = match waiting.ask(begin(&args, &manager)).await? {
+        Heard::Answer(begun) => begun,
+        Heard::Interrupted => {
+            output.note("it is not known whether the manager has taken that in (see `godwit host drains`)");
+            return Ok(Exit::Interrupted);
+        }
+    };
+    if args.plan || args.detach || args.cancel {
+        output.result(&begun, || drain_text(&begun))?;
+        return Ok(Exit::Ok);
+    }
+    let (over, was_interrupted) = follow(&manager, begun, &mut waiting).await?;
+    output.result(&over, || drain_text(&over))?;
+    if was_interrupted {
+        let host = &over.host;
+        output.note(&format!("the drain goes on (`godwit host drain {host} --cancel` calls it off)"));
+        return Ok(Exit::Interrupted);
+    }
+    let wanted = if args.undo { DrainState::Undone } else { DrainState::Done };
+    let failed = failed_moves(&manager, &over, &mut waiting).await;
+    Ok(drain_exit(&over, wanted, &failed))
+}
+
+/// What is asked of the manager first.
+async fn begin(args: &DrainArgs, manager: &ManagerClient) -> Result<Drain, Failure> {
+    let host = &args.of;
+    if args.cancel {
+        let drains = manager.drains().await?;
+        return Ok(manager.cancel_drain(&to_cancel(&drains, host)?.id).await?);
+    }
+    if args.undo {
+        let drains = manager.drains().await?;
+        let drain = to_undo(&drains, host)?;
+        // Asked again, that is only looked at.
+        let is_asked = drain.state == DrainState::Undoing;
+        return Ok(if is_asked { drain.clone() } else { manager.undo_drain(&drain.id).await? });
+    }
+    let request = CreateDrain {
+        plan_only: args.plan,
+        priority: args.priority.into(),
+        engine: args.engine.into(),
+        ..CreateDrain::default()
+    };
+    Ok(manager.create_drain(host, &request).await?)
+}
+
+/// The drain of a host that is under way; there is one at most.
+fn open<'a>(drains: &'a [Drain], host: &str) -> Option<&'a Drain> {
+    drains.iter().find(|drain| drain.host == host && !is_over(drain))
+}
+
+/// The one that began last. Ids don't tell: those of one second are in no order.
+fn last<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
+    let of_host = drains.iter().filter(|drain| drain.host == host);
+    of_host.max_by_key(|drain| drain.asked_unix_ms).ok_or_else(|| {
+        let message = format!("host {host} was not drained, as far as is remembered");
+        Failure::new(Exit::NotFound, message, "see `godwit host drains`")
+    })
+}
+
+fn to_cancel<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
+    if let Some(drain) = open(drains, host) {
+        return Ok(drain);
+    }
+    let Drain { id, state, .. } = last(drains, host)?;
+    let message =
+        format!("no drain of host {host} is under way: the last one, {id}, is {}", drain_state(*state));
+    let mend = format!("`godwit host drain {host} --undo` brings back what it has moved");
+    Err(Failure::new(Exit::Conflict, message, mend))
+}
+
+fn to_undo<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
+    open(drains, host).map_or_else(|| last(drains, host), Ok)
+}
+
+/// Until it is over, or until Ctrl-C: then it goes on by itself, and the second value is true.
+async fn follow(
+    manager: &ManagerClient,
+    begun: Drain,
+    waiting: &mut Waiting,
+) -> Result<(Drain, bool), Failure> {
+    let bar = spinner();
+    let mut now = begun;
+    while !is_over(&now) {
+        if let Some(bar) = &bar {
+            bar.set_message(headline(&now));
+            bar.tick();
+        }
+        let look = || manager.drain(&now.id);
+        match waiting.look(look, &format!("the drain of host {}", now.host), "godwit host drains").await? {
+            Heard::Answer(told) => now = told,
+            Heard::Interrupted => return Ok((now, true)),
+        }
+    }
+    Ok((now, false))
+}
+
+/// The moves of those VMs that are not where the drain was to bring them, as far as they can be had.
+async fn failed_moves(manager: &ManagerClient, drain: &Drain, waiting: &mut Waiting) -> Vec<Move> {
+    let mut found = Vec::new();
+    let is_there = |state| matches!(state, DrainVmState::Gone | DrainVmState::Back);
+    for id in drain.vms.iter().filter(|vm| !is_there(vm.state)).filter_map(|vm| vm.r#move.as_ref()) {
+        match waiting.ask(manager.find_move(id)).await {
+            Ok(Heard::Answer(one)) => found.push(one),
+            Ok(Heard::Interrupted) => break,
+            // Moves are forgotten earlier than drains.
+            Err(_) => {}
+        }
+    }
+    found
+}
+
+/// 0 where every VM is where it was to be.
+fn drain_exit(over: &Drain, wanted: DrainState, failed: &[Move]) -> Exit {
+    if failed.iter().any(|one| move_exit(one) == Exit::InDoubt) {
+        return Exit::InDoubt;
+    }
+    if over.state != wanted {
+        return Exit::Cancelled;
+    }
+    let is_there = |state| match wanted {
+        // Those that never left are at home as well.
+        DrainState::Undone => matches!(state, DrainVmState::Back | DrainVmState::Stays),
+        _ => state == DrainVmState::Gone,
+    };
+    if over.vms.iter().all(|vm| is_there(vm.state)) { Exit::Ok } else { Exit::Failure }
+}
+
+pub(crate) async fn list(manager: &ManagerClient, output: Output) -> Result<Exit, Failure> {
+    let drains = manager.drains().await?;
+    let row = |drain: &Drain| {
+        let gone = count(drain, DrainVmState::Gone);
+        let stays = count(drain, DrainVmState::Stays);
+        vec![
+            drain.id.clone(),
+            drain.host.clone(),
+            drain_state(drain.state).to_owned(),
+            format!("{gone} of {}", drain.vms.len()),
+            stays.to_string(),
+            drain.asked_by.clone(),
+        ]
+    };
+    let rows: Vec<_> = drains.iter().map(row).collect();
+    output.result(&drains, || table(&["id", "host", "state", "gone", "stay", "asked by"], &rows))?;
+    Ok(Exit::Ok)
+}
+
+fn is_over(drain: &Drain) -> bool {
+    matches!(drain.state, DrainState::Done | DrainState::Cancelled | DrainState::Undone | DrainState::Planned)
+}
+
+fn count(drain: &Drain, state: DrainVmState) -> usize {
+    drain.vms.iter().filter(|vm| vm.state == state).count()
+}
+
+pub(crate) fn drain_state(of: DrainState) -> &'static str {
+    match of {
+        DrainState::Planned => "planned",
+        DrainState::Running => "running",
+        DrainState::Done => "done",
+        DrainState::Cancelled => "cancelled",
+        DrainState::Undoing => "undoing",
+        DrainState::Undone => "undone",
+    }
+}
+
+fn vm_state(of: DrainVmState) -> &'static str {
+    match of {
+        DrainVmState::Going => "going",
+        DrainVmState::Gone => "gone",
+        DrainVmState::Stays => "stays",
+        DrainVmState::Back => "back",
+    }
+}
+
+/// How far it is, and when it will be over.
+fn headline(drain: &Drain) -> String {
+    let (gone, back) = (count(drain, DrainVmState::Gone), count(drain, DrainVmState::Back));
+    let stays = count(drain, DrainVmState::Stays);
+    let mut text =
+        format!("host {}: {}, {gone} of {} gone", drain.host, drain_state(drain.state), drain.vms.len());
+    if back > 0 {
+        text += &format!(", {back} back");
+    }
+    if stays > 0 {
+        text += &format!(", {stays} can't go");
+    }
+    let from = if drain.state == DrainState::Planned { Some(drain.asked_unix_ms) } else { now_unix_ms() };
+    if let (Some(eta), Some(from)) = (drain.eta_unix_ms, from) {
+        text += &format!(", about {} s", eta.saturating_sub(from).div_ceil(1000));
+    }
+    text
+}
+
+fn now_unix_ms() -> Option<u64> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?;
+    u64::try_from(now.as_millis()).ok()
+}
+
+fn drain_text(drain: &Drain) -> String {
+    let row = |vm: &godwit_api::control::DrainVm| {
+        let to = vm.to.clone().unwrap_or_else(|| "-".to_owned());
+        vec![vm.vm.clone(), vm_state(vm.state).to_owned(), to, vm.reason.clone()]
+    };
+    let rows: Vec<_> = drain.vms.iter().map(row).collect();
+    format!("{}\n{}", headline(drain), table(&["vm", "state", "to", "because"], &rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    fn drain(id: &str, state: &str, asked_unix_ms: u64, vms: &[&str]) -> Drain {
+        let vms: Vec<_> =
+            vms.iter().map(|state| json!({ "vm": "web", "state": state, "reason": "" })).collect();
+        let drain = json!({
+            "id": id, "host": "a", "state": state, "asked_by": "root", "asked_unix_ms": asked_unix_ms, "vms": vms
+        });
+        from_value(drain).unwrap()
+    }
+
+    #[test]
+    fn the_drain_under_way_is_meant_and_else_the_last() {
+        // Of one second: the order of ids says nothing.
+        let drains = [drain("d1-0", "running", 1_002, &[]), drain("d1-f", "cancelled", 1_001, &[])];
+        assert_eq!(to_cancel(&drains, "a").unwrap().id, "d1-0");
+        assert_eq!(to_undo(&drains, "a").unwrap().id, "d1-0");
+        let over = [drain("d1-0", "done", 1_002, &[]), drain("d1-f", "cancelled", 1_001, &[])];
+        assert_eq!(to_undo(&over, "a").unwrap().id, "d1-0");
+        let failure = to_cancel(&over, "a").unwrap_err();
+        assert!(failure.exit == Exit::Conflict && failure.message.contains("d1-0, is done"), "{failure}");
+        assert_eq!(to_cancel(&over, "b").unwrap_err().exit, Exit::NotFound);
+        assert_eq!(to_undo(&[], "a").unwrap_err().exit, Exit::NotFound);
+    }
+
+    #[test]
+    fn it_ends_well_where_each_vm_is_where_it_was_to_be() {
+        for (state, wanted, vms, exit) in [
+            ("done", DrainState::Done, &["gone", "gone"][..], Exit::Ok),
+            ("done", DrainState::Done, &["gone", "stays"], Exit::Failure),
+            ("cancelled", DrainState::Done, &["gone", "stays"], Exit::Cancelled),
+            ("undone", DrainState::Done, &["back"], Exit::Cancelled),
+            ("undone", DrainState::Undone, &["back", "stays"], Exit::Ok),
+            ("undone", DrainState::Undone, &["back", "gone"], Exit::Failure),
+            ("cancelled", DrainState::Undone, &["gone"], Exit::Cancelled),
+        ] {
+            assert_eq!(drain_exit(&drain("d", state, 1, vms), wanted, &[]), exit, "{state} {vms:?}");
+        }
+        let in_doubt = json!({
+            "id": "v", "vm": "web", "from": "a", "state": "failed", "priority": "normal", "asked_by": "root", "asked_unix_ms": 1,
+            "attempts": 1, "failure": { "code": "in-doubt", "message": "", "mend": "" }
+        });
+        let over = drain("d", "done", 1, &["stays"]);
+        assert_eq!(drain_exit(&over, DrainState::Done, &[from_value(in_doubt).unwrap()]), Exit::InDoubt);
+    }
+}
