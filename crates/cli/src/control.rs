@@ -29,11 +29,11 @@ use crate::units::byte_count;
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    let config = Config::load(config).map_err(|error| Failure::usage(error.to_string(), ""))?;
+    let config = Config::load(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
     match godwit_control::run(config).await {
         Ok(()) => Ok(Exit::Ok),
-        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::new(Exit::Conflict, error.to_string(), "")),
-        Err(error) => Err(Failure::new(Exit::Failure, error.to_string(), "")),
+        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::told(Exit::Conflict, &error)),
+        Err(error) => Err(Failure::told(Exit::Failure, &error)),
     }
 }
 
@@ -81,18 +81,19 @@ pub(crate) async fn ask(
 /// By the socket, unless another place is named, on the command line or in the hosts file; there a token is shown, where there is one.
 pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<ManagerClient, Failure> {
     let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
-    let of_file = if place.manager.is_some() { None } else { manager_of(hosts)? };
+    let named = place.manager()?;
+    let of_file = if named.is_some() { None } else { manager_of(hosts)? };
     let by_default = || Endpoint::Unix(DEFAULT_MANAGER_SOCKET.into());
-    let endpoint = place.manager.clone().or(of_file).unwrap_or_else(by_default);
+    let endpoint = named.or(of_file).unwrap_or_else(by_default);
     let Endpoint::Tls(authority) = &endpoint else { return Ok(ManagerClient::new(endpoint, token)) };
-    let Some(ca) = place.ca.clone().map_or_else(|| authority_of(hosts), |ca| Ok(Some(ca)))? else {
+    let Some(ca) = place.authority().map_or_else(|| authority_of(hosts), |ca| Ok(Some(ca)))? else {
         let message = format!("{endpoint} is checked by a certificate, and none is named");
         return Err(Failure::usage(
             message,
             "name the authority's: --ca FILE, GODWIT_CA, or [tls] in the hosts file",
         ));
     };
-    let trust = Trust::load(&ca).map_err(|error| Failure::usage(error.to_string(), ""))?;
+    let trust = Trust::load(&ca).map_err(|error| Failure::told(Exit::Usage, &error))?;
     let name = authority.rsplit_once(':').map_or(authority.as_str(), |(name, _)| name);
     let name = name.trim_start_matches('[').trim_end_matches(']').to_owned();
     Ok(ManagerClient::trusting(endpoint, &trust, &name, token))

@@ -158,6 +158,17 @@ impl Failure {
         Failure::usage(message.strip_prefix("error: ").unwrap_or(&message), mend.join("; "))
     }
 
+    /// Of an error that has its mend in brackets at its end, as those of this project do.
+    pub(crate) fn told(exit: Exit, error: &impl fmt::Display) -> Failure {
+        let text = error.to_string();
+        let apart = text.strip_suffix(')').and_then(|text| text.rsplit_once(" ("));
+        // The system's own word is none.
+        match apart.filter(|(_, mend)| !mend.starts_with("os error ")) {
+            Some((message, mend)) => Failure::new(exit, message, mend),
+            None => Failure::new(exit, text, ""),
+        }
+    }
+
     pub(crate) fn usage(message: impl Into<String>, mend: impl Into<String>) -> Failure {
         Failure::new(Exit::Usage, message, mend)
     }
@@ -269,6 +280,26 @@ mod tests {
             assert_eq!((failure.exit, failure.code.as_str()), (Exit::Usage, "invalid-request"));
             assert!(failure.message.starts_with(message), "{}", failure.message);
             assert!(failure.mend.ends_with("see --help"), "{}", failure.mend);
+        }
+    }
+
+    #[test]
+    fn the_mend_of_an_error_is_told_apart() {
+        for (text, message, mend) in [
+            (
+                "a.toml: port: no such key (docs/control.md lists every key)",
+                "a.toml: port: no such key",
+                "docs/control.md lists every key",
+            ),
+            (
+                "a.pem can't be read: No such file or directory (os error 2)",
+                "a.pem can't be read: No such file or directory (os error 2)",
+                "",
+            ),
+            ("it is so", "it is so", ""),
+        ] {
+            let failure = Failure::told(Exit::Usage, &text);
+            assert_eq!((failure.message.as_str(), failure.mend.as_str()), (message, mend));
         }
     }
 

@@ -19,12 +19,12 @@ use crate::units::byte_count;
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    let config = Config::load_or_alone(config).map_err(|error| Failure::usage(error.to_string(), ""))?;
+    let config = Config::load_or_alone(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
     match godwit_host::run(config).await {
         Ok(()) => Ok(Exit::Ok),
         Err(RunError::State(error)) => Err(error.into()),
-        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::new(Exit::Conflict, error.to_string(), "")),
-        Err(error) => Err(Failure::new(Exit::Failure, error.to_string(), "")),
+        Err(error @ RunError::SocketInUse { .. }) => Err(Failure::told(Exit::Conflict, &error)),
+        Err(error) => Err(Failure::told(Exit::Failure, &error)),
     }
 }
 

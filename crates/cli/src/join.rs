@@ -44,8 +44,12 @@ fn row(token: &JoinTokenInfo) -> Vec<String> {
 
 pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failure> {
     let file = &options.token_file;
-    let text = fs::read_to_string(file)
-        .map_err(|error| Failure::usage(format!("{} can't be read: {error}", file.display()), ""))?;
+    let text = fs::read_to_string(file).map_err(|error| {
+        Failure::usage(
+            format!("{} can't be read: {error}", file.display()),
+            "name the file that has the join token: --token-file FILE",
+        )
+    })?;
     let token: JoinTokenText = text.parse().map_err(|why| {
         let mend = "make one with `godwit control join-token create HOST`";
         Failure::usage(format!("{}: {why}", file.display()), mend)
@@ -100,11 +104,9 @@ impl From<JoinError> for Failure {
         match error {
             JoinError::Manager(error) => error.into(),
             JoinError::Pki(error) => error.into(),
-            JoinError::Unprotected { .. } => Failure::usage(error.to_string(), ""),
-            JoinError::OtherAuthority { .. } => Failure::new(Exit::Conflict, error.to_string(), ""),
-            JoinError::Answer(_) | JoinError::File { .. } => {
-                Failure::new(Exit::Failure, error.to_string(), "")
-            }
+            JoinError::Unprotected { .. } => Failure::told(Exit::Usage, &error),
+            JoinError::OtherAuthority { .. } => Failure::told(Exit::Conflict, &error),
+            JoinError::Answer(_) | JoinError::File { .. } => Failure::told(Exit::Failure, &error),
         }
     }
 }

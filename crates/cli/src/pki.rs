@@ -98,6 +98,6 @@ impl From<PkiError> for Failure {
             PkiError::BadName { .. } | PkiError::Unreadable { .. } => Exit::Usage,
             _ => Exit::Failure,
         };
-        Failure::new(exit, error.to_string(), "")
+        Failure::told(exit, &error)
     }
 }

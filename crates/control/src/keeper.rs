@@ -302,7 +302,8 @@ async fn write_some(
 }
 
 /// What helps where the store does not answer.
-const STORE_AWAY: &str = "ask again in a moment; if it stays so, see whether the store runs (docs/store.md)";
+const STORE_AWAY: &str =
+    "ask again in a moment; if it stays so, see whether the store runs, and docs/store.md";
 
 /// What a store's trouble is to who asked.
 fn problem(error: &RecordError) -> Problem {

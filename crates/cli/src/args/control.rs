@@ -1,5 +1,6 @@
 //! The command line of the manager.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,17 +10,45 @@ use godwit_api::control::Role;
 use godwit_lab::BitRate;
 
 use super::{CpuBaselineCommand, LimitsCommand, MoveCommand, RuleCommand, SetHostArgs};
+use crate::exit::Failure;
 use crate::units::parse_duration;
 
-/// Where the manager is that is asked.
+/// Where the manager is that is asked. The environment is read here and not by clap, whose usage would show what stands there as required.
 #[derive(Debug, Args)]
 pub(crate) struct ManagerPlace {
-    /// The manager's address, unix:PATH or https://HOST:PORT [default: unix:/run/godwit-control/control.sock]
-    #[arg(long, global = true, value_name = "URL", env = "GODWIT_MANAGER", hide_env_values = true)]
-    pub(crate) manager: Option<Endpoint>,
-    /// The authority's certificate that an https:// address is checked by
-    #[arg(long, global = true, value_name = "FILE", env = "GODWIT_CA", hide_env_values = true)]
-    pub(crate) ca: Option<PathBuf>,
+    /// The manager's address, unix:PATH or https://HOST:PORT [env: GODWIT_MANAGER] [default: unix:/run/godwit-control/control.sock]
+    #[arg(long, global = true, value_name = "URL")]
+    manager: Option<Endpoint>,
+    /// The authority's certificate that an https:// address is checked by [env: GODWIT_CA]
+    #[arg(long, global = true, value_name = "FILE")]
+    ca: Option<PathBuf>,
+}
+
+fn of_environment(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+impl ManagerPlace {
+    /// Whether a manager is named, rightly or not.
+    pub(crate) fn is_named(&self) -> bool {
+        self.manager.is_some() || of_environment("GODWIT_MANAGER").is_some()
+    }
+
+    /// The manager that is named.
+    pub(crate) fn manager(&self) -> Result<Option<Endpoint>, Failure> {
+        let Some(named) = of_environment("GODWIT_MANAGER").filter(|_| self.manager.is_none()) else {
+            return Ok(self.manager.clone());
+        };
+        let endpoint = named.to_string_lossy().parse::<Endpoint>();
+        endpoint
+            .map(Some)
+            .map_err(|error| Failure::usage(format!("GODWIT_MANAGER: {}", error.message), error.mend))
+    }
+
+    /// The certificate that is named.
+    pub(crate) fn authority(&self) -> Option<PathBuf> {
+        self.ca.clone().or_else(|| of_environment("GODWIT_CA").map(PathBuf::from))
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -25,7 +25,7 @@ pub(crate) async fn run(
     only: Option<&str>,
     output: Output,
 ) -> Result<Option<Exit>, Failure> {
-    let is_named = place.manager.is_some();
+    let is_named = place.is_named();
     // With a manager that is named, the host is where it is to make the VM.
     let of_host = only.is_some() && !(is_named && matches!(command, VmCommand::Create(_)));
     // What is wrong with a hosts file is told where the hosts are asked.
