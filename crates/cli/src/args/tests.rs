@@ -235,8 +235,8 @@ fn a_host_is_refused_where_none_is_asked() {
         let takes_none = name.starts_with("godwit control") || name == "godwit host drain";
         let mut command = Cli::command();
         command.build();
-        let found =
-            name.split(' ').skip(1).fold(Some(&command), |of, word| of?.find_subcommand(word)).unwrap();
+        let mut words = name.split(' ').skip(1);
+        let found = words.try_fold(&command, |of, word| of.find_subcommand(word)).unwrap();
         let help = found.clone().render_long_help().to_string();
         assert!(!takes_none || !help.contains("--host <NAME>"), "{name}: {help}");
     }
