@@ -10,7 +10,7 @@
 //! | [`drain`] | who goes where when a host is emptied, how long it takes, and the way back |
 //! | [`preflight`] | what is in the way of a move, check by check |
 //! | [`inventory`] | which hosts and VMs there are: what is planned, and what agents tell |
-//! | [`access`], `rates` | who asks, what they may, and how often |
+//! | [`access`], `rates`, `repeats` | who asks, what they may, how often, and which requests they repeat |
 //! | `facts`, `words` | what queue and placement are told of the inventory; figures and lists in texts |
 //!
 //! | what carries out | |
