@@ -25,22 +25,31 @@ pub(crate) struct Following {
     told: Arc<Told>,
 }
 
-/// Migrations as hosts tell them: to whoever listens last, and to nobody where nobody does.
+/// What whoever carries moves out is told of hosts.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum News {
+    /// How far a migration is, or how it ended, as its source tells it.
+    Migration(Box<MigrationStatus>),
+    /// This host's agent has told everything anew. What ended while it was not heard, or was forgotten by a restart, it tells only who asks.
+    Heard(String),
+}
+
+/// News of hosts: to whoever listens last, and to nobody where nobody does.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Mutex<Option<mpsc::UnboundedSender<(String, MigrationStatus)>>>);
+pub(crate) struct Told(Mutex<Option<mpsc::UnboundedSender<News>>>);
 
 impl Told {
-    /// Every migration that is told from now on, with its host.
-    pub(crate) fn listen(&self) -> mpsc::UnboundedReceiver<(String, MigrationStatus)> {
+    /// All news from now on.
+    pub(crate) fn listen(&self) -> mpsc::UnboundedReceiver<News> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
         receiver
     }
 
-    fn tell(&self, host: &str, status: MigrationStatus) {
+    fn tell(&self, news: News) {
         if let Some(listener) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             // Nobody listens any more where this manager stopped leading.
-            let _ = listener.send((host.to_owned(), status));
+            let _ = listener.send(news);
         }
     }
 }
@@ -100,11 +109,14 @@ async fn hear(
     loop {
         let Some(event) = events.next_unless_silent(SILENCE_LIMIT).await? else { return Ok(()) };
         match event {
-            HostEvent::Migration(status) => told.tell(host, *status),
-            event => {
-                *was_known |= event == HostEvent::Known;
-                state.heard(host, event);
+            HostEvent::Migration(status) => told.tell(News::Migration(status)),
+            HostEvent::Known => {
+                *was_known = true;
+                state.heard(host, HostEvent::Known);
+                // Not before its VMs are known: where they are says what became of a migration that nobody knows any more.
+                told.tell(News::Heard(host.to_owned()));
             }
+            event => state.heard(host, event),
         }
     }
 }

@@ -91,6 +91,14 @@ impl Fleet {
         }
     }
 
+    /// A host's agent is killed and started again: it has forgotten its migrations, and those that were under way from there are over.
+    pub fn restart(&self, host: &str) {
+        let mut world = self.shared.world();
+        if let Some(at) = world.find(host) {
+            world.restart(at);
+        }
+    }
+
     /// From now on so many things change each second: loads of hosts, states of VMs.
     pub fn churn(&mut self, changes_per_s: u32) {
         self.tasks.spawn(churn::churn(Arc::clone(&self.shared), changes_per_s));

@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use godwit_api::control::{Cluster, Drain, DrainState, DrainVmState, Move};
+use godwit_api::control::{Cluster, Drain, DrainState, DrainVmState, Move, MoveState, Page};
+use godwit_api::{VmInfo, VmState};
 use godwit_control::{Config, run};
 use godwit_fleet::{Asker, Fault, Fleet, FleetPlan, Looks};
 use serde_json::json;
@@ -82,6 +83,32 @@ impl Managed {
         tokio::time::timeout(LIMIT, wait).await.unwrap()
     }
 
+    /// Until the only move of a VM is so.
+    async fn move_of(&mut self, vm: &str, is_so: impl Fn(&Move) -> bool) -> Move {
+        let path = format!("/api/v1/moves?vm={vm}");
+        let wait = async {
+            loop {
+                let page: Page<Move> = self.asker.get(&path).await.unwrap();
+                if let Some(found) = page.items.into_iter().find(&is_so) {
+                    return found;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, wait).await.unwrap()
+    }
+
+    /// Until no VM leaves a host, by its agent's own word.
+    async fn until_still(&self, host: &str) {
+        let is_leaving = |vm: &VmInfo| vm.state == VmState::MigratingOut;
+        let wait = async {
+            while self.fleet.vms_of(host).iter().any(is_leaving) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, wait).await.unwrap();
+    }
+
     async fn until_over(&mut self) -> Looks {
         let mut looks = Looks::default();
         looks.until_over(&mut self.asker, LIMIT).await.unwrap();
@@ -135,8 +162,7 @@ async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
     let looks = {
         let failed = async {
             loop {
-                let page: godwit_api::control::Page<Move> =
-                    managed.asker.get("/api/v1/moves?vm=vm-00001").await.unwrap();
+                let page: Page<Move> = managed.asker.get("/api/v1/moves?vm=vm-00001").await.unwrap();
                 let tried = page.items.first().filter(|one| one.failure.is_some()).cloned();
                 if let Some(tried) = tried {
                     return tried;
@@ -153,4 +179,35 @@ async fn many_moves_keep_to_the_limits_and_those_that_fail_are_tried_again() {
     managed.check(&looks);
     let counts = managed.fleet.counts();
     assert_eq!((counts.completed, counts.failed), (moves.len() as u64 - 1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_that_end_while_their_host_is_not_heard_are_known_when_it_is() {
+    let mut managed = Managed::begin(plan()).await;
+    let asked: Drain = managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();
+    managed.until(|cluster| cluster.moves_running > 0).await;
+    managed.fleet.silence("host-0000", true);
+    managed.until_still("host-0000").await;
+    managed.fleet.silence("host-0000", false);
+    let looks = managed.until_over().await;
+    let drain = managed.drained(&asked.id).await;
+    assert_eq!(drain.state, DrainState::Done);
+    assert!(drain.vms.iter().all(|vm| vm.state == DrainVmState::Gone), "{drain:?}");
+    managed.check(&looks);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_whose_agent_was_restarted_is_no_longer_taken_for_running() {
+    // So slow that it does not end by itself.
+    let mut managed = Managed::begin(FleetPlan { speed: 0.01, ..FleetPlan::default() }).await;
+    let asked: Move =
+        managed.asker.post("/api/v1/vms/vm-00000/moves", &json!({ "to": "host-0001" })).await.unwrap();
+    assert_eq!(asked.from, "host-0000");
+    managed.move_of("vm-00000", |one| one.state == MoveState::Running).await;
+    managed.fleet.restart("host-0000");
+    let waits = managed.move_of("vm-00000", |one| one.state == MoveState::Waiting).await;
+    assert_eq!(waits.failure.map(|failure| failure.code).as_deref(), Some("lost-track"));
+    managed.asker.ask(http::Method::DELETE, &format!("/api/v1/moves/{}", asked.id), None).await.unwrap();
+    managed.move_of("vm-00000", |one| one.state == MoveState::Cancelled).await;
+    assert_eq!(managed.fleet.counts().double_begins, 0);
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_api::{ClientError, ErrorCode, MigrationStatus, VmState};
 use godwit_migration::{Outcome, Report};
+use tokio::time::sleep;
 
 use super::job::Job;
 use crate::hosts::Hosts;
@@ -38,10 +39,11 @@ impl Agents for FollowedAgents {
             Action::Ask { migration } => Some(self.ask(job, migration).await),
             Action::CancelMigration { migration } => {
                 let client = self.hosts.client_of(&job.from).ok()?;
-                if let Err(error) = client.cancel_migration(&migration).await {
-                    tracing::warn!(job = job.id, migration, %error, "a migration is not cancelled");
-                }
-                None
+                let Err(error) = client.cancel_migration(&migration).await else { return None };
+                tracing::warn!(job = job.id, migration, %error, "a migration is not cancelled");
+                // It may be over, or forgotten, and nobody will tell that by itself; one that is under way is cancelled again then.
+                sleep(PAUSE).await;
+                Some(self.ask(job, migration).await)
             }
         }
     }
@@ -85,7 +87,7 @@ impl FollowedAgents {
             Err(_) => Answer::NoAnswer,
         };
         if matches!(answer, Answer::NoAnswer | Answer::NotKnown(Whereabouts::NotFound)) {
-            tokio::time::sleep(PAUSE).await;
+            sleep(PAUSE).await;
         }
         JobEvent::Asked { migration, answer }
     }

@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::following::News;
 use crate::keeper::{Keeper, Writes};
 use crate::queue::lifecycle::{Action, JobEvent, JobState, step};
 use crate::queue::retry::RetryPolicy;
@@ -45,8 +46,8 @@ enum Order {
     Cancel(String, oneshot::Sender<Result<Move, Problem>>),
     /// Something happened to one.
     Event(String, JobEvent),
-    /// A host's agent tells of a migration.
-    Told(Box<MigrationStatus>),
+    /// What is heard of hosts.
+    Told(News),
     /// Something has changed by which some may start.
     Look,
 }
@@ -76,7 +77,7 @@ impl Moves {
         keeper: Arc<Keeper>,
         state: Arc<State>,
         agents: Arc<dyn Agents>,
-        mut told: mpsc::UnboundedReceiver<(String, MigrationStatus)>,
+        mut told: mpsc::UnboundedReceiver<News>,
     ) -> Result<Moves, Problem> {
         let saved = keeper.read_all(MOVES).await?;
         let (orders, incoming) = mpsc::unbounded_channel();
@@ -91,6 +92,8 @@ impl Moves {
             shown: Arc::clone(&shown),
             samples: Arc::clone(&samples),
             jobs,
+            asked: BTreeMap::new(),
+            unwritten: BTreeMap::new(),
             served: Vec::new(),
             counted: BTreeMap::new(),
             policy: RetryPolicy::default(),
@@ -98,8 +101,8 @@ impl Moves {
         let drives = tokio::spawn(driver.run(incoming)).abort_handle();
         let tells = orders.clone();
         let hears = tokio::spawn(async move {
-            while let Some((_, status)) = told.recv().await {
-                if tells.send(Order::Told(Box::new(status))).is_err() {
+            while let Some(news) = told.recv().await {
+                if tells.send(Order::Told(news)).is_err() {
                     return;
                 }
             }
@@ -165,6 +168,10 @@ struct Driver {
     shown: Arc<RwLock<BTreeMap<String, Move>>>,
     samples: Arc<Mutex<Samples>>,
     jobs: BTreeMap<String, Job>,
+    /// What was asked last of each job's agent about its migration.
+    asked: BTreeMap<String, AbortHandle>,
+    /// What happened to jobs and could not be written: it is tried again.
+    unwritten: BTreeMap<String, Vec<JobEvent>>,
     served: Vec<Served>,
     /// Moves that leave each host and arrive there, as was told last.
     counted: BTreeMap<String, (u64, u64)>,
@@ -186,7 +193,7 @@ impl Driver {
                     Some(order) => self.carry_out(order).await,
                     None => return,
                 },
-                _ = look.tick() => {}
+                _ = look.tick() => self.advance_again().await,
             }
             self.look().await;
         }
@@ -204,7 +211,8 @@ impl Driver {
                 let _ = answer.send(self.cancel(&id).await);
             }
             Order::Event(id, event) => self.happened(&id, event).await,
-            Order::Told(status) => self.told(*status).await,
+            Order::Told(News::Migration(status)) => self.told(*status).await,
+            Order::Told(News::Heard(host)) => self.heard(&host).await,
             // What is done after each order.
             Order::Look => {}
         }
@@ -280,7 +288,8 @@ impl Driver {
                 "see it with `godwit control move show`",
             ));
         }
-        self.happened(id, JobEvent::Cancel).await;
+        // Who asked is told where it can't be written, and asks again.
+        self.advance(id, JobEvent::Cancel).await?;
         self.shown_move(id)
     }
 
@@ -308,24 +317,57 @@ impl Driver {
         self.show(&id);
     }
 
-    /// One event of a job, and what is to be done then.
+    /// A host's agent is heard again, and may have been restarted: of what ended meanwhile nobody tells by itself.
+    async fn heard(&mut self, host: &str) {
+        let under_way = |job: &&Job| job.from == host && job.target().is_some();
+        let ids: Vec<String> = self.jobs.values().filter(under_way).map(|job| job.id.clone()).collect();
+        for id in ids {
+            self.happened(&id, JobEvent::Resumed).await;
+        }
+    }
+
+    /// One event of a job, and what is to be done then. Where it can't be written it is kept: nobody tells it a second time.
     async fn happened(&mut self, id: &str, event: JobEvent) {
-        let Some(job) = self.jobs.get_mut(id) else { return };
+        if let Err(problem) = self.advance(id, event.clone()).await {
+            tracing::error!(job = id, %problem, "a move's state can't be written: it is tried again");
+            let events = self.unwritten.entry(id.to_owned()).or_default();
+            if !events.contains(&event) {
+                events.push(event);
+            }
+        }
+    }
+
+    /// Tries again what could not be written, as far as the store writes.
+    async fn advance_again(&mut self) {
+        let mut unwritten = std::mem::take(&mut self.unwritten);
+        while let Some((id, events)) = unwritten.pop_first() {
+            for (at, event) in events.iter().enumerate() {
+                let Err(problem) = self.advance(&id, event.clone()).await else { continue };
+                self.unwritten.insert(id, events[at..].to_vec());
+                if problem.code == ProblemCode::StoreAway {
+                    // The others would not fare better.
+                    self.unwritten.append(&mut unwritten);
+                }
+                break;
+            }
+        }
+    }
+
+    /// The same, which changes nothing where it can't be written.
+    async fn advance(&mut self, id: &str, event: JobEvent) -> Result<(), Problem> {
+        let Some(job) = self.jobs.get_mut(id) else { return Ok(()) };
         let now_ms = now_unix_ms();
-        let before = job.state.clone();
-        let taken = step(before.clone(), event, &self.policy, now_ms);
+        let before = job.clone();
+        let taken = step(before.state.clone(), event, &self.policy, now_ms);
         job.enter(taken.state, now_ms);
         for action in taken.actions {
             let job = &self.jobs[id];
             match action {
                 Action::Save => {
                     if let Err(problem) = self.keeper.replace(MOVES, id, &job.saved()).await {
-                        tracing::error!(job = id, %problem, "a move's state can't be written: nothing is done with it");
                         // As the store has it: what was not written was not.
-                        if let Some(job) = self.jobs.get_mut(id) {
-                            job.state = before;
-                        }
-                        return;
+                        self.jobs.insert(id.to_owned(), before);
+                        return Err(problem);
                     }
                 }
                 action if action.still_applies(&job.state) => self.ask_agent(id, action),
@@ -334,18 +376,26 @@ impl Driver {
         }
         self.note_served(id);
         self.show(id);
+        Ok(())
     }
 
     /// In a task of its own: an agent may take its time.
-    fn ask_agent(&self, id: &str, action: Action) {
+    fn ask_agent(&mut self, id: &str, action: Action) {
         let Some(job) = self.jobs.get(id) else { return };
         let (agents, orders, job) = (Arc::clone(&self.agents), self.orders.clone(), job.clone());
-        tokio::spawn(async move {
+        let is_question = matches!(action, Action::Ask { .. });
+        let task = tokio::spawn(async move {
             if let Some(event) = agents.carry_out(&job, action).await {
                 // Nobody listens any more where this manager ends.
                 let _ = orders.send(Order::Event(job.id, event));
             }
         });
+        if is_question {
+            // The answer to the one before would tell of an earlier moment, and one that is not answered would be asked on.
+            if let Some(before) = self.asked.insert(id.to_owned(), task.abort_handle()) {
+                before.abort();
+            }
+        }
     }
 
     /// Starts whoever can start, and says of everybody else what they wait for.
@@ -377,7 +427,12 @@ impl Driver {
             let Some(job) = self.jobs.get(&start.job) else { continue };
             let Some(epoch) = facts::epoch(&self.state.inventory(), &job.vm, &start.source) else { continue };
             let migration = job.next_migration();
-            self.happened(&start.job, JobEvent::Start { migration, target: start.target, epoch }).await;
+            let starts = JobEvent::Start { migration, target: start.target, epoch };
+            if let Err(problem) = self.advance(&start.job, starts).await {
+                // The next look decides anew.
+                tracing::error!(job = start.job, %problem, "a move can't be written, and does not start");
+                return;
+            }
         }
     }
 
@@ -440,6 +495,7 @@ impl Driver {
                 return;
             }
             self.jobs.remove(id);
+            self.asked.remove(id);
             self.shown.write().unwrap_or_else(PoisonError::into_inner).remove(id);
         }
     }

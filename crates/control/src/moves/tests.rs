@@ -100,11 +100,20 @@ fn vm() -> HostEvent {
 
 /// A manager that takes over from the one before, which may not have noticed.
 async fn begin(store: &Arc<MemoryStore>, agents: Arc<FakeAgents>) -> Moves {
+    begin_with(store, agents, mpsc::unbounded_channel().1).await
+}
+
+/// The same, with what it is told of hosts.
+async fn begin_with(
+    store: &Arc<MemoryStore>,
+    agents: Arc<FakeAgents>,
+    told: mpsc::UnboundedReceiver<News>,
+) -> Moves {
     store.end_leadership_silently();
     let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
     let leadership = Arc::new(store.lead(&candidate).await.unwrap());
     let keeper = Arc::new(Keeper::new(Arc::clone(store) as _, leadership, candidate));
-    Moves::begin(keeper, cluster(), agents, mpsc::unbounded_channel().1).await.unwrap()
+    Moves::begin(keeper, cluster(), agents, told).await.unwrap()
 }
 
 fn to_b() -> Wanted {
@@ -191,4 +200,40 @@ async fn a_move_to_a_host_that_is_away_waits_and_says_for_what() {
     state.reached("b");
     state.heard("b", HostEvent::Known);
     when(&moves, &asked.id, MoveState::Running).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_ended_while_a_host_was_not_heard_is_asked_for_when_it_is_heard_again() {
+    let store = Arc::new(MemoryStore::new());
+    let agents = Arc::<FakeAgents>::default();
+    let (news, told) = mpsc::unbounded_channel();
+    let moves = begin_with(&store, Arc::clone(&agents), told).await;
+    let asked = moves.submit(to_b()).await.unwrap();
+    when(&moves, &asked.id, MoveState::Running).await;
+    *agents.knows.lock().unwrap() = Some(Answer::Ended(Ended::Completed));
+    // Of another host nothing is asked.
+    news.send(News::Heard("b".into())).unwrap();
+    news.send(News::Heard("a".into())).unwrap();
+    when(&moves, &asked.id, MoveState::Done).await;
+    let questions = agents.asked.lock().unwrap();
+    assert_eq!(questions.iter().filter(|action| matches!(action, Action::Ask { .. })).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_happens_while_the_store_can_not_be_written_is_not_lost() {
+    let store = Arc::new(MemoryStore::new());
+    let agents = Arc::<FakeAgents>::default();
+    let moves = begin(&store, Arc::clone(&agents)).await;
+    let asked = moves.submit(to_b()).await.unwrap();
+    let running = when(&moves, &asked.id, MoveState::Running).await;
+    store.set_unavailable(true);
+    let ended = JobEvent::Ended { migration: running.migration.unwrap(), how: Ended::Completed };
+    moves.orders.send(Order::Event(asked.id.clone(), ended)).unwrap();
+    // It comes after what was told.
+    let refused = moves.cancel(&asked.id).await.unwrap_err();
+    assert_eq!(refused.code, ProblemCode::StoreAway);
+    assert_eq!(moves.all()[&asked.id].state, MoveState::Running);
+    store.set_unavailable(false);
+    let done = when(&moves, &asked.id, MoveState::Done).await;
+    assert_eq!(done.attempts, 1);
 }

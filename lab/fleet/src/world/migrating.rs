@@ -278,6 +278,19 @@ impl World {
         })
     }
 
+    /// A host's agent is killed, and another one starts: it remembers no migration, those from there are over, and nobody has been told.
+    pub(crate) fn restart(&mut self, at: usize) {
+        let Some(host) = self.hosts.get_mut(at) else { return };
+        host.watchers.clear();
+        host.migrations.clear();
+        let (ended, running) = self.running.drain(..).partition(|one| one.source == at);
+        self.running = running;
+        let ended: Vec<Running> = ended;
+        for one in ended {
+            self.end(&one, Outcome::Failed, None, self.stepped_ms);
+        }
+    }
+
     /// Goes on to this moment.
     pub(crate) fn step(&mut self, now_ms: u64) {
         let passed_ms = now_ms.saturating_sub(self.stepped_ms);
