@@ -113,7 +113,7 @@ impl Manager {
         let used = JOIN_TOKENS
             .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
             .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
-        let write = keeper.put(used.into(), HOSTS, &request.host, &SavedHost::from(&plan))?;
+        let write = keeper.put(used.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
         keeper.write(write).await?;
         self.plan_host(&request.host, plan);
         Ok(Joined { address, certificate: signed.certificate, authority: signed.authority })

@@ -1,7 +1,11 @@
 //! What the manager writes: under its leadership, over what it read or wrote last. A change that somebody else has made meanwhile is refused.
+//!
+//! **Changes in doubt.** The answer to a change can be lost, and whoever asked for it can go while it is on its way. So what is sent is noted
+//! first, and where no answer comes the key is read: what was sent stands there, and is known, or it does not. That is looked at again before the
+//! next change of the same key, since the store may have been away, or the change still on its way.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
 use tokio::sync::mpsc;
@@ -10,6 +14,7 @@ use crate::store::audit::{self, AUDIT, AuditLog};
 use crate::store::records::{Kept, Record, RecordError, Table};
 use crate::store::{
     Candidate, KeyState, Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, StoreError, Transaction,
+    Written,
 };
 
 /// Entries of the audit log that wait to be written; who asks faster than a disk writes waits no longer for it.
@@ -43,13 +48,21 @@ impl Writes {
     }
 }
 
+/// What is known of the keys.
+#[derive(Debug, Default)]
+struct Known {
+    /// When each was read or written last.
+    revisions: BTreeMap<String, Revision>,
+    /// What was sent to each last, where it is not known what became of that; none: that it be removed.
+    doubts: BTreeMap<String, Option<String>>,
+}
+
 /// The store, as the leading manager has it.
 pub(crate) struct Keeper {
     store: Arc<dyn Store>,
     leadership: Arc<Leadership>,
     candidate: Candidate,
-    /// When each key was read or written last.
-    revisions: Mutex<BTreeMap<String, Revision>>,
+    known: Mutex<Known>,
     entries: mpsc::Sender<AuditEntry>,
 }
 
@@ -58,7 +71,7 @@ impl Keeper {
     pub(crate) fn new(store: Arc<dyn Store>, leadership: Arc<Leadership>, candidate: Candidate) -> Keeper {
         let (entries, waiting) = mpsc::channel(WAITING_ENTRIES);
         tokio::spawn(write_entries(Arc::clone(&store), Arc::clone(&leadership), waiting));
-        Keeper { store, leadership, candidate, revisions: Mutex::default(), entries }
+        Keeper { store, leadership, candidate, known: Mutex::default(), entries }
     }
 
     /// The manager that leads: this one.
@@ -75,9 +88,9 @@ impl Keeper {
     /// All records of a kind, by id.
     pub(crate) async fn read_all<T: Record>(&self, table: Table<T>) -> Result<Vec<(String, T)>, Problem> {
         let all = table.read_all(&*self.store).await.map_err(|error| problem(&error))?;
-        let mut revisions = self.revisions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known();
         let records = all.records.into_iter().map(|kept| {
-            revisions.insert(table.key(&kept.id), kept.revision);
+            known.revisions.insert(table.key(&kept.id), kept.revision);
             (kept.id, kept.record)
         });
         Ok(records.collect())
@@ -90,8 +103,15 @@ impl Keeper {
         id: &str,
         record: &T,
     ) -> Result<(), Problem> {
-        let write = table.insert(Transaction::new(), id, record).map_err(|error| problem(&error))?;
-        self.commit(table.key(id), write, true).await.map_err(|refused| match refused {
+        // Asked for before, and written without anybody's knowing: it is this one's to write.
+        let key = table.key(id);
+        let written = if self.settle(&key).await { self.revision(&key) } else { None };
+        let write = match written {
+            Some(was) => table.replace(Transaction::new(), id, was, record),
+            None => table.insert(Transaction::new(), id, record),
+        };
+        let write = write.map_err(|error| problem(&error))?;
+        self.commit(&[key], write).await.map_err(|refused| match refused {
             StoreError::Conflict { found: KeyState::At(_), .. } => {
                 let detail = format!("there is a {} \"{id}\" already", T::KIND);
                 Problem::new(ProblemCode::AlreadyExists, detail, "take another name, or change that one")
@@ -107,16 +127,21 @@ impl Keeper {
         id: &str,
         record: &T,
     ) -> Result<(), Problem> {
-        let was = self.known(&table.key(id))?;
+        let key = table.key(id);
+        let was = self.certain(&key).await?;
         let write = table.replace(Transaction::new(), id, was, record).map_err(|error| problem(&error))?;
-        self.commit(table.key(id), write, true).await.map_err(|error| problem(&error.into()))
+        self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
     }
 
     /// Removes the record that is known.
     pub(crate) async fn remove<T: Record>(&self, table: Table<T>, id: &str) -> Result<(), Problem> {
-        let was = self.known(&table.key(id))?;
+        let key = table.key(id);
+        if self.settle(&key).await && self.revision(&key).is_none() {
+            return Ok(());
+        }
+        let was = self.certain(&key).await?;
         let write = table.remove(Transaction::new(), id, was);
-        self.commit(table.key(id), write, false).await.map_err(|error| problem(&error.into()))
+        self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
     }
 
     /// One record and when it changed last, as the store has it now; none: there is none.
@@ -132,7 +157,7 @@ impl Keeper {
     }
 
     /// Adds that a record is written in the place of the one that is known, or as a new one.
-    pub(crate) fn put<T: Record>(
+    pub(crate) async fn put<T: Record>(
         &self,
         Writes { transaction, mut keys }: Writes,
         table: Table<T>,
@@ -140,7 +165,7 @@ impl Keeper {
         record: &T,
     ) -> Result<Writes, Problem> {
         let key = table.key(id);
-        let transaction = match self.known(&key) {
+        let transaction = match self.certain(&key).await {
             Ok(was) => table.replace(transaction, id, was, record),
             Err(_) => table.insert(transaction, id, record),
         };
@@ -150,11 +175,7 @@ impl Keeper {
 
     /// Writes all of them, or nothing.
     pub(crate) async fn write(&self, Writes { transaction, keys }: Writes) -> Result<(), Problem> {
-        let written = self.store.commit(&self.leadership, transaction).await;
-        let revision = written.map_err(|error| problem(&error.into()))?;
-        let mut revisions = self.revisions.lock().unwrap_or_else(PoisonError::into_inner);
-        revisions.extend(keys.into_iter().map(|key| (key, revision)));
-        Ok(())
+        self.commit(&keys, transaction).await.map_err(|error| problem(&error.into()))
     }
 
     /// Carries out all of a transaction, or nothing, that writes nothing of what is known.
@@ -206,33 +227,100 @@ impl Keeper {
             let remove = |all, kept: &Kept<T>| table.remove(all, &kept.id, kept.revision);
             self.write_unknown(some.iter().fold(Transaction::new(), remove)).await?;
         }
-        let mut revisions = self.revisions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known();
         let ids = stale.into_iter().map(|kept| {
-            revisions.remove(&table.key(&kept.id));
+            known.revisions.remove(&table.key(&kept.id));
             kept.id
         });
         Ok(ids.collect())
     }
 
-    async fn commit(&self, key: String, write: Transaction, stays: bool) -> Result<(), StoreError> {
-        let revision = self.store.commit(&self.leadership, write).await?;
-        let mut revisions = self.revisions.lock().unwrap_or_else(PoisonError::into_inner);
-        if stays {
-            revisions.insert(key, revision);
-        } else {
-            revisions.remove(&key);
+    async fn commit(&self, keys: &[String], write: Transaction) -> Result<(), StoreError> {
+        let of_known = |(key, _): &&(String, Option<String>)| keys.contains(key);
+        let sent: Vec<(String, Option<String>)> = write.writes().iter().filter(of_known).cloned().collect();
+        // Before it is sent: this call may be dropped while it runs.
+        let doubts_before = {
+            let mut known = self.known();
+            let noted =
+                sent.iter().cloned().map(|(key, value)| (key.clone(), known.doubts.insert(key, value)));
+            noted.collect::<Vec<_>>()
+        };
+        let error = match self.store.commit(&self.leadership, write).await {
+            Ok(revision) => {
+                let written = |(key, value): &(String, Option<String>)| {
+                    self.note(key, value.is_some().then_some(revision));
+                };
+                sent.iter().for_each(written);
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        let is_unknown = matches!(error, StoreError::Unavailable { written: Written::Unknown, .. });
+        if !is_unknown {
+            // Nothing was written of this one. Of one before it may be what it met.
+            let mut known = self.known();
+            for (key, before) in doubts_before {
+                match before {
+                    Some(before) => known.doubts.insert(key, before),
+                    None => known.doubts.remove(&key),
+                };
+            }
         }
-        Ok(())
+        // All of it was written, or nothing.
+        let mut is_written = false;
+        if is_unknown || matches!(error, StoreError::Conflict { .. }) {
+            for key in keys {
+                is_written |= self.settle(key).await;
+            }
+        }
+        if is_unknown && is_written { Ok(()) } else { Err(error) }
+    }
+
+    /// A key is like this, for certain; none: it has gone.
+    fn note(&self, key: &str, revision: Option<Revision>) {
+        let mut known = self.known();
+        known.doubts.remove(key);
+        match revision {
+            Some(revision) => known.revisions.insert(key.to_owned(), revision),
+            None => known.revisions.remove(key),
+        };
+    }
+
+    /// Looks what became of a change in doubt; true: it was written, and is known from now on.
+    async fn settle(&self, key: &str) -> bool {
+        let Some(sent) = self.known().doubts.get(key).cloned() else { return false };
+        // No key with this one in front comes before it.
+        let Ok(first) = self.store.read_page(key, None, 1).await else { return false };
+        let found = first.items.into_iter().find(|item| item.key == key);
+        let before = self.revision(key);
+        let is_written = match (&sent, &found) {
+            (Some(sent), Some(item)) => item.value == *sent && Some(item.revision) != before,
+            (None, None) => before.is_some(),
+            _ => false,
+        };
+        if is_written {
+            self.note(key, found.map(|item| item.revision));
+        }
+        is_written
     }
 
     /// Whether a record is known: read or written, and not removed since.
     pub(crate) fn has<T: Record>(&self, table: Table<T>, id: &str) -> bool {
-        self.known(&table.key(id)).is_ok()
+        self.revision(&table.key(id)).is_some()
     }
 
-    fn known(&self, key: &str) -> Result<Revision, Problem> {
-        let known = self.revisions.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied();
-        known.ok_or_else(|| {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn revision(&self, key: &str) -> Option<Revision> {
+        self.known().revisions.get(key).copied()
+    }
+
+    /// When a key that is known was read or written last.
+    async fn certain(&self, key: &str) -> Result<Revision, Problem> {
+        self.settle(key).await;
+        self.revision(key).ok_or_else(|| {
             let detail = format!("{key} has gone meanwhile");
             Problem::new(ProblemCode::Conflict, detail, "look at it again and decide anew")
         })
@@ -327,7 +415,78 @@ fn problem(error: &RecordError) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Written;
+    use crate::records::{HOSTS, SavedHost};
+    use crate::store::MemoryStore;
+
+    async fn keeper(store: &MemoryStore) -> Keeper {
+        let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
+        let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+        Keeper::new(Arc::new(store.clone()), leadership, candidate)
+    }
+
+    fn host(port: u16) -> SavedHost {
+        let plan = crate::inventory::HostPlan {
+            address: format!("http://10.0.0.1:{port}"),
+            ..crate::inventory::HostPlan::default()
+        };
+        SavedHost::from(&plan)
+    }
+
+    #[tokio::test]
+    async fn a_change_whose_answer_was_lost_is_read_again() {
+        let store = MemoryStore::new();
+        let keeper = keeper(&store).await;
+        store.lose_answers(3);
+        keeper.insert(HOSTS, "a", &host(1)).await.unwrap();
+        keeper.replace(HOSTS, "a", &host(2)).await.unwrap();
+        keeper.remove(HOSTS, "a").await.unwrap();
+        assert!(!keeper.has(HOSTS, "a"));
+        keeper.insert(HOSTS, "a", &host(3)).await.unwrap();
+        assert_eq!(keeper.find(HOSTS, "a").await.unwrap().unwrap().record, host(3));
+    }
+
+    #[tokio::test]
+    async fn a_record_can_be_changed_after_a_change_that_could_not_be_read_again_either() {
+        let store = MemoryStore::new();
+        let keeper = keeper(&store).await;
+        let away = |outcome: Result<(), Problem>| {
+            assert_eq!(outcome.unwrap_err().code, ProblemCode::StoreAway);
+            store.set_unavailable(false);
+        };
+        store.lose_answer_and_be_away();
+        away(keeper.insert(HOSTS, "a", &host(1)).await);
+        keeper.insert(HOSTS, "a", &host(2)).await.unwrap();
+        assert_eq!(keeper.insert(HOSTS, "a", &host(2)).await.unwrap_err().code, ProblemCode::AlreadyExists);
+        store.lose_answer_and_be_away();
+        away(keeper.replace(HOSTS, "a", &host(3)).await);
+        keeper.replace(HOSTS, "a", &host(4)).await.unwrap();
+        // One that was not written.
+        store.set_unavailable(true);
+        away(keeper.replace(HOSTS, "a", &host(5)).await);
+        keeper.replace(HOSTS, "a", &host(6)).await.unwrap();
+        store.lose_answer_and_be_away();
+        away(keeper.remove(HOSTS, "a").await);
+        keeper.remove(HOSTS, "a").await.unwrap();
+        assert_eq!(keeper.remove(HOSTS, "a").await.unwrap_err().code, ProblemCode::Conflict);
+    }
+
+    #[tokio::test]
+    async fn what_another_manager_has_written_is_not_taken_for_its_own() {
+        let store = MemoryStore::new();
+        let keeper = keeper(&store).await;
+        keeper.insert(HOSTS, "a", &host(1)).await.unwrap();
+        let other = of_same_leadership(&keeper);
+        other.read_all(HOSTS).await.unwrap();
+        other.replace(HOSTS, "a", &host(2)).await.unwrap();
+        for _ in 0..2 {
+            let refused = keeper.replace(HOSTS, "a", &host(3)).await.unwrap_err();
+            assert_eq!(refused.code, ProblemCode::Conflict);
+        }
+    }
+
+    fn of_same_leadership(keeper: &Keeper) -> Keeper {
+        Keeper::new(Arc::clone(&keeper.store), Arc::clone(&keeper.leadership), keeper.candidate.clone())
+    }
 
     #[test]
     fn whatever_the_store_says_has_a_mend() {

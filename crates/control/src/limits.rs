@@ -75,7 +75,7 @@ impl Manager {
             let before = manager.state.inventory().limits_plan().clone();
             let plan = changed(before, request)?;
             let keeper = &leading.keeper;
-            keeper.write(keeper.put(Writes::default(), LIMITS, ID, &SavedLimits::from(&plan))?).await?;
+            keeper.write(keeper.put(Writes::default(), LIMITS, ID, &SavedLimits::from(&plan)).await?).await?;
             manager.state.change(|inventory| inventory.plan_limits(Some(plan)));
             leading.moves.look();
             Ok(manager.state.inventory().move_limits())

@@ -112,7 +112,7 @@ impl Manager {
             return Ok(CpuBaselineChange { refused: unmet.map(|problem| problem.detail), ..change });
         }
         unmet.map_or(Ok(()), Err)?;
-        keeper.write(keeper.put(Writes::default(), BASELINE, ID, &SavedBaseline::from(&plan))?).await?;
+        keeper.write(keeper.put(Writes::default(), BASELINE, ID, &SavedBaseline::from(&plan)).await?).await?;
         self.state.change(|inventory| inventory.plan_baseline(Some(plan)));
         Ok(CpuBaselineChange { set: true, ..change })
     }

@@ -408,9 +408,9 @@ impl Driver {
         let before = state.inventory().host_plan(&host).cloned();
         let changed = before.zip(maintenance).filter(|(before, wanted)| before.maintenance != *wanted);
         let changed = changed.map(|(before, maintenance)| HostPlan { maintenance, ..before });
-        let mut writes = keeper.put(Writes::default(), DRAINS, id, &drain)?;
+        let mut writes = keeper.put(Writes::default(), DRAINS, id, &drain).await?;
         if let Some(plan) = &changed {
-            writes = keeper.put(writes, HOSTS, &host, &SavedHost::from(plan))?;
+            writes = keeper.put(writes, HOSTS, &host, &SavedHost::from(plan)).await?;
         }
         let wanted = planned.iter().map(|planned| wanted(id, &drain, planned)).collect();
         let refused = moves.submit_all(wanted, writes).await?;

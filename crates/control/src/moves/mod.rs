@@ -237,7 +237,7 @@ impl Driver {
                 refused.push((job.vm, problem));
                 continue;
             }
-            let write = self.keeper.put(Writes::default(), MOVES, &job.id, &job.saved())?;
+            let write = self.keeper.put(Writes::default(), MOVES, &job.id, &job.saved()).await?;
             let (writes, batch) = further.last_mut().unwrap_or(&mut first);
             if writes.has_room_for(&write) {
                 writes.add(write);

@@ -43,6 +43,8 @@ struct State {
 struct Faults {
     unavailable: bool,
     answers_to_lose: usize,
+    /// With the next answer that is lost it is unavailable.
+    goes_away: bool,
     /// What this manager believes of its own leadership.
     standing: Option<Arc<Standing>>,
 }
@@ -80,6 +82,12 @@ impl MemoryStore {
     /// This manager's next `commits` commits are carried out, and their answers are lost.
     pub fn lose_answers(&self, commits: usize) {
         self.faults().answers_to_lose = commits;
+    }
+
+    /// This manager's next commit is carried out, its answer is lost, and nothing more is answered.
+    pub fn lose_answer_and_be_away(&self) {
+        let mut faults = self.faults();
+        (faults.answers_to_lose, faults.goes_away) = (1, true);
     }
 
     /// The present leadership ends, whoever has it, and the leader does not notice: as if it had stood still until its lease ran out.
@@ -216,6 +224,7 @@ impl Store for MemoryStore {
         let mut faults = self.faults();
         if faults.answers_to_lose > 0 {
             faults.answers_to_lose -= 1;
+            faults.unavailable |= std::mem::take(&mut faults.goes_away);
             return Err(unavailable("the answer was lost", Written::Unknown));
         }
         Ok(revision)
