@@ -1,4 +1,8 @@
 //! Changes of the cluster, numbered, to everybody who listens. Who was cut off for a while goes on behind the last one that came.
+//!
+//! **Numbers of another manager's life.** Each manager begins to count at its start, by the clock, 1,000 numbers a millisecond: nobody tells that
+//! much. So a number that another manager told, or this one before it was restarted, lies outside of what is kept here, and who shows it is told
+//! that changes were missed. They stay below 2^53 until the year 2255: what reads JSON numbers as floats reads them exactly.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,6 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_api::control::{Change, ClusterEvent};
 use tokio::sync::watch;
 
+use crate::state::now_unix_ms;
+
+/// Numbers that lie between two milliseconds.
+const NUMBERS_OF_MS: u64 = 1000;
 /// Changes that are kept for those who come back: some minutes of a busy cluster.
 const KEPT: usize = 10_000;
 
@@ -16,7 +24,7 @@ pub struct Events {
     newest: watch::Sender<u64>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Kept {
     events: VecDeque<Arc<ClusterEvent>>,
     newest: u64,
@@ -42,11 +50,19 @@ pub enum Next {
 
 impl Default for Events {
     fn default() -> Self {
-        Events { kept: Mutex::default(), newest: watch::channel(0).0 }
+        Events::begin(now_unix_ms())
     }
 }
 
 impl Events {
+    /// The changes of a manager that begins at this moment.
+    #[must_use]
+    pub fn begin(unix_ms: u64) -> Events {
+        let newest = unix_ms.saturating_mul(NUMBERS_OF_MS);
+        let kept = Kept { events: VecDeque::new(), newest };
+        Events { kept: Mutex::new(kept), newest: watch::channel(newest).0 }
+    }
+
     /// Tells changes, in their order.
     pub fn tell(&self, changes: impl IntoIterator<Item = Change>, unix_ms: u64) {
         let mut kept = self.lock();
@@ -132,7 +148,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_listens_hears_everything_in_order() {
-        let events = Arc::<Events>::default();
+        let events = Arc::new(Events::begin(0));
         events.tell([gone(1)], 0);
         let mut listener = events.listen(None);
         events.tell([gone(2), gone(3)], 0);
@@ -144,13 +160,34 @@ mod tests {
 
     #[tokio::test]
     async fn who_was_cut_off_goes_on_or_is_told_that_it_missed_something() {
-        let events = Arc::<Events>::default();
+        let events = Arc::new(Events::begin(0));
         events.tell((0..KEPT as u64 + 10).map(gone), 0);
         let newest = KEPT as u64 + 10;
         assert_eq!(numbers(&mut events.listen(Some(newest - 2))).await, [newest - 1, newest]);
         assert_eq!(numbers(&mut events.listen(Some(10))).await.len(), KEPT);
         assert_eq!(events.listen(Some(9)).next().await, Some(Next::Missed(newest)));
-        // Of the life of another manager, which told more.
         assert_eq!(events.listen(Some(newest + 1)).next().await, Some(Next::Missed(newest)));
+    }
+
+    #[tokio::test]
+    async fn a_number_of_another_managers_life_is_told_as_missed_whichever_told_more() {
+        let (earlier, later) = (Arc::new(Events::begin(1_000)), Arc::new(Events::begin(1_050)));
+        let told = async |events: &Arc<Events>, count| {
+            let mut listener = events.listen(None);
+            events.tell((0..count).map(gone), 0);
+            *numbers(&mut listener).await.last().unwrap()
+        };
+        let (of_earlier, of_later) = (told(&earlier, 40).await, told(&later, 60).await);
+        assert_eq!(later.listen(Some(of_earlier)).next().await, Some(Next::Missed(of_later)));
+        assert_eq!(earlier.listen(Some(of_later)).next().await, Some(Next::Missed(of_earlier)));
+        // Also before the later one has told anything.
+        let fresh = Arc::new(Events::begin(1_060));
+        assert_eq!(fresh.listen(Some(of_later)).next().await, Some(Next::Missed(1_060_000)));
+    }
+
+    #[test]
+    fn numbers_are_read_exactly_by_who_reads_floats() {
+        let newest = Events::default().lock().newest;
+        assert!(newest > 0 && newest < 1 << 53);
     }
 }
