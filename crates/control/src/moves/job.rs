@@ -1,5 +1,7 @@
 //! A job: what was asked for, where it is, and what is told of it.
 
+use std::sync::{Mutex, PoisonError};
+
 use godwit_api::control::{
     CreateMove, Move, MoveFailure, MovePriority, MoveState, Problem, ProblemCode, Waits,
 };
@@ -277,11 +279,54 @@ pub(crate) fn job_of(migration: &str) -> Option<&str> {
     Some(migration.rsplit_once('-')?.0)
 }
 
-/// In the order of time, and no two alike: the second, and 32 random bits. `kind` tells what it names.
+/// The moment of the last id, and how many had the same before it.
+static LAST_ID: Mutex<(u64, u16)> = Mutex::new((0, 0));
+
+/// In the order in which they were asked for, and no two alike: the millisecond, which number it is of that, and 16 random bits, since
+/// another manager may draw one in the same millisecond. `kind` tells what it names.
 pub(crate) fn fresh_id(kind: char, now_ms: u64) -> Result<String, Problem> {
-    let mut random = [0; 4];
+    let mut random = [0; 2];
     getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| {
         Problem::new(ProblemCode::ManagerFailed, format!("no random bytes can be had: {error}"), "")
     })?;
-    Ok(format!("{kind}{:x}-{:08x}", now_ms / 1000, u32::from_le_bytes(random)))
+    let (ms, number) = {
+        let mut last = LAST_ID.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = moment_behind(*last, now_ms);
+        *last
+    };
+    let (seconds, ms) = (ms / 1000, ms % 1000);
+    Ok(format!("{kind}{seconds:x}{ms:03x}-{number:04x}{:04x}", u16::from_le_bytes(random)))
+}
+
+/// The present moment's number, behind the last one also where the clock was set back.
+fn moment_behind(last: (u64, u16), now_ms: u64) -> (u64, u16) {
+    match last.1.checked_add(1) {
+        _ if now_ms > last.0 => (now_ms, 0),
+        Some(number) => (last.0, number),
+        None => (last.0 + 1, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_in_the_order_in_which_they_were_drawn() {
+        let now_ms = 1_795_444_970_253;
+        let drawn: Vec<String> = (0..1000)
+            .map(|n| fresh_id('d', if n % 3 == 0 { now_ms + n / 100 } else { now_ms }).unwrap())
+            .collect();
+        assert!(drawn.is_sorted_by(|one, next| one < next), "{drawn:?}");
+        // Behind those of the same second that an earlier version drew.
+        assert!(drawn[0].as_str() > "d6b0450ea-ffffffff");
+    }
+
+    #[test]
+    fn a_millisecond_that_is_full_borrows_of_the_next() {
+        assert_eq!(moment_behind((5, 3), 9), (9, 0));
+        assert_eq!(moment_behind((5, 3), 5), (5, 4));
+        assert_eq!(moment_behind((5, 3), 2), (5, 4));
+        assert_eq!(moment_behind((5, u16::MAX), 5), (6, 0));
+    }
 }
