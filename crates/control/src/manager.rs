@@ -2,7 +2,7 @@
 //! the store first, then known, then done.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use godwit_api::Client;
@@ -36,6 +36,8 @@ use crate::vms::BeingMade;
 const DAY_MS: u64 = 24 * 3600 * 1000;
 /// How long the store may take to say who leads.
 const LEADER_LIMIT: Duration = Duration::from_secs(2);
+/// How long a caller's token is taken for good without another look at the clock.
+const LONGEST_TRUST: Duration = Duration::from_secs(60);
 /// The most that a host's link is taken for.
 const MOST_LINK_BITS_PER_S: u64 = 1_000_000_000_000_000;
 /// The most moves at a time that a host may be set to.
@@ -59,6 +61,8 @@ pub(crate) struct Manager {
     following: Following,
     told: Arc<Told>,
     tokens: RwLock<Tokens>,
+    /// Told whenever a token has gone.
+    token_gone: watch::Sender<()>,
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) being_made: BeingMade,
 }
@@ -85,6 +89,7 @@ impl Manager {
             following,
             told,
             tokens: RwLock::default(),
+            token_gone: watch::Sender::new(()),
             hosts,
             being_made: BeingMade::default(),
         })
@@ -195,8 +200,32 @@ impl Manager {
         self.state.change(|inventory| inventory.forget_host(name));
     }
 
-    pub(crate) fn tokens_mut(&self) -> RwLockWriteGuard<'_, Tokens> {
-        self.tokens.write().unwrap_or_else(PoisonError::into_inner)
+    /// Knows a token from now on.
+    pub(crate) fn know_token(&self, record: TokenRecord) {
+        self.tokens.write().unwrap_or_else(PoisonError::into_inner).insert(record);
+    }
+
+    /// Knows a token no more.
+    pub(crate) fn forget_token(&self, id: &str) {
+        self.tokens.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.token_gone.send_replace(());
+    }
+
+    /// Waits until what a caller showed is good no more: it was revoked, or is over.
+    pub(crate) async fn is_good_no_more(&self, caller: &Caller) {
+        let mut gone = self.token_gone.subscribe();
+        loop {
+            gone.borrow_and_update();
+            let is_known = |id: &String| self.tokens.read().unwrap_or_else(PoisonError::into_inner).has(id);
+            let left_ms = caller.until_unix_ms.map(|until| until.saturating_sub(now_unix_ms()));
+            if !caller.token.as_ref().is_none_or(is_known) || left_ms == Some(0) {
+                return;
+            }
+            // The clock may be set meanwhile.
+            let left = Duration::from_millis(left_ms.unwrap_or(u64::MAX)).min(LONGEST_TRUST);
+            // It can't fail: the sender is part of self.
+            let _ = tokio::time::timeout(left, gone.changed()).await;
+        }
     }
 
     /// Who shows that token.
@@ -313,6 +342,11 @@ impl Manager {
         caller: &Caller,
     ) -> Result<CreatedToken, Problem> {
         check_name(&request.name)?;
+        if matches!(request.name.as_str(), "root" | "nobody") {
+            let detail =
+                format!("no token can be called {}: the audit log means somebody else", request.name);
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "take another name"));
+        }
         let failed = |error: std::io::Error| {
             Problem::new(ProblemCode::ManagerFailed, format!("no secret can be drawn: {error}"), "")
         };
@@ -323,7 +357,7 @@ impl Manager {
         self.planning(|manager, leading| async move {
             leading.keeper.insert(TOKENS, secret.id(), &SavedToken::from(&record)).await?;
             let info = record.info.clone();
-            manager.tokens_mut().insert(record);
+            manager.know_token(record);
             Ok(CreatedToken { info, token: secret.reveal() })
         })
         .await
@@ -337,7 +371,7 @@ impl Manager {
                 return Err(Problem::new(ProblemCode::NotFound, detail, "see `godwit control token list`"));
             }
             leading.keeper.remove(TOKENS, &id).await?;
-            manager.tokens_mut().remove(&id);
+            manager.forget_token(&id);
             Ok(())
         })
         .await

@@ -106,10 +106,9 @@ impl Planned for SavedToken {
     }
 
     fn set(manager: &Manager, id: &str, record: Option<SavedToken>) {
-        let mut tokens = manager.tokens_mut();
         match record {
-            Some(saved) => tokens.insert(saved.record(id)),
-            None => drop(tokens.remove(id)),
+            Some(saved) => manager.know_token(saved.record(id)),
+            None => manager.forget_token(id),
         }
     }
 }

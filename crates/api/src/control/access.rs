@@ -107,7 +107,7 @@ pub enum AuditOutcome {
 /// A line of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "unix_ms": 1_795_444_970_253_u64, "who": "ana", "role": "viewer", "from": "10.0.0.9", "what": "POST /api/v1/vms/web/moves",
+    "unix_ms": 1_795_444_970_253_u64, "who": "ana", "role": "viewer", "token": "9f86d081884c", "from": "10.0.0.9", "what": "POST /api/v1/vms/web/moves",
     "outcome": "refused", "status": 403, "reason": "the role viewer may not do that"
 }))]
 pub struct AuditEntry {
@@ -118,6 +118,9 @@ pub struct AuditEntry {
     /// Its role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
+    /// The id of its token: names may be those of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
     /// From where.
     #[schema(value_type = Option<String>)]
     pub from: Option<IpAddr>,

@@ -19,13 +19,30 @@ pub struct Caller {
     pub name: String,
     /// What they may.
     pub role: Role,
+    /// The id of the manager's own token that they showed.
+    pub token: Option<String>,
+    /// When what they showed is good no more, milliseconds since 1970; none: it has no end.
+    pub until_unix_ms: Option<u64>,
 }
 
 impl Caller {
     /// Who comes by the manager's own socket, which is root's.
     #[must_use]
     pub fn root() -> Caller {
-        Caller { name: "root".to_owned(), role: Role::Admin }
+        Caller::named("root", Role::Admin)
+    }
+
+    /// Somebody whom nothing ends.
+    #[must_use]
+    pub fn named(name: impl Into<String>, role: Role) -> Caller {
+        Caller { name: name.into(), role, token: None, until_unix_ms: None }
+    }
+
+    /// What their requests are counted by, and their idempotency keys are kept by. Tokens may share a name, and no two callers this.
+    #[must_use]
+    pub fn key(&self) -> String {
+        // No name has a space.
+        self.token.as_ref().map_or_else(|| self.name.clone(), |id| format!("token {id}"))
     }
 
     /// Whether they may do what needs this role.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use godwit_api::control::{Problem, ProblemCode, Role};
 use jsonwebtoken::jwk::{Jwk, JwkSet, PublicKeyUse};
@@ -116,7 +117,8 @@ pub fn caller(
         .map_err(|error| refused(&format!("it does not hold: {error}")))?
         .claims;
     check_claims(&claims, rules, now_unix_ms).map_err(refused)?;
-    named(&claims, rules).map_err(OidcRefusal::Refused)
+    let holder = named(&claims, rules).map_err(OidcRefusal::Refused)?;
+    Ok(Caller { until_unix_ms: Some(good_until_unix_ms(&claims)), ..holder })
 }
 
 fn refused(why: &str) -> OidcRefusal {
@@ -158,6 +160,14 @@ fn check_claims(claims: &Claims, rules: &OidcRules, now_unix_ms: u64) -> Result<
     Ok(())
 }
 
+/// When a token that holds now does so no more.
+fn good_until_unix_ms(claims: &Claims) -> u64 {
+    // Who says a number that is none of seconds means never.
+    let expires = Duration::try_from_secs_f64(claims.exp).unwrap_or(Duration::MAX);
+    let until = expires.saturating_add(Duration::from_secs(CLOCKS_DIFFER_S));
+    u64::try_from(until.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// The holder's name and the highest of its roles.
 fn named(claims: &Claims, rules: &OidcRules) -> Result<Caller, Problem> {
     let named = claims.others.get(&rules.name_claim).and_then(Value::as_str);
@@ -190,7 +200,7 @@ fn named(claims: &Claims, rules: &OidcRules) -> Result<Caller, Problem> {
         let mend = "have the issuer give one, or name the holder's group under [oidc.roles]";
         return Err(Problem::new(ProblemCode::Forbidden, detail, mend));
     };
-    Ok(Caller { name, role })
+    Ok(Caller::named(name, role))
 }
 
 #[cfg(test)]
@@ -217,6 +227,8 @@ mod tests {
         let check = |changes: Value| check_claims(&claims(&changes), &rules(), NOW_MS);
         assert_eq!(check(serde_json::json!({})), Ok(()));
         assert_eq!(check(serde_json::json!({ "exp": 999_941.5, "nbf": 1_000_060 })), Ok(()));
+        assert_eq!(good_until_unix_ms(&claims(&serde_json::json!({ "exp": 999_941.5 }))), 1_000_001_500);
+        assert_eq!(good_until_unix_ms(&claims(&serde_json::json!({ "exp": 1e300 }))), u64::MAX);
         for (changes, why) in [
             (serde_json::json!({ "iss": "https://i/" }), "issuer"),
             (serde_json::json!({ "aud": "god" }), "audience"),
@@ -231,7 +243,7 @@ mod tests {
     fn the_highest_role_counts_and_no_role_is_none() {
         let of = |rules: &OidcRules, changes: Value| named(&claims(&changes), rules);
         let caller = of(&rules(), serde_json::json!({ "godwit_role": ["viewer", "operator"] })).unwrap();
-        assert_eq!(caller, Caller { name: "oidc:u1".into(), role: Role::Operator });
+        assert_eq!(caller, Caller::named("oidc:u1", Role::Operator));
         for wrong in [serde_json::json!({}), serde_json::json!({ "godwit_role": "root" })] {
             assert_eq!(of(&rules(), wrong).unwrap_err().code, ProblemCode::Forbidden);
         }
@@ -242,7 +254,7 @@ mod tests {
         .unwrap();
         let caller =
             of(&groups, serde_json::json!({ "groups": ["staff"], "preferred_username": "ann" })).unwrap();
-        assert_eq!(caller, Caller { name: "oidc:ann".into(), role: Role::Viewer });
+        assert_eq!(caller, Caller::named("oidc:ann", Role::Viewer));
         // A group that is called like a role is no role where groups are named.
         assert!(of(&groups, serde_json::json!({ "groups": ["admin"] })).is_err());
         assert!(of(&rules(), serde_json::json!({ "sub": "a\nb", "godwit_role": "admin" })).is_err());

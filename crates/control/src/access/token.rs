@@ -103,6 +103,12 @@ impl Tokens {
         self.all.remove(id).is_some()
     }
 
+    /// Whether there is one of that id.
+    #[must_use]
+    pub fn has(&self, id: &str) -> bool {
+        self.all.contains_key(id)
+    }
+
     /// All, by id.
     pub fn iter(&self) -> impl Iterator<Item = &TokenRecord> {
         self.all.values()
@@ -128,7 +134,12 @@ impl Tokens {
             let detail = format!("the token {} has expired", record.info.name);
             return Err(refused(&detail, "make a new one with `godwit control token create`"));
         }
-        Ok(Caller { name: record.info.name.clone(), role: record.info.role })
+        let TokenInfo { id, name, role, expires_unix_ms, .. } = &record.info;
+        Ok(Caller {
+            token: Some(id.clone()),
+            until_unix_ms: Some(*expires_unix_ms),
+            ..Caller::named(name, *role)
+        })
     }
 }
 
@@ -170,7 +181,11 @@ mod tests {
         let secret = Secret::draw().unwrap();
         let tokens = kept(&secret);
         let caller = tokens.caller(&secret.reveal(), 1999).unwrap();
-        assert_eq!(caller, Caller { name: "monitoring".into(), role: Role::Viewer });
+        let token = Some(secret.id().to_owned());
+        assert_eq!(
+            caller,
+            Caller { token, until_unix_ms: Some(2000), ..Caller::named("monitoring", Role::Viewer) }
+        );
         let late = tokens.caller(&secret.reveal(), 2000).unwrap_err();
         assert_eq!(late.code, ProblemCode::Unauthenticated);
         assert!(late.detail.contains("expired"));
@@ -186,6 +201,14 @@ mod tests {
             let refused = tokens.caller(&shown, 1500).unwrap_err();
             assert_eq!(refused.detail, "the token is not known here");
         }
+    }
+
+    #[test]
+    fn tokens_of_one_name_are_two_callers() {
+        let (one, other) = (Secret::draw().unwrap(), Secret::draw().unwrap());
+        let key = |secret: &Secret| kept(secret).caller(&secret.reveal(), 1500).unwrap().key();
+        assert_ne!(key(&one), key(&other));
+        assert_eq!(Caller::root().key(), "root");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
+use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode, Role};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method};
 
@@ -109,8 +109,8 @@ async fn judge(
         (Ok(caller), Some(needed)) => caller.check(needed).map(|()| Some(caller.clone())),
         (Err(problem), Some(_)) => Err(problem.clone()),
     };
-    let name = caller.as_ref().ok().map(|caller| caller.name.as_str());
-    let within = manager.rates.check(name, came.address());
+    let key = caller.as_ref().ok().map(Caller::key);
+    let within = manager.rates.check(key.as_deref(), came.address());
     (caller.ok(), within.and(admitted))
 }
 
@@ -119,7 +119,7 @@ async fn identify(manager: &Manager, came: &Came, shown: Option<HeaderValue>) ->
     match came {
         Came::BySocket => return Ok(Caller::root()),
         Came::BySocketOf(manager) => {
-            return Ok(Caller { name: format!("root@{manager}"), ..Caller::root() });
+            return Ok(Caller::named(format!("root@{manager}"), Role::Admin));
         }
         Came::From(_) => {}
     }
@@ -165,6 +165,7 @@ fn note(
     manager.audit(AuditEntry {
         unix_ms: now_unix_ms(),
         role: caller.as_ref().map(|caller| caller.role),
+        token: caller.as_ref().and_then(|caller| caller.token.clone()),
         who: joined.or(caller.map(|caller| caller.name)).unwrap_or_else(|| "nobody".to_owned()),
         from: came.address(),
         what: format!("{method} {path}"),

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::{Stream, StreamExt, stream};
@@ -14,6 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::Refusal;
+use crate::access::Caller;
 use crate::events::{Listener, Next};
 use crate::manager::Manager;
 
@@ -35,7 +37,8 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
 }
 
 /// Changes as they come: each event's name is its kind, its data a ClusterEvent, its id the number to go on behind (`Last-Event-ID`). An
-/// event `missed` says that changes were missed that are kept no more: ask for everything anew.
+/// event `missed` says that changes were missed that are kept no more: ask for everything anew. It ends when the caller's token is revoked or
+/// has expired.
 #[utoipa::path(get, path = "/api/v1/events", tag = "cluster", params(
     LastEvent
 ), responses(
@@ -44,6 +47,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
 ))]
 async fn follow(
     State(manager): State<Arc<Manager>>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
     let behind = headers.get("last-event-id").map(number).transpose()?;
@@ -52,7 +56,9 @@ async fn follow(
         let next = listener.next().await?;
         Some((stream::iter(told(next)), listener))
     });
-    Ok(Sse::new(batches.flatten().map(Ok)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+    // Who may look no more is told no more; asking again is refused with the reason.
+    let events = batches.flatten().map(Ok).take_until(async move { manager.is_good_no_more(&caller).await });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
 /// An event's number, as who was cut off tells it.

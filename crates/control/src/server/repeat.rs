@@ -35,7 +35,7 @@ const MOST_ANSWER_BYTES: usize = 64 << 10;
 
 /// Carries out a request with a key once.
 pub(super) async fn once(State(manager): State<Arc<Manager>>, request: Request, next: Next) -> Response {
-    let caller = request.extensions().get::<Caller>().map(|caller| caller.name.clone());
+    let caller = request.extensions().get::<Caller>().map(Caller::key);
     let has_key = *request.method() == Method::POST && request.headers().contains_key(&KEY);
     // A manager that does not lead carries nothing out.
     let (Some(caller), true, Ok(leading)) = (caller, has_key, manager.leading()) else {

@@ -1,4 +1,5 @@
 use axum::body::Body;
+use futures::StreamExt;
 use godwit_api::control::{AuditEntry, CreatedToken, HostSummary, ManagedHost, Me, Page, ProblemCode, Role};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{Method, Request, StatusCode};
@@ -7,6 +8,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::*;
+use crate::access::Caller;
 use crate::doors::Doors;
 use crate::keeper::Keeper;
 use crate::state::State as Cluster;
@@ -270,6 +272,53 @@ async fn events_are_followed_from_behind_a_number_and_nothing_else() {
         request.headers_mut().insert("last-event-id", id.parse().unwrap());
         let answer = managed.send(local(managed.app.clone()), request).await;
         assert_eq!(answer.problem(), ProblemCode::InvalidRequest, "{id}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_end_with_the_token_that_they_were_asked_for_with() {
+    let managed = Managed::begin().await;
+    let (revoked, kept) = (managed.token(Role::Viewer).await, managed.token(Role::Viewer).await);
+    let follow = async |token: &str| {
+        let asked = request(Method::GET, "/api/v1/events", Some(token), None);
+        let response = managed.app.clone().oneshot(asked).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        response.into_body()
+    };
+    let (ends, goes_on) = (follow(&revoked.token).await, follow(&kept.token).await);
+    let path = format!("/api/v1/tokens/{}", revoked.info.id);
+    managed.root(Method::DELETE, &path, None).await;
+    // It would have no end.
+    axum::body::to_bytes(ends, 1 << 20).await.unwrap();
+    let mut events = goes_on.into_data_stream();
+    managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
+    events.next().await.unwrap().unwrap();
+    let over = Caller { until_unix_ms: Some(1), ..Caller::named("oidc:ann", Role::Viewer) };
+    managed.manager.is_good_no_more(&over).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_of_one_name_are_told_apart_in_the_log_and_none_is_called_root() {
+    let managed = Managed::begin().await;
+    let (one, other) = (managed.token(Role::Admin).await, managed.token(Role::Admin).await);
+    for made in [&one, &other] {
+        managed.ask(Method::DELETE, "/api/v1/hosts/none", Some(&made.token), None).await;
+    }
+    let both = [Some(one.info.id), Some(other.info.id)];
+    loop {
+        let log: Page<AuditEntry> = managed.root(Method::GET, "/api/v1/audit", None).await.read();
+        let tokens: Vec<_> =
+            log.items.iter().filter(|entry| entry.who == "admin").map(|entry| entry.token.clone()).collect();
+        if tokens.len() == 2 {
+            assert!(both.iter().all(|id| tokens.contains(id)), "{tokens:?}");
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    for name in ["root", "nobody"] {
+        let body = json!({ "name": name, "role": "viewer" });
+        let refused = managed.root(Method::POST, "/api/v1/tokens", Some(body)).await;
+        assert_eq!(refused.problem(), ProblemCode::InvalidRequest, "{name}");
     }
 }
 

@@ -146,7 +146,7 @@ async fn what_can_not_be_made_leaves_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn files_programs_and_devices_of_hosts_are_not_every_operators() {
     let cluster = Cluster::begin(1, 0).await;
-    let operator = Caller { name: "op".into(), role: Role::Operator };
+    let operator = Caller::named("op", Role::Operator);
     let ask = async |request: Value, caller: &Caller| {
         let request: CreateManagedVm = serde_json::from_value(request).unwrap();
         cluster.managed.manager.create_vm(request, caller).await
