@@ -10,7 +10,7 @@
 //! | [`drain`] | who goes where when a host is emptied, how long it takes, and the way back |
 //! | [`preflight`] | what is in the way of a move, check by check |
 //! | [`inventory`] | which hosts and VMs there are: what is planned, and what agents tell |
-//! | [`access`], `rates`, `repeats` | who asks, what they may, how often, and which requests they repeat |
+//! | [`access`], `rates`, `repeats`, `refusals` | who asks, what they may, how often, which requests they repeat, and what is noted of strangers |
 //! | `facts`, `words` | what queue and placement are told of the inventory; figures and lists in texts |
 //!
 //! | what carries out | |
@@ -29,6 +29,7 @@
 //! | `manager`, `state`, `plans` | what every manager has and knows |
 //! | [`mod@store`], `records`, `keeper`, `prune` | where desired state is kept, as what, how it is written, what is forgotten |
 //! | `hosts`, `following`, `naming` | the agents: how they are spoken to, what they tell, what they are told of each other |
+//! | `connections` | how many there are at a time from where, and how long one may take to ask |
 //! | `server` | the API, its document and the console's files |
 //! | `events`, `metrics` | what everybody is told of changes, and Prometheus |
 //! | `rig` | managers and clusters for tests |
@@ -37,6 +38,7 @@ pub mod access;
 mod baseline;
 mod campaign;
 mod config;
+mod connections;
 mod consoles;
 mod doors;
 pub mod drain;
@@ -63,6 +65,7 @@ mod prune;
 pub mod queue;
 mod rates;
 mod records;
+mod refusals;
 mod repeats;
 #[cfg(test)]
 mod rig;

@@ -27,6 +27,7 @@ use crate::plans::Planned;
 use crate::preflight::check_qemu;
 use crate::rates::Rates;
 use crate::records::{HOSTS, SavedHost, SavedToken, SavedVm, TOKENS, VMS};
+use crate::refusals::Refusals;
 use crate::rules::{RULES, SavedRule};
 use crate::state::{State, now_unix_ms};
 use crate::store::{Candidate, Store, StoreError};
@@ -61,6 +62,7 @@ pub(crate) struct Manager {
     following: Following,
     told: Arc<Told>,
     tokens: RwLock<Tokens>,
+    refusals: Mutex<Refusals>,
     /// Told whenever a token has gone.
     token_gone: watch::Sender<()>,
     pub(crate) hosts: Arc<Hosts>,
@@ -89,6 +91,7 @@ impl Manager {
             following,
             told,
             tokens: RwLock::default(),
+            refusals: Mutex::default(),
             token_gone: watch::Sender::new(()),
             hosts,
             being_made: BeingMade::default(),
@@ -242,9 +245,25 @@ impl Manager {
         } else {
             tracing::warn!(who, what, status, reason, "refused");
         }
+        let is_nobodys = entry.role.is_none() && entry.who == "nobody" && !level_is_info;
+        let due = if is_nobodys { self.refusals().note(entry) } else { vec![entry] };
+        self.write_audit(due);
+    }
+
+    /// Notes how many requests of nobody's were refused, where it is time.
+    pub(crate) fn audit_refusals(&self) {
+        let due = self.refusals().over(now_unix_ms());
+        self.write_audit(due);
+    }
+
+    fn write_audit(&self, entries: Vec<AuditEntry>) {
         if let Ok(leading) = self.leading() {
-            leading.keeper.audit(entry);
+            entries.into_iter().for_each(|entry| leading.keeper.audit(entry));
         }
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A page of what people did, the newest first.

@@ -1,7 +1,7 @@
-//! How often somebody may ask: each caller has a bucket of requests that fills again by the second. Requests of nobody are counted by address,
+//! How often somebody may ask: each caller has a bucket of requests that fills again by the second. Requests of nobody are counted by network,
 //! in a smaller bucket: who tries tokens out gets nowhere.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 
 use godwit_api::control::{Problem, ProblemCode};
@@ -9,7 +9,7 @@ use governor::{DefaultKeyedRateLimiter, Quota};
 
 /// Requests a second of a caller, and as many at once.
 const OF_CALLER: NonZeroU32 = NonZeroU32::new(200).unwrap();
-/// Requests a second of an address whose sender is not known.
+/// Requests a second of a network whose sender is not known.
 const OF_NOBODY: NonZeroU32 = NonZeroU32::new(20).unwrap();
 
 /// The buckets.
@@ -34,7 +34,7 @@ impl Rates {
         let is_within = match (caller, from) {
             (_, None) => true,
             (Some(caller), Some(_)) => self.callers.check_key(&caller.to_owned()).is_ok(),
-            (None, Some(from)) => self.nobody.check_key(&from).is_ok(),
+            (None, Some(from)) => self.nobody.check_key(&network(from)).is_ok(),
         };
         if is_within {
             return Ok(());
@@ -48,6 +48,14 @@ impl Rates {
     pub(crate) fn forget_idle(&self) {
         self.callers.retain_recent();
         self.nobody.retain_recent();
+    }
+}
+
+/// What stands for all addresses that one sender may have: an IPv6 host takes each of its /64 as it likes.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        address @ IpAddr::V4(_) => address,
     }
 }
 
@@ -65,5 +73,13 @@ mod tests {
         assert!(rates.check(Some("monitoring"), from).is_ok());
         assert!(rates.check(None, Some(IpAddr::from([10, 0, 0, 2]))).is_ok());
         assert!((0..1000).all(|_| rates.check(Some("root"), None).is_ok()));
+    }
+    #[test]
+    fn a_network_is_one_sender() {
+        let of = |address: &str| network(address.parse().unwrap());
+        assert_eq!(of("2001:db8:0:1::1"), of("2001:db8:0:1:ffff::2"));
+        assert_ne!(of("2001:db8:0:1::1"), of("2001:db8:0:2::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
     }
 }

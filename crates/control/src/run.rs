@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum_server::Handle;
-use axum_server::tls_rustls::RustlsConfig;
 use godwit_api::control::Problem;
 use godwit_pki::{Identity, PkiError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -20,6 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::campaign::Campaign;
 use crate::config::Config;
+use crate::connections::{self, Patience, Places};
 use crate::doors::{DoorError, Doors};
 use crate::manager::Manager;
 use crate::metrics;
@@ -130,8 +130,21 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
     servers.spawn(serve_local(local, server::local(app.clone())));
+    let places = Arc::<Places>::default();
     for listener in listeners {
-        servers.spawn(serve(listener, app.clone(), identity.clone(), handle.clone()));
+        let served = connections::serve(
+            listener,
+            app.clone(),
+            identity.clone(),
+            handle.clone(),
+            Arc::clone(&places),
+            Patience::default(),
+        );
+        servers.spawn(async move {
+            if let Err(error) = served.await {
+                tracing::error!(%error, "a listener ended");
+            }
+        });
     }
     servers.spawn(forget_idle(Arc::clone(&manager)));
     servers.spawn(metrics::follow(Arc::clone(&manager)));
@@ -219,31 +232,12 @@ async fn serve_local(listener: UnixListener, app: Router) {
     }
 }
 
-async fn serve(listener: TcpListener, app: Router, identity: Option<Identity>, handle: Handle<SocketAddr>) {
-    let service = app.into_make_service_with_connect_info::<SocketAddr>();
-    let served = match identity {
-        Some(identity) => {
-            let tls = RustlsConfig::from_config(Arc::clone(identity.server_for_users()));
-            match axum_server::from_tcp_rustls(listener, tls) {
-                Ok(server) => server.handle(handle).serve(service).await,
-                Err(error) => Err(error),
-            }
-        }
-        None => match axum_server::from_tcp(listener) {
-            Ok(server) => server.handle(handle).serve(service).await,
-            Err(error) => Err(error),
-        },
-    };
-    if let Err(error) = served {
-        tracing::error!(%error, "a listener ended");
-    }
-}
-
 async fn forget_idle(manager: Arc<Manager>) {
     let mut interval = tokio::time::interval(FORGET_INTERVAL);
     loop {
         interval.tick().await;
         manager.rates.forget_idle();
+        manager.audit_refusals();
     }
 }
 

@@ -130,7 +130,8 @@ fn plan() -> FleetPlan {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_is_drained_within_all_limits_and_every_wait_is_explained() {
-    let mut managed = Managed::begin(plan()).await;
+    // Slow enough that it is looked at while some wait.
+    let mut managed = Managed::begin(FleetPlan { speed: 15.0, ..plan() }).await;
     let asked: Drain = managed.asker.post("/api/v1/hosts/host-0000/drain", &json!({})).await.unwrap();
     assert_eq!(asked.vms.len(), 25);
     let looks = managed.until_over().await;

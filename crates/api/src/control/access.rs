@@ -124,7 +124,7 @@ pub struct AuditEntry {
     /// From where.
     #[schema(value_type = Option<String>)]
     pub from: Option<IpAddr>,
-    /// What: a method and a path.
+    /// What: a method and a path; `500 more requests` for those of nobody's that were counted.
     pub what: String,
     /// How it ended.
     pub outcome: AuditOutcome,

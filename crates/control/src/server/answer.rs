@@ -5,7 +5,7 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
 use godwit_api::ClientError;
 use godwit_api::control::{DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS, Problem, ProblemCode};
-use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, StatusCode};
 use hyper::body::Body as _;
@@ -45,6 +45,10 @@ impl IntoResponse for Refusal {
         if status == StatusCode::UNAUTHORIZED {
             // RFC 6750, section 3.
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if status == StatusCode::TOO_MANY_REQUESTS {
+            // RFC 6585, section 4: the buckets fill by the second.
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         // For the audit log, which stands around everything.
         response.extensions_mut().insert(self.0);

@@ -165,7 +165,9 @@ async fn show(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Re
 
 fn find(manager: &Manager, id: &str) -> Result<Move, Problem> {
     let found = manager.leading()?.moves.all().get(id).cloned();
-    found.ok_or_else(|| Problem::new(ProblemCode::NotFound, format!("no move {id}"), "see `godwit control move list --all`"))
+    found.ok_or_else(|| {
+        Problem::new(ProblemCode::NotFound, format!("no move {id}"), "see `godwit control move list --all`")
+    })
 }
 
 /// How far a move was at times of its migration: for a picture of one that runs, to who comes in the middle, and of one that is over. Kept in memory,

@@ -323,6 +323,31 @@ async fn tokens_of_one_name_are_told_apart_in_the_log_and_none_is_called_root() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_asks_too_often_is_told_when_to_ask_again() {
+    let managed = Managed::begin().await;
+    let refused = loop {
+        let asked = request(Method::GET, "/api/v1/hosts", None, None);
+        let response = managed.app.clone().oneshot(asked).await.unwrap();
+        if response.status() != StatusCode::UNAUTHORIZED {
+            break response;
+        }
+    };
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.headers()["retry-after"], "1");
+    // What came before is some entries, and then a number.
+    let mark = json!({ "name": "mark", "role": "viewer" });
+    managed.root(Method::POST, "/api/v1/tokens", Some(mark)).await;
+    loop {
+        let log: Page<AuditEntry> = managed.root(Method::GET, "/api/v1/audit", None).await.read();
+        if log.items.iter().any(|entry| entry.what == "POST /api/v1/tokens") {
+            assert_eq!(log.items.iter().filter(|entry| entry.who == "nobody").count(), 3);
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_document_has_every_request_with_its_answers() {
     let managed = Managed::begin().await;
     let document = managed.ask(Method::GET, "/api/openapi.json", None, None).await;
