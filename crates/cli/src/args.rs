@@ -455,7 +455,7 @@ It ends with exit code 5 where the VM can't move.")]
         #[arg(long)]
         force: bool,
         /// How long the guest may take
-        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "90s")]
         grace: Duration,
     },
     /// Delete a stopped VM; disks are left alone

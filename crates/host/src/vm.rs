@@ -252,15 +252,16 @@ impl Vm {
         self.process.qmp.status().await.ok().map(|state| state.is_running())
     }
 
-    /// Ends QEMU: where `grace` is given, by the power button first, with that much time for the guest.
-    pub async fn end(&self, grace: Option<Duration>) {
+    /// Ends QEMU: where `grace` is given, by the power button first, with that much time for the guest. Whether that was enough.
+    pub async fn end(&self, grace: Option<Duration>) -> bool {
         if let Some(grace) = grace {
             let pressed = self.process.qmp.system_powerdown().await;
             if pressed.is_ok() && tokio::time::timeout(grace, self.process.exited()).await.is_ok() {
-                return;
+                return true;
             }
         }
         self.process.quit().await;
+        false
     }
 
     /// Puts QEMU's main thread, which tears everything down, behind all that runs: what it was needed for is over.

@@ -52,6 +52,7 @@ fn a_vm_outlives_its_agent() {
         // The bare guest ignores the power button.
         let stopped = client.stop_vm("web", StopVm { force: false, grace_ms: Some(50) }).await.unwrap();
         assert_eq!((stopped.state, stopped.pid), (VmState::Stopped, None));
+        assert!(stopped.reason.is_some_and(|reason| reason.contains("power button")));
         assert!(host.qemus().is_empty() && host.taps().is_empty());
         assert!(log(&client, "web").await.contains("ping"), "the log is kept");
         assert_eq!(client.start_vm("web").await.unwrap().state, VmState::Running);

@@ -14,7 +14,7 @@ use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Begin, Condition, LaunchSite, Operation, Vm};
 
 /// How long a guest may take after the power button before QEMU is ended. A guest without ACPI ignores the button.
-pub(super) const STOP_GRACE: Duration = Duration::from_secs(5);
+pub(super) const STOP_GRACE: Duration = Duration::from_secs(90);
 
 /// The first generation of a VM's ownership.
 const FIRST_EPOCH: u64 = 1;
@@ -213,11 +213,16 @@ impl Agent {
             Some(record) => self.save_record(&SavedVm { desired: Desired::Stopped, ..record }).await,
             None => self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.epoch).await,
         };
+        let mut killed = None;
         if let Some(vm) = &begun.vm {
             // Vcpus that stand still hear no button.
             let listens = begun.before == Condition::Running && !request.force;
             let grace = request.grace_ms.map_or(STOP_GRACE, Duration::from_millis);
-            vm.end(listens.then_some(grace)).await;
+            if !vm.end(listens.then_some(grace)).await && listens {
+                let waited = grace.as_secs_f64();
+                killed =
+                    Some(format!("it did not answer the power button within {waited} s; its QEMU was ended"));
+            }
             vm.files.remove_runtime();
             References::withdraw(vm);
         } else {
@@ -226,7 +231,7 @@ impl Agent {
         if doubt {
             self.settle(name, Condition::InDoubt { keeps_pages_for: None }, None, begun.reason);
         } else {
-            self.settle(name, Condition::Stopped, None, None);
+            self.settle(name, Condition::Stopped, None, killed);
         }
         saved
     }
