@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use godwit_api::control::{
-    AddHost, Cluster, CreateToken, HostSummary, ManagerClient, ManagerError, ProblemCode, TOKEN_VARIABLE,
-    TokenInfo, UpdateHost, VmSummary,
+    AddHost, Cluster, CreateToken, HostSummary, ManagedHost, ManagerClient, ManagerError, ProblemCode,
+    TOKEN_VARIABLE, TokenInfo, UpdateHost, VmSummary,
 };
 use godwit_api::{Endpoint, ErrorCode};
 use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
@@ -19,7 +19,7 @@ use crate::exit::{Exit, Failure};
 use crate::hosts::{authority_of, manager_of};
 use crate::join;
 use crate::limits;
-use crate::moves;
+use crate::moves::{self, utc};
 use crate::output::{Output, fields, table};
 use crate::rules;
 use crate::shares;
@@ -133,21 +133,7 @@ async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Outp
         }
         ManagedHostCommand::Show { name } => {
             let host = manager.host(&name).await?;
-            output.result(&host, || {
-                let HostSummary { name, address, maintenance, vms, reason, .. } = &host.summary;
-                let lacks = lacks(&host.summary);
-                let mut rows = vec![
-                    ("host", name.clone()),
-                    ("api", address.clone()),
-                    ("state", host.summary.state.name().to_owned()),
-                    ("why", reason.clone().unwrap_or_default()),
-                    ("maintenance", if *maintenance { "yes" } else { "no" }.to_owned()),
-                    ("vms", vms.to_string()),
-                    ("memory left", byte_count(host.summary.memory_available_bytes)),
-                ];
-                rows.extend((!lacks.is_empty()).then_some(("lacks of the cpu baseline", lacks)));
-                fields(&rows)
-            })
+            output.result(&host, || host_fields(&host))
         }
         ManagedHostCommand::Set(options) => limits::set_host(options, manager, output).await,
         ManagedHostCommand::Maintenance { name, switch } => {
@@ -156,11 +142,34 @@ async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Outp
             let takes = if host.summary.maintenance { "takes no VMs" } else { "takes VMs" };
             output.result(&host, || format!("host {name} {takes}"))
         }
-        ManagedHostCommand::Forget { name } => {
-            manager.forget_host(&name).await?;
+        ManagedHostCommand::Forget { name, force } => {
+            manager.forget_host(&name, force).await?;
             output.result(&serde_json::json!({ "forgotten": name }), || format!("host {name} is forgotten"))
         }
     }
+}
+
+fn host_fields(host: &ManagedHost) -> String {
+    let HostSummary { name, address, maintenance, vms, reason, labels, .. } = &host.summary;
+    let lacks = lacks(&host.summary);
+    let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let link = host.link_bits_per_s.and_then(BitRate::new).map(|rate| rate.to_string());
+    let mut rows = vec![
+        ("host", name.clone()),
+        ("api", address.clone()),
+        ("state", host.summary.state.name().to_owned()),
+    ];
+    rows.extend(reason.clone().map(|reason| ("why", reason)));
+    rows.extend([
+        ("maintenance", if *maintenance { "yes" } else { "no" }.to_owned()),
+        ("labels", if labels.is_empty() { "none".to_owned() } else { labels.join(" ") }),
+        ("link", link.unwrap_or_else(|| "not said".to_owned())),
+        ("most moves", host.most_moves.map_or_else(|| "by the link".to_owned(), |most| most.to_string())),
+        ("vms", vms.to_string()),
+        ("memory left", byte_count(host.summary.memory_available_bytes)),
+    ]);
+    rows.extend((!lacks.is_empty()).then_some(("lacks of the cpu baseline", lacks)));
+    fields(&rows)
 }
 
 /// What it lacks of the cluster's CPU baseline, as far as it has told.
@@ -199,7 +208,7 @@ async fn token(command: TokenCommand, manager: &ManagerClient, output: Output) -
         TokenCommand::List => {
             let tokens = manager.tokens().await?;
             let rows: Vec<_> = tokens.iter().map(token_row).collect();
-            output.result(&tokens, || table(&["id", "name", "role", "made by"], &rows))
+            output.result(&tokens, || table(&["id", "name", "role", "made by", "good until"], &rows))
         }
         TokenCommand::Revoke { id } => {
             manager.revoke_token(&id).await?;
@@ -209,7 +218,8 @@ async fn token(command: TokenCommand, manager: &ManagerClient, output: Output) -
 }
 
 fn token_row(token: &TokenInfo) -> Vec<String> {
-    vec![token.id.clone(), token.name.clone(), token.role.name().to_owned(), token.made_by.clone()]
+    let until = utc(token.expires_unix_ms);
+    vec![token.id.clone(), token.name.clone(), token.role.name().to_owned(), token.made_by.clone(), until]
 }
 
 impl From<ManagerError> for Failure {

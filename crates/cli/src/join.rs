@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::args::{JoinArgs, JoinTokenCommand};
 use crate::exit::{Exit, Failure};
+use crate::moves::utc;
 use crate::output::{Output, table};
 
 pub(crate) async fn token(
@@ -28,7 +29,7 @@ pub(crate) async fn token(
         JoinTokenCommand::List => {
             let tokens = manager.join_tokens().await?;
             let rows: Vec<_> = tokens.iter().map(row).collect();
-            output.result(&tokens, || table(&["id", "host", "used", "made by"], &rows))
+            output.result(&tokens, || table(&["id", "host", "used", "made by", "good until"], &rows))
         }
         JoinTokenCommand::Revoke { id } => {
             manager.revoke_join_token(&id).await?;
@@ -39,7 +40,13 @@ pub(crate) async fn token(
 
 fn row(token: &JoinTokenInfo) -> Vec<String> {
     let used = if token.used_unix_ms.is_some() { "yes" } else { "no" };
-    vec![token.id.clone(), token.host.clone(), used.to_owned(), token.made_by.clone()]
+    vec![
+        token.id.clone(),
+        token.host.clone(),
+        used.to_owned(),
+        token.made_by.clone(),
+        utc(token.expires_unix_ms),
+    ]
 }
 
 pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failure> {

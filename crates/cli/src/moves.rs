@@ -1,5 +1,7 @@
 //! Moves by the manager: `godwit control move`; and who did what: `godwit control audit`.
 
+use std::time::Duration;
+
 use godwit_api::ErrorCode;
 use godwit_api::control::{AuditEntry, CreateMove, ManagerClient, Move, MoveState};
 use godwit_migration::Outcome;
@@ -8,7 +10,7 @@ use crate::args::MoveCommand;
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, fields, spinner, table};
 use crate::report::render;
-use crate::units::byte_count;
+use crate::units::{byte_count, millis};
 use crate::waiting::{Heard, Waiting};
 
 pub(crate) async fn run(
@@ -26,7 +28,9 @@ pub(crate) async fn run(
             let mut moves = manager.moves().await?;
             moves.retain(|one| all || !one.state.is_over());
             let rows: Vec<_> = moves.iter().map(move_row).collect();
-            output.result(&moves, || table(&["id", "vm", "from", "to", "state", "because"], &rows))?;
+            output.result(&moves, || {
+                table(&["id", "vm", "from", "to", "state", "asked by", "asked", "took", "because"], &rows)
+            })?;
         }
         MoveCommand::Show { id } => {
             let found = manager.find_move(&id).await?;
@@ -99,7 +103,23 @@ pub(crate) fn because(one: &Move) -> String {
 
 fn move_row(one: &Move) -> Vec<String> {
     let to = one.to.clone().unwrap_or_else(|| "-".to_owned());
-    vec![one.id.clone(), one.vm.clone(), one.from.clone(), to, move_state(one.state).to_owned(), because(one)]
+    vec![
+        one.id.clone(),
+        one.vm.clone(),
+        one.from.clone(),
+        to,
+        move_state(one.state).to_owned(),
+        one.asked_by.clone(),
+        utc(one.asked_unix_ms),
+        took(one).unwrap_or_else(|| "-".to_owned()),
+        because(one),
+    ]
+}
+
+/// How long its last attempt took; none: it is not over, or never began.
+fn took(one: &Move) -> Option<String> {
+    let ms = one.ended_unix_ms?.saturating_sub(one.started_unix_ms?);
+    Some(millis(Duration::from_millis(ms).as_secs_f64() * 1000.0))
 }
 
 fn move_fields(one: &Move) -> String {
@@ -109,6 +129,7 @@ fn move_fields(one: &Move) -> String {
         ("from", one.from.clone()),
         ("to", one.to.clone().unwrap_or_else(|| "not chosen yet".to_owned())),
         ("state", move_state(one.state).to_owned()),
+        ("asked", format!("{} by {}", utc(one.asked_unix_ms), one.asked_by)),
     ];
     let why = |told: &Option<String>| told.clone().filter(|told| !told.is_empty());
     rows.extend(why(&one.to_reason).map(|reason| ("why there", reason)));
@@ -175,7 +196,7 @@ pub(crate) async fn audit(manager: &ManagerClient, lines: usize, output: Output)
 }
 
 /// A time as people read it, UTC, to the second.
-fn utc(unix_ms: u64) -> String {
+pub(crate) fn utc(unix_ms: u64) -> String {
     let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
     time::OffsetDateTime::from_unix_timestamp(seconds).map_or_else(
         |_| "-".to_owned(),

@@ -215,6 +215,13 @@ impl Config {
     pub(crate) fn store_file(&self) -> PathBuf {
         self.state_dir.join("control.sqlite")
     }
+
+    /// The file that was the store before this was told of etcd; none: there is none.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn store_left_behind(&self) -> Option<PathBuf> {
+        self.etcd.as_ref()?;
+        Some(self.store_file()).filter(|file| file.exists())
+    }
 }
 
 #[cfg(test)]
@@ -266,6 +273,22 @@ mod tests {
         let config = parse("name = \"m1\"\ninsecure = true\nlisten = [\"127.0.0.1:7800\"]").unwrap();
         assert_eq!(config.public_address(), "http://127.0.0.1:7800");
         assert_eq!(config.socket, Path::new(DEFAULT_MANAGER_SOCKET));
+    }
+
+    #[cfg(feature = "etcd")]
+    #[test]
+    fn a_file_that_was_the_store_before_etcd_is_noticed() {
+        let place = tempfile::tempdir().unwrap();
+        let text = format!(
+            "name = \"m1\"\ninsecure = true\naddress = \"http://m1:7800\"\nlisten = [\"127.0.0.1:7800\"]\nstate_dir = {:?}\n",
+            place.path()
+        );
+        let with_etcd = format!("{text}[etcd]\nendpoints = [\"http://127.0.0.1:2379\"]");
+        let (file, etcd) = (parse(&text).unwrap(), parse(&with_etcd).unwrap());
+        assert_eq!(etcd.store_left_behind(), None);
+        std::fs::write(file.store_file(), "").unwrap();
+        assert_eq!(etcd.store_left_behind(), Some(file.store_file()));
+        assert_eq!(file.store_left_behind(), None);
     }
 
     #[test]

@@ -20,7 +20,7 @@
 //! | `vms` | makes, starts, stops and deletes VMs |
 //! | `rules`, `baseline`, `limits` | what operators set for the whole cluster |
 //! | `consoles` | a VM's console, which follows the VM |
-//! | `joining`, `doors`, `oidc` | how hosts and people come in |
+//! | `joining`, `doors`, `oidc`, `forgetting` | how hosts and people come in, and what keeps a host from being forgotten |
 //!
 //! | what surrounds it | |
 //! |---|---|
@@ -47,6 +47,7 @@ mod etcd_config;
 mod events;
 mod facts;
 mod following;
+mod forgetting;
 mod hosts;
 pub mod inventory;
 mod joining;

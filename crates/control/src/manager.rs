@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use godwit_api::Client;
 use godwit_api::control::{
-    AddHost, AuditEntry, AuditOutcome, Cluster, CreateMove, CreateToken, CreatedToken, Leader, ManagedHost,
-    Move, Problem, ProblemCode, TokenInfo, UpdateHost,
+    AddHost, AuditEntry, AuditOutcome, Cluster, CreateMove, CreateToken, CreatedToken, DrainState, Leader,
+    ManagedHost, Move, Problem, ProblemCode, TokenInfo, UpdateHost,
 };
 use godwit_pki::Identity;
 use tokio::sync::watch;
@@ -17,6 +17,7 @@ use crate::access::{Caller, Secret, TokenRecord, Tokens};
 use crate::baseline::{BASELINE, SavedBaseline};
 use crate::doors::Doors;
 use crate::following::{Following, Told};
+use crate::forgetting::check_unused;
 use crate::hosts::{Hosts, no_host};
 use crate::inventory::HostPlan;
 use crate::keeper::Keeper;
@@ -43,8 +44,12 @@ const LONGEST_TRUST: Duration = Duration::from_secs(60);
 const MOST_LINK_BITS_PER_S: u64 = 1_000_000_000_000_000;
 /// The most moves at a time that a host may be set to.
 const MOST_MOVES: u32 = 1000;
-/// The most labels that a host or a VM may have.
+/// The most labels that a host or a VM may have; the document says the same (`godwit_api::control::labels`).
 const MOST_LABELS: usize = 64;
+/// Characters of a label's key,
+const MOST_LABEL_KEY: usize = 63;
+/// and of its value.
+const MOST_LABEL_VALUE: usize = 253;
 
 /// The manager. Shared by everything that serves it.
 pub(crate) struct Manager {
@@ -313,6 +318,9 @@ impl Manager {
         self.planning(move |manager, leading| async move {
             let before = manager.state.inventory().host_plan(&name).cloned();
             let before = before.ok_or_else(|| no_host(&name))?;
+            if request.maintenance == Some(false) {
+                check_not_emptied(&name, &leading)?;
+            }
             let plan = HostPlan {
                 address: request.address.unwrap_or(before.address),
                 labels: request.labels.unwrap_or(before.labels),
@@ -329,12 +337,17 @@ impl Manager {
         .await
     }
 
-    pub(crate) async fn forget_host(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
+    /// Knows a host no more. One that is in use only with `force`: its moves end as failed then, and its drain ends.
+    pub(crate) async fn forget_host(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Problem> {
         let name = name.to_owned();
-        self.planning(|manager, leading| async move {
+        self.planning(move |manager, leading| async move {
             manager.host(&name)?;
+            if !force {
+                check_unused(&name, &leading, &manager.state.inventory())?;
+            }
             leading.keeper.remove(HOSTS, &name).await?;
             manager.leave_host(&name);
+            leading.moves.look();
             Ok(())
         })
         .await
@@ -447,6 +460,17 @@ pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
     Err(Problem::new(ProblemCode::InvalidRequest, "that can't be a name", mend))
 }
 
+/// A host that is emptied takes no VMs until that is over.
+fn check_not_emptied(host: &str, leading: &Leading) -> Result<(), Problem> {
+    let Some((id, _)) = leading.drains.of_host(host).filter(|(_, state)| *state == DrainState::Running)
+    else {
+        return Ok(());
+    };
+    let detail = format!("host {host} is being emptied by drain {id}");
+    let mend = format!("wait for its end, or call it off with `godwit host drain {host} --cancel`");
+    Err(Problem::new(ProblemCode::WrongState, detail, mend))
+}
+
 fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
     let wrong = |detail: &str, mend: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));
     if plan.link_bits_per_s == Some(0) {
@@ -468,6 +492,24 @@ fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
 pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
     if labels.len() > MOST_LABELS {
         return Err(Problem::new(ProblemCode::InvalidRequest, "too many labels", "64 at most"));
+    }
+    for (key, value) in labels {
+        let length = key.chars().count();
+        let is_visible = |char: char| !char.is_whitespace() && !char.is_control();
+        if !(1..=MOST_LABEL_KEY).contains(&length) || !key.chars().all(is_visible) {
+            let start: String = key.escape_debug().take(MOST_LABEL_KEY).collect();
+            let detail = format!("\"{start}\" ({length} characters) can't be the key of a label");
+            return Err(Problem::new(
+                ProblemCode::InvalidRequest,
+                detail,
+                "take 1 to 63 characters without blanks",
+            ));
+        }
+        let length = value.chars().count();
+        if length > MOST_LABEL_VALUE {
+            let detail = format!("the value of label {key} has {length} characters");
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "253 at most"));
+        }
     }
     Ok(())
 }

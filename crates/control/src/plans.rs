@@ -139,7 +139,7 @@ mod tests {
         let change = read(json!({ "maintenance": true }));
         ask_and_go(&*store, manager.update_host("a", change)).await;
         until(&manager, |inventory| inventory.host_plan("a").is_some_and(|plan| plan.maintenance)).await;
-        ask_and_go(&*store, manager.forget_host("a")).await;
+        ask_and_go(&*store, manager.forget_host("a", false)).await;
         until(&manager, |inventory| inventory.host_plan("a").is_none()).await;
         let token = read(json!({ "name": "t", "role": "viewer" }));
         ask_and_go(&*store, manager.create_token(token, &Caller::root())).await;

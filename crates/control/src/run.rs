@@ -168,7 +168,15 @@ pub async fn run(config: Config) -> Result<(), RunError> {
 fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
     match &config.etcd {
         #[cfg(feature = "etcd")]
-        Some(etcd) => Ok(Arc::new(crate::store::EtcdStore::new(&etcd.settings()?)?)),
+        Some(etcd) => {
+            if let Some(left) = config.store_left_behind() {
+                tracing::warn!(
+                    file = %left.display(),
+                    "the store is etcd now, and nothing of the file that was the store is carried over: see docs/store.md"
+                );
+            }
+            Ok(Arc::new(crate::store::EtcdStore::new(&etcd.settings()?)?))
+        }
         #[cfg(not(feature = "etcd"))]
         Some(_) => Err(RunError::NoEtcd),
         None => {

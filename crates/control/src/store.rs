@@ -36,8 +36,8 @@ pub use transaction::{Item, KeyState, Page, Revision, Snapshot, Transaction};
 pub const MOST_KEYS: usize = 120;
 /// Bytes of the keys and values that one transaction may write. etcd takes requests of 1.5 MiB; the rest is for what surrounds them.
 pub const MOST_TRANSACTION_BYTES: usize = 1 << 20;
-/// Bytes of a value: a whole page of such values can still be read.
-pub const MOST_VALUE_BYTES: usize = 256 << 10;
+/// Bytes of a value: it goes with others in one transaction, and a whole page of such values can still be read.
+pub const MOST_VALUE_BYTES: usize = 768 << 10;
 /// Bytes of a key.
 pub const MOST_KEY_BYTES: usize = 512;
 /// Items of a page.

@@ -136,8 +136,8 @@ impl ManagerClient {
     }
 
     /// Forgets a host; what runs there runs on.
-    pub async fn forget_host(&self, name: &str) -> Result<(), ManagerError> {
-        self.delete(&format!("/api/v1/hosts/{}", segment(name))).await
+    pub async fn forget_host(&self, name: &str, force: bool) -> Result<(), ManagerError> {
+        self.delete(&format!("/api/v1/hosts/{}?force={force}", segment(name))).await
     }
 
     /// How many moves may run at a time.

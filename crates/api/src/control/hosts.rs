@@ -50,6 +50,31 @@ fn any_address(kind: SchemaType) -> Object {
         .build()
 }
 
+/// What may label a host or a VM: names and what they say, as `key=value` in filters.
+pub(super) fn labels() -> Object {
+    let value = ObjectBuilder::new().schema_type(Type::String).max_length(Some(253));
+    ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .max_properties(Some(64))
+        .property_names(Some(
+            ObjectBuilder::new()
+                .schema_type(Type::String)
+                .min_length(Some(1))
+                .max_length(Some(63))
+                .pattern(Some(r"^[^\s\x00-\x1f\x7f-\x9f]+$")),
+        ))
+        .additional_properties(Some(value))
+        .description(Some("What an operator named it by."))
+        .build()
+}
+
+/// The same, or none.
+fn optional_labels() -> Object {
+    let mut labels = labels();
+    labels.schema_type = SchemaType::from_iter([Type::Object, Type::Null]);
+    labels
+}
+
 fn address() -> Object {
     any_address(Type::String.into())
 }
@@ -144,6 +169,7 @@ pub struct AddHost {
     pub address: String,
     /// What rules may name it by.
     #[serde(default)]
+    #[schema(schema_with = labels)]
     pub labels: BTreeMap<String, String>,
     /// What its link carries, bits per second.
     #[serde(default)]
@@ -164,6 +190,7 @@ pub struct UpdateHost {
     #[schema(schema_with = optional_address)]
     pub address: Option<String>,
     /// All of its labels.
+    #[schema(schema_with = optional_labels)]
     pub labels: Option<BTreeMap<String, String>>,
     /// What its link carries, bits per second.
     #[serde(deserialize_with = "named", skip_serializing_if = "Option::is_none")]

@@ -95,6 +95,7 @@ pub struct CreateManagedVm {
     pub host: Option<String>,
     /// What rules may name it by.
     #[serde(default)]
+    #[schema(schema_with = super::hosts::labels)]
     pub labels: BTreeMap<String, String>,
     /// Whether it is started at once.
     #[serde(default = "yes")]

@@ -266,6 +266,9 @@ pub(crate) enum ManagedHostCommand {
     Forget {
         /// Its name
         name: String,
+        /// Also one in use: its moves end as failed, its drain ends, and what runs there no manager knows of
+        #[arg(long)]
+        force: bool,
     },
 }
 

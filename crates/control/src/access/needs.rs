@@ -18,6 +18,8 @@ pub fn needed_role(method: &Method, path: &str) -> Option<Role> {
         ["api", "v1", "vms" | "moves" | "drains", ..] | ["api", "v1", "hosts", _, "drain"] => {
             Some(Role::Operator)
         }
+        // Who empties hosts also has them take VMs again. What else is changed of a host, the request itself says.
+        ["api", "v1", "hosts", _] if *method == Method::PATCH => Some(Role::Operator),
         _ => Some(Role::Admin),
     }
 }
@@ -44,6 +46,7 @@ mod tests {
             (Method::DELETE, "/api/v1/drains/d1", Some(Role::Operator)),
             (Method::POST, "/api/v1/hosts", Some(Role::Admin)),
             (Method::DELETE, "/api/v1/hosts/a", Some(Role::Admin)),
+            (Method::PATCH, "/api/v1/hosts/a", Some(Role::Operator)),
             (Method::GET, "/api/v1/cpu-baseline", Some(Role::Viewer)),
             (Method::GET, "/api/v1/cpu-baseline/vms", Some(Role::Viewer)),
             (Method::PUT, "/api/v1/cpu-baseline", Some(Role::Admin)),

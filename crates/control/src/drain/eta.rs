@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DrainPlan, PlannedMove};
+use super::PlannedMove;
 use crate::words::{Span, millis};
 
 /// What has come of a move.
@@ -57,13 +57,13 @@ pub struct Eta {
 /// No pace is believed that is slower or faster than this.
 const PACES: (f64, f64) = (0.02, 50.0);
 
-/// When a drain will be over. `progress` is by VM; one that is not named waits.
+/// When a drain will be over whose plan is these moves. `progress` is by VM; one that is not named waits.
 #[must_use]
-pub fn eta(plan: &DrainPlan, progress: &BTreeMap<String, Progress>, now_ms: u64) -> Eta {
+pub fn eta(moves: &[PlannedMove], progress: &BTreeMap<String, Progress>, now_ms: u64) -> Eta {
     let of = |planned: &PlannedMove| {
         progress.get(&planned.vm).copied().unwrap_or(Progress::Waiting { not_before_ms: None })
     };
-    let all = plan.moves.iter().map(|planned| (planned, of(planned)));
+    let all = moves.iter().map(|planned| (planned, of(planned)));
     let kept: Vec<_> = all.filter(|(_, progress)| *progress != Progress::Dropped).collect();
     let pace = pace(&kept, now_ms);
     let plan_at_ms = where_the_plan_is(&kept);

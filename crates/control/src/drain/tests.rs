@@ -178,7 +178,7 @@ fn the_end_is_corrected_by_what_was_done() {
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: None });
     let plan = given.plan();
     assert_eq!(plan.takes_ms, Some(8 * MINUTE));
-    let before = eta(&plan, &BTreeMap::new(), NOW);
+    let before = eta(&plan.moves, &BTreeMap::new(), NOW);
     assert_eq!((before.ends_ms, before.done, before.of), (Some(NOW + 8 * MINUTE), 0, 8));
     // Two took twice as long each.
     let mut progress = BTreeMap::new();
@@ -186,14 +186,14 @@ fn the_end_is_corrected_by_what_was_done() {
         let (started_ms, ended_ms) = (NOW + 2 * n * MINUTE, NOW + 2 * (n + 1) * MINUTE);
         progress.insert(planned.vm.clone(), Progress::Done { started_ms, ended_ms });
     }
-    let slow = eta(&plan, &progress, NOW + 4 * MINUTE);
+    let slow = eta(&plan.moves, &progress, NOW + 4 * MINUTE);
     assert!((slow.pace - 0.6).abs() < 1e-9, "{}", slow.pace);
     assert_eq!(slow.text, "2 of 8 moved, the rest in about 10 min (at 0.6 of the planned pace)");
     // What is dropped is not waited for.
     for planned in &plan.moves[2..] {
         progress.insert(planned.vm.clone(), Progress::Dropped);
     }
-    let done = eta(&plan, &progress, NOW + 4 * MINUTE);
+    let done = eta(&plan.moves, &progress, NOW + 4 * MINUTE);
     assert_eq!((done.text.as_str(), done.ends_ms), ("2 of 2 moved", Some(NOW + 4 * MINUTE)));
 }
 
@@ -378,7 +378,7 @@ proptest! {
             progress.insert(planned.vm.clone(), Progress::Running { started_ms: NOW, done: share });
         }
         let now_ms = NOW + minutes * MINUTE;
-        let one = eta(&plan, &progress, now_ms);
+        let one = eta(&plan.moves, &progress, now_ms);
         prop_assert!(one.pace.is_finite() && one.of == plan.moves.len());
         prop_assert!(one.ends_ms.is_some());
         for of in &one.moves {
@@ -389,7 +389,7 @@ proptest! {
         }
         if let Some(planned) = plan.moves.get(done) {
             progress.insert(planned.vm.clone(), Progress::Running { started_ms: NOW, done: (share + 1.0) / 2.0 });
-            let further = eta(&plan, &progress, now_ms);
+            let further = eta(&plan.moves, &progress, now_ms);
             prop_assert!(further.ends_ms <= one.ends_ms.map(|ends| ends + 2), "{:?} {:?}", further, one);
         }
     }

@@ -3,10 +3,11 @@
 
 mod next;
 mod record;
+mod saved;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use godwit_migration::Intent;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::drain::{DrainPlan, DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo};
+use crate::drain::{DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo};
 use crate::facts::{Arriving, begun_at_agents, datastores, estimate_ms, placement_hosts, reference_group};
 use crate::hosts::no_host;
 use crate::inventory::{HostPlan, Inventory};
@@ -30,8 +31,8 @@ use crate::state::{State, now_unix_ms};
 use crate::words::millis;
 
 use next::{Leaving, Next, next};
-use record::Legs;
-pub(crate) use record::{DRAINS, SavedDrain};
+use record::{HostDrain, Legs, Way};
+use saved::{DRAINS, SavedDrain, check_size};
 
 /// How often it is looked what is to be done next.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -67,7 +68,8 @@ pub(crate) struct Means {
 impl Drains {
     /// Takes up what the store has of drains, and carries them out from here on.
     pub(crate) async fn begin(means: Means) -> Result<Drains, Problem> {
-        let drains = means.keeper.read_all(DRAINS).await?.into_iter().collect();
+        let saved = means.keeper.read_all(DRAINS).await?;
+        let drains = saved.into_iter().map(|(id, saved)| (id, saved.into())).collect();
         let (orders, incoming) = mpsc::unbounded_channel();
         let shown = Arc::<RwLock<BTreeMap<String, Drain>>>::default();
         let mut driver = Driver { means, shown: Arc::clone(&shown), drains };
@@ -82,6 +84,14 @@ impl Drains {
     /// Every drain that is remembered, by id.
     pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Drain>> {
         self.shown.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The drain that empties a host, or that fills it again.
+    pub(crate) fn of_host(&self, host: &str) -> Option<(String, DrainState)> {
+        let all = self.all();
+        let is_open =
+            |one: &&Drain| matches!(one.state, DrainState::Running | DrainState::Undoing) && one.host == host;
+        all.values().find(is_open).map(|one| (one.id.clone(), one.state))
     }
 
     /// Empties a host: it takes no VMs from here on, and a plan is made. Asked again while it runs, that drain is told.
@@ -116,7 +126,7 @@ impl Drains {
 struct Driver {
     means: Means,
     shown: Arc<RwLock<BTreeMap<String, Drain>>>,
-    drains: BTreeMap<String, SavedDrain>,
+    drains: BTreeMap<String, HostDrain>,
 }
 
 impl Driver {
@@ -165,15 +175,7 @@ impl Driver {
             inventory.host_plan(host).ok_or_else(|| no_host(host))?.maintenance
         };
         let now_ms = now_unix_ms();
-        let empty = DrainPlan {
-            host: host.to_owned(),
-            planned_at_ms: now_ms,
-            moves: Vec::new(),
-            stays: Vec::new(),
-            takes_ms: None,
-            text: String::new(),
-        };
-        let mut drain = SavedDrain {
+        let mut drain = HostDrain {
             host: host.to_owned(),
             asked_by,
             asked_unix_ms: now_ms,
@@ -182,7 +184,7 @@ impl Driver {
             qemu: request.qemu,
             state: if request.plan_only { DrainState::Planned } else { DrainState::Running },
             was_in_maintenance,
-            plan: empty,
+            plan: Way::default(),
             placed_unix_ms: now_ms,
             back: None,
             passed_over: BTreeMap::new(),
@@ -191,6 +193,7 @@ impl Driver {
         };
         let homeless = next::homeless(&drain, &Legs::default(), &self.means.state.inventory(), now_ms);
         drain.plan = self.planned(host, &homeless, now_ms);
+        check_size(host, &drain.plan)?;
         if request.plan_only {
             return Ok(drain.told("", &Legs::default(), now_ms));
         }
@@ -242,12 +245,13 @@ impl Driver {
             self.call_off(&one).await;
         }
         let outcome = self.outcome(id, &drain);
-        self.save(id, SavedDrain { outcome, ..drain }).await
+        self.save(id, HostDrain { outcome, ..drain }).await
     }
 
     async fn undo(&mut self, id: &str) -> Result<Drain, Problem> {
         let may = [DrainState::Running, DrainState::Done, DrainState::Cancelled];
         let drain = self.open(id, &may)?.clone();
+        self.means.state.inventory().host_plan(&drain.host).ok_or_else(|| no_host(&drain.host))?;
         let other = self
             .drains
             .iter()
@@ -256,14 +260,14 @@ impl Driver {
             let detail = format!("drain {other} empties host {} now", drain.host);
             return Err(Problem::new(ProblemCode::WrongState, detail, "cancel that one first"));
         }
-        let drain = SavedDrain { state: DrainState::Undoing, ended_unix_ms: None, back: None, ..drain };
+        let drain = HostDrain { state: DrainState::Undoing, ended_unix_ms: None, back: None, ..drain };
         self.write(id, drain, Some(false), &[]).await?;
         self.go_on(id).await?;
         self.shown_drain(id)
     }
 
     /// A drain that is in one of these states.
-    fn open(&self, id: &str, states: &[DrainState]) -> Result<&SavedDrain, Problem> {
+    fn open(&self, id: &str, states: &[DrainState]) -> Result<&HostDrain, Problem> {
         let drain = self.drains.get(id).ok_or_else(|| no_drain(id))?;
         if states.contains(&drain.state) {
             return Ok(drain);
@@ -285,9 +289,10 @@ impl Driver {
             };
             match what {
                 Next::Wait => break,
+                Next::Close => self.write(id, drain, Some(true), &[]).await?,
                 Next::Place(homeless) => {
                     let planned = self.planned(&drain.host, &homeless, now_ms);
-                    take_in(&mut drain.plan, &planned, now_ms);
+                    drain.plan.take_in(&planned);
                     drain.placed_unix_ms = now_ms;
                     self.write(id, drain, None, &planned.moves).await?;
                 }
@@ -313,7 +318,7 @@ impl Driver {
     async fn call_all_off(
         &mut self,
         id: &str,
-        mut drain: SavedDrain,
+        mut drain: HostDrain,
         all: Vec<Leaving>,
     ) -> Result<(), Problem> {
         for Leaving { vm, passed_over, .. } in &all {
@@ -334,28 +339,24 @@ impl Driver {
     }
 
     /// Who goes where, and who stays.
-    fn planned(&self, host: &str, vms: &[DrainVm], now_ms: u64) -> DrainPlan {
+    fn planned(&self, host: &str, vms: &[DrainVm], now_ms: u64) -> Way {
         let (arriving, running) = self.under_way();
         let (hosts, limits) = self.hosts(&arriving);
         let (limits, rules) = (&limits, self.rules());
-        plan(&DrainRequest { now_ms, host, vms, hosts: &hosts, rules: &rules, limits, running: &running })
+        let request =
+            DrainRequest { now_ms, host, vms, hosts: &hosts, rules: &rules, limits, running: &running };
+        let plan = plan(&request);
+        Way::of(now_ms, plan.moves, plan.stays)
     }
 
-    fn way_back(&self, host: &str, moved: &[Moved], now_ms: u64) -> DrainPlan {
+    fn way_back(&self, host: &str, moved: &[Moved], now_ms: u64) -> Way {
         let (arriving, running) = self.under_way();
         let (hosts, limits) = self.hosts(&arriving);
         let (limits, rules) = (&limits, self.rules());
         let request =
             UndoRequest { now_ms, host, moved, hosts: &hosts, rules: &rules, limits, running: &running };
         let back = undo(&request);
-        DrainPlan {
-            host: host.to_owned(),
-            planned_at_ms: now_ms,
-            moves: back.moves,
-            stays: back.stays,
-            takes_ms: back.takes_ms,
-            text: back.text,
-        }
+        Way::of(now_ms, back.moves, back.stays)
     }
 
     fn hosts(&self, arriving: &Arriving) -> (Vec<placement::Host>, Limits) {
@@ -398,7 +399,7 @@ impl Driver {
     async fn write(
         &mut self,
         id: &str,
-        drain: SavedDrain,
+        drain: HostDrain,
         maintenance: Option<bool>,
         planned: &[PlannedMove],
     ) -> Result<(), Problem> {
@@ -408,7 +409,7 @@ impl Driver {
         let before = state.inventory().host_plan(&host).cloned();
         let changed = before.zip(maintenance).filter(|(before, wanted)| before.maintenance != *wanted);
         let changed = changed.map(|(before, maintenance)| HostPlan { maintenance, ..before });
-        let mut writes = keeper.put(Writes::default(), DRAINS, id, &drain).await?;
+        let mut writes = keeper.put(Writes::default(), DRAINS, id, &SavedDrain::of(&drain)).await?;
         if let Some(plan) = &changed {
             writes = keeper.put(writes, HOSTS, &host, &SavedHost::from(plan)).await?;
         }
@@ -424,18 +425,18 @@ impl Driver {
         Ok(())
     }
 
-    fn end(&self, id: &str, drain: &mut SavedDrain) {
+    fn end(&self, id: &str, drain: &mut HostDrain) {
         drain.outcome = self.outcome(id, drain);
         drain.ended_unix_ms = Some(now_unix_ms());
     }
 
-    fn outcome(&self, id: &str, drain: &SavedDrain) -> Vec<godwit_api::control::DrainVm> {
+    fn outcome(&self, id: &str, drain: &HostDrain) -> Vec<godwit_api::control::DrainVm> {
         let moves = self.means.moves.all();
         drain.vms(&Legs::of(id, &drain.host, moves.values()), now_unix_ms())
     }
 
-    async fn save(&mut self, id: &str, drain: SavedDrain) -> Result<(), Problem> {
-        self.means.keeper.replace(DRAINS, id, &drain).await?;
+    async fn save(&mut self, id: &str, drain: HostDrain) -> Result<(), Problem> {
+        self.means.keeper.replace(DRAINS, id, &SavedDrain::of(&drain)).await?;
         self.drains.insert(id.to_owned(), drain);
         Ok(())
     }
@@ -497,7 +498,7 @@ fn under_way(one: &Move, to: &str, inventory: &Inventory) -> UnderWay {
 }
 
 /// A drain's move, as it is asked for.
-fn wanted(id: &str, drain: &SavedDrain, planned: &PlannedMove) -> Wanted {
+fn wanted(id: &str, drain: &HostDrain, planned: &PlannedMove) -> Wanted {
     let request = CreateMove {
         to: Some(planned.target.clone()),
         priority: drain.priority,
@@ -514,27 +515,6 @@ fn wanted(id: &str, drain: &SavedDrain, planned: &PlannedMove) -> Wanted {
         to_reason: Some(planned.why.clone()),
         drain: Some(id.to_owned()),
     }
-}
-
-/// A later plan for some VMs holds in the place of what was planned of them before.
-fn take_in(plan: &mut DrainPlan, later: &DrainPlan, now_ms: u64) {
-    // Its times count from when it was made: the plan's do from its own beginning.
-    let shift_ms = now_ms.saturating_sub(plan.planned_at_ms);
-    let named: BTreeSet<String> = {
-        let moves = later.moves.iter().map(|one| one.vm.clone());
-        moves.chain(later.stays.iter().map(|one| one.vm.clone())).collect()
-    };
-    plan.moves.retain(|one| !named.contains(&one.vm));
-    plan.stays.retain(|one| !named.contains(&one.vm));
-    plan.moves.extend(later.moves.iter().cloned().map(|mut planned| {
-        if let Some(expected) = &mut planned.expected {
-            expected.starts_in_ms += shift_ms;
-            expected.ends_in_ms += shift_ms;
-        }
-        planned
-    }));
-    plan.stays.extend(later.stays.iter().cloned());
-    plan.stays.sort_by(|one, other| one.vm.cmp(&other.vm));
 }
 
 fn no_drain(id: &str) -> Problem {

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use godwit_api::control::{DrainState, HostState, Move, MoveState};
 use godwit_api::{VmInfo, VmState};
 
-use super::record::{Legs, SavedDrain};
-use crate::drain::{DrainPlan, DrainVm, Moved, PlannedMove};
+use super::record::{HostDrain, Legs, Way};
+use crate::drain::{DrainVm, Moved, PlannedMove};
 use crate::facts::{datastores, estimate_ms, placement_vm};
 use crate::inventory::{Inventory, SeenHost};
 use crate::placement::Obstacle;
@@ -29,6 +29,8 @@ const LOST_TARGETS: [&str; 3] = ["target-away", "target-maintenance", "target-no
 /// What is to be done next.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
+    /// The host takes VMs though it is emptied: it is set into maintenance again.
+    Close,
     /// A plan for these VMs, and moves by it.
     Place(Vec<DrainVm>),
     /// Moves that are planned and that nobody has asked for yet: the plan was too large for one transaction, and its rest was not written.
@@ -53,8 +55,11 @@ pub(super) struct Leaving {
 }
 
 /// What is to be done next for a drain that runs or is undone.
-pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64) -> Next {
+pub(super) fn next(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64) -> Next {
+    let plan = inventory.host_plan(&drain.host);
     match drain.state {
+        DrainState::Running | DrainState::Undoing if plan.is_none() => forgotten(legs),
+        DrainState::Running if plan.is_some_and(|plan| !plan.maintenance) => Next::Close,
         DrainState::Running => {
             let mut lost = lost_targets(legs, now_ms);
             lost.extend(strays(drain, legs, inventory, now_ms));
@@ -79,9 +84,7 @@ pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, n
             let live_out = legs.live().filter(|one| one.from == drain.host);
             let live_out: Vec<&Move> = live_out.collect();
             if !live_out.is_empty() {
-                let waiting = live_out.iter().filter(|one| one.state == MoveState::Waiting);
-                let all: Vec<Leaving> = waiting.map(|one| called_off(one, None)).collect();
-                return if all.is_empty() { Next::Wait } else { Next::CallOff(all) };
+                return call_off_waiting(live_out.into_iter());
             }
             let Some(back) = &drain.back else { return Next::BringBack(moved(legs, inventory)) };
             let unasked = unasked_back(back, legs, inventory);
@@ -99,8 +102,20 @@ pub(super) fn next(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, n
     }
 }
 
+/// Of a host that is not known any more: its moves end as failed, by themselves, and those that are on their way to it have their sources.
+fn forgotten(legs: &Legs<'_>) -> Next {
+    if legs.live().next().is_some() { Next::Wait } else { Next::End(DrainState::Cancelled) }
+}
+
+/// Calls off those that wait; where none do the others are waited for.
+fn call_off_waiting<'a>(live: impl Iterator<Item = &'a Move>) -> Next {
+    let waiting = live.filter(|one| one.state == MoveState::Waiting);
+    let all: Vec<Leaving> = waiting.map(|one| called_off(one, None)).collect();
+    if all.is_empty() { Next::Wait } else { Next::CallOff(all) }
+}
+
 /// Moves out that are planned, of VMs that could go, and not asked for: a VM gets each target once.
-fn unasked_out(drain: &SavedDrain, legs: &Legs<'_>, homeless: &[DrainVm]) -> Vec<PlannedMove> {
+fn unasked_out(drain: &HostDrain, legs: &Legs<'_>, homeless: &[DrainVm]) -> Vec<PlannedMove> {
     let was_asked = |planned: &PlannedMove| {
         let mut had = legs.out.get(planned.vm.as_str()).into_iter().flatten();
         had.any(|one| one.to.as_ref() == Some(&planned.target))
@@ -111,7 +126,7 @@ fn unasked_out(drain: &SavedDrain, legs: &Legs<'_>, homeless: &[DrainVm]) -> Vec
 }
 
 /// The same of the way back, where each VM gets one move.
-fn unasked_back(back: &DrainPlan, legs: &Legs<'_>, inventory: &Inventory) -> Vec<PlannedMove> {
+fn unasked_back(back: &Way, legs: &Legs<'_>, inventory: &Inventory) -> Vec<PlannedMove> {
     let could_go = |planned: &PlannedMove| {
         inventory.planned_move(&planned.vm).is_none()
             && inventory.vm_info(&planned.vm).is_some_and(|info| {
@@ -122,7 +137,7 @@ fn unasked_back(back: &DrainPlan, legs: &Legs<'_>, inventory: &Inventory) -> Vec
     moves.cloned().collect()
 }
 
-fn has_leg_back(back: &DrainPlan, legs: &Legs<'_>, vm: &str) -> bool {
+fn has_leg_back(back: &Way, legs: &Legs<'_>, vm: &str) -> bool {
     legs.back.get(vm).into_iter().flatten().any(|one| one.asked_unix_ms >= back.planned_at_ms)
 }
 
@@ -161,8 +176,8 @@ fn pages_may_come(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
         .any(|host| (others.is_empty() || others.iter().any(|other| other == host.name)) && may_return(host))
 }
 
-fn stays(drain: &SavedDrain, vm: &str) -> bool {
-    drain.plan.stays.iter().any(|staying| staying.vm == vm)
+fn stays(drain: &HostDrain, vm: &str) -> bool {
+    drain.plan.stays.contains_key(vm)
 }
 
 /// When the last move ended, milliseconds since 1970.
@@ -184,7 +199,7 @@ fn lost_targets(legs: &Legs<'_>, now_ms: u64) -> Vec<Leaving> {
 }
 
 /// Waiting moves of VMs that are on the host no more, or don't run any more.
-fn strays(drain: &SavedDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64) -> Vec<Leaving> {
+fn strays(drain: &HostDrain, legs: &Legs<'_>, inventory: &Inventory, now_ms: u64) -> Vec<Leaving> {
     let is_stray = |one: &&Move| {
         let info = inventory.vm_info(&one.vm);
         let can_leave = |info: &VmInfo| {
@@ -206,7 +221,7 @@ fn called_off(one: &Move, passed_over: Option<String>) -> Leaving {
 
 /// VMs that are on the host, could go, and have no move.
 pub(super) fn homeless(
-    drain: &SavedDrain,
+    drain: &HostDrain,
     legs: &Legs<'_>,
     inventory: &Inventory,
     now_ms: u64,

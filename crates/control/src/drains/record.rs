@@ -1,22 +1,17 @@
-//! A drain: what was asked for and planned, as it is saved and as it is told.
+//! A drain: what was asked for and planned, as it is carried out and as it is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::QemuEngineOptions;
 use godwit_api::control::{Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority, MoveState};
 use godwit_migration::EngineKind;
-use serde::{Deserialize, Serialize};
 
 use crate::drain::eta::{MoveEta, Progress, eta};
-use crate::drain::{DrainPlan, PlannedMove};
-use crate::store::records::{Record, Table};
+use crate::drain::{PlannedMove, Staying};
 
-pub(crate) const DRAINS: Table<SavedDrain> = Table::new();
-
-/// A drain as the store has it. What its moves have come to stands with them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SavedDrain {
+/// A drain as it is carried out. What its moves have come to stands with them.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct HostDrain {
     pub(super) host: String,
     pub(super) asked_by: String,
     pub(super) asked_unix_ms: u64,
@@ -27,11 +22,11 @@ pub(crate) struct SavedDrain {
     /// Whether the host took no VMs before.
     pub(super) was_in_maintenance: bool,
     /// The way out: what was planned last of each VM.
-    pub(super) plan: DrainPlan,
+    pub(super) plan: Way,
     /// When it was last looked for targets.
     pub(super) placed_unix_ms: u64,
     /// The way back, where it is undone.
-    pub(super) back: Option<DrainPlan>,
+    pub(super) back: Option<Way>,
     /// Targets that a VM's move was called off for, because they were not to be had.
     pub(super) passed_over: BTreeMap<String, BTreeSet<String>>,
     pub(super) ended_unix_ms: Option<u64>,
@@ -39,10 +34,39 @@ pub(crate) struct SavedDrain {
     pub(super) outcome: Vec<DrainVm>,
 }
 
-impl Record for SavedDrain {
-    const KIND: &'static str = "drain";
-    const PREFIX: &'static str = "drains/";
-    const VERSION: u32 = 1;
+/// What was planned of VMs: out of the host, or back.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Way {
+    pub(super) planned_at_ms: u64,
+    pub(super) moves: Vec<PlannedMove>,
+    /// VMs that stay, by name, and why.
+    pub(super) stays: BTreeMap<String, String>,
+}
+
+impl Way {
+    /// What a plan says, as far as a drain goes by it.
+    pub(super) fn of(planned_at_ms: u64, moves: Vec<PlannedMove>, stays: Vec<Staying>) -> Way {
+        let stays = stays.into_iter().map(|staying| (staying.vm, staying.text)).collect();
+        Way { planned_at_ms, moves, stays }
+    }
+
+    /// A later plan for some VMs holds in the place of what was planned of them before.
+    pub(super) fn take_in(&mut self, later: &Way) {
+        // Its times count from when it was made: the plan's do from its own beginning.
+        let shift_ms = later.planned_at_ms.saturating_sub(self.planned_at_ms);
+        let named: BTreeSet<&String> =
+            later.moves.iter().map(|one| &one.vm).chain(later.stays.keys()).collect();
+        self.moves.retain(|one| !named.contains(&one.vm));
+        self.stays.retain(|vm, _| !named.contains(vm));
+        self.moves.extend(later.moves.iter().cloned().map(|mut planned| {
+            if let Some(expected) = &mut planned.expected {
+                expected.starts_in_ms += shift_ms;
+                expected.ends_in_ms += shift_ms;
+            }
+            planned
+        }));
+        self.stays.extend(later.stays.clone());
+    }
 }
 
 /// A drain's moves, by VM, the newest last.
@@ -72,7 +96,7 @@ impl<'a> Legs<'a> {
     }
 }
 
-impl SavedDrain {
+impl HostDrain {
     /// Whether nothing comes after it.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.state, DrainState::Done | DrainState::Cancelled | DrainState::Undone)
@@ -87,7 +111,7 @@ impl SavedDrain {
         };
         let way = self.back.as_ref().unwrap_or(&self.plan);
         let leg = if self.back.is_some() { &legs.back } else { &legs.out };
-        let eta_unix_ms = if self.is_over() { None } else { eta(way, &progress(leg), now_ms).ends_ms };
+        let eta_unix_ms = if self.is_over() { None } else { eta(&way.moves, &progress(leg), now_ms).ends_ms };
         Drain {
             id: id.to_owned(),
             host: self.host.clone(),
@@ -102,7 +126,7 @@ impl SavedDrain {
 
     /// What has become of each VM so far.
     pub(super) fn vms(&self, legs: &Legs<'_>, now_ms: u64) -> Vec<DrainVm> {
-        let expected = eta(&self.plan, &progress(&legs.out), now_ms).moves;
+        let expected = eta(&self.plan.moves, &progress(&legs.out), now_ms).moves;
         let expected: BTreeMap<&str, &MoveEta> = expected.iter().map(|one| (one.vm.as_str(), one)).collect();
         let mut vms: BTreeMap<&str, DrainVm> = BTreeMap::new();
         for planned in &self.plan.moves {
@@ -110,16 +134,16 @@ impl SavedDrain {
             let gone_unix_ms = expected.get(planned.vm.as_str()).and_then(|one| one.ends_ms);
             vms.insert(&planned.vm, DrainVm { gone_unix_ms, ..going(planned, newest.copied()) });
         }
-        for staying in &self.plan.stays {
+        for (vm, why) in &self.plan.stays {
             let stays = DrainVm {
-                vm: staying.vm.clone(),
+                vm: vm.clone(),
                 state: DrainVmState::Stays,
                 to: None,
-                reason: staying.text.clone(),
-                r#move: legs.out.get(staying.vm.as_str()).and_then(|all| Some(all.last()?.id.clone())),
+                reason: why.clone(),
+                r#move: legs.out.get(vm.as_str()).and_then(|all| Some(all.last()?.id.clone())),
                 gone_unix_ms: None,
             };
-            vms.insert(&staying.vm, stays);
+            vms.insert(vm, stays);
         }
         for (vm, all) in &legs.back {
             let (Some(newest), Some(of)) = (all.last(), vms.get_mut(vm)) else { continue };
@@ -130,9 +154,9 @@ impl SavedDrain {
                 of.reason = format!("its way back failed: {} ({})", failure.message, failure.mend);
             }
         }
-        for staying in self.back.iter().flat_map(|back| &back.stays) {
-            if let Some(of) = vms.get_mut(staying.vm.as_str()) {
-                of.reason = format!("it does not come back: {}", staying.text);
+        for (vm, why) in self.back.iter().flat_map(|back| &back.stays) {
+            if let Some(of) = vms.get_mut(vm.as_str()) {
+                of.reason = format!("it does not come back: {why}");
             }
         }
         vms.into_values().collect()

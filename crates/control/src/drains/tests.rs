@@ -348,13 +348,80 @@ async fn what_one_transaction_did_not_hold_and_was_not_written_goes_as_it_was_pl
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_emptied_is_in_maintenance_whatever_becomes_of_that() {
+    let rig = Rig::begin(vec![SLOW]).await;
+    rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let opened = HostPlan { maintenance: false, ..rig.state.inventory().host_plan("a").cloned().unwrap() };
+    rig.state.change(|inventory| Some(inventory.plan_host("a", opened)));
+    while !rig.state.inventory().host_plan("a").unwrap().maintenance {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_goes_on_at_a_host_that_is_forgotten_ends() {
+    for undone in [false, true] {
+        let rig = Rig::begin(if undone { Vec::new() } else { vec![SLOW] }).await;
+        let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+        if undone {
+            rig.when(&asked.id, DrainState::Done).await;
+            rig.state.change(|inventory| inventory.forget_host("a"));
+            let refused = rig.drains.undo(&asked.id).await.unwrap_err();
+            assert_eq!(refused.code, ProblemCode::NotFound, "{refused}");
+            continue;
+        }
+        assert_eq!(rig.drains.of_host("a"), Some((asked.id.clone(), DrainState::Running)));
+        rig.state.change(|inventory| inventory.forget_host("a"));
+        rig.when(&asked.id, DrainState::Cancelled).await;
+        assert_eq!(rig.drains.of_host("a"), None);
+        let moves = rig.moves.all();
+        let is_failed =
+            |one: &Move| one.failure.as_ref().is_some_and(|failure| failure.code == "host-forgotten");
+        assert!(moves.len() == 3 && moves.values().all(is_failed), "{moves:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_of_hundreds_of_vms_is_emptied_and_filled_again() {
+    const MANY: usize = 700;
+    let state = cluster();
+    for number in 0..MANY {
+        let HostEvent::Vm(info) = vm_told(&format!("vm{number:03}")) else { unreachable!() };
+        state.heard("a", HostEvent::Vm(Box::new(VmInfo { memory_bytes: GIB / 8, ..*info })));
+    }
+    let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    let done = rig.when(&asked.id, DrainState::Done).await;
+    let are = |drain: &Drain, state| drain.vms.iter().filter(|vm| vm.state == state).count();
+    assert_eq!(are(&done, DrainVmState::Gone), MANY + 3);
+    rig.drains.undo(&asked.id).await.unwrap();
+    let undone = rig.when(&asked.id, DrainState::Undone).await;
+    assert_eq!(are(&undone, DrainVmState::Back), MANY + 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_of_too_many_vms_for_one_drain_is_refused_before_anything_is_done() {
+    let state = cluster();
+    for number in 0..1500 {
+        let HostEvent::Vm(info) = vm_told(&format!("vm{number:060}")) else { unreachable!() };
+        state.heard("a", HostEvent::Vm(Box::new(VmInfo { state: VmState::Stopped, ..*info })));
+    }
+    let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
+    let problem = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap_err();
+    assert_eq!(problem.code, ProblemCode::InvalidRequest, "{problem}");
+    assert!(problem.detail.contains("1504 VMs") && problem.mend.contains("in parts"), "{problem}");
+    assert!(rig.drains.all().is_empty() && !rig.state.inventory().host_plan("a").unwrap().maintenance);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_manager_left_waiting_that_ended_in_a_cancel_is_called_off() {
     let rig = Rig::begin(vec![SLOW]).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
     let Rig { state, agents, drains, moves, store } = rig;
     ended(drains, moves).await;
     let kept = DRAINS.read_all(&*store).await.unwrap().records.remove(0);
-    let cancelled = SavedDrain { state: DrainState::Cancelled, ended_unix_ms: Some(1), ..kept.record };
+    let mut cancelled = kept.record;
+    (cancelled.state, cancelled.ended_unix_ms) = (DrainState::Cancelled, Some(1));
     let write = DRAINS.replace(Transaction::new(), &kept.id, kept.revision, &cancelled).unwrap();
     rewrite(&store, write).await;
     let next = Rig::with(store, state, vec![SLOW], Some(Arc::clone(&agents.begun))).await;

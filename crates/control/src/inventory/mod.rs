@@ -85,6 +85,8 @@ struct Vm {
     at: BTreeMap<String, Arc<VmInfo>>,
     /// The move that has it, or waits.
     planned_move: Option<String>,
+    /// As everybody was told of it last; none: nobody was, or that it is gone.
+    shown: Option<Box<VmSummary>>,
 }
 
 impl Host {
@@ -284,13 +286,16 @@ impl Inventory {
 
     fn vm_changed(&mut self, name: &str) -> Vec<Change> {
         let Some(vm) = self.vms.get(name) else { return Vec::new() };
-        if let Some(summary) = self.vm_summary(name, vm) {
-            return vec![Change::Vm(Box::new(summary))];
-        }
-        if vm.plan.is_none() && vm.planned_move.is_none() {
+        let summary = self.vm_summary(name, vm).map(Box::new);
+        let Some(vm) = self.vms.get_mut(name) else { return Vec::new() };
+        let is_news = vm.shown != summary;
+        vm.shown.clone_from(&summary);
+        if summary.is_none() && vm.plan.is_none() && vm.planned_move.is_none() {
             self.vms.remove(name);
         }
-        vec![Change::VmGone(name.to_owned())]
+        // What nobody sees of it is no news.
+        let change = summary.map_or_else(|| Change::VmGone(name.to_owned()), Change::Vm);
+        if is_news { vec![change] } else { Vec::new() }
     }
 
     fn vm_summary(&self, name: &str, vm: &Vm) -> Option<VmSummary> {

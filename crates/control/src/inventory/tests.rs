@@ -90,6 +90,20 @@ fn a_vm_that_moves_is_where_it_runs() {
 }
 
 #[test]
+fn what_changes_nothing_that_is_shown_is_no_news() {
+    let mut inventory = with_hosts(&["a"]);
+    let gone = || HostEvent::VmGone("web".into());
+    assert!(inventory.heard("a", gone(), 1).is_empty(), "nobody has heard of it");
+    assert_eq!(inventory.heard("a", vm("web", VmState::Running, 1), 1).len(), 1);
+    assert!(inventory.heard("a", vm("web", VmState::Running, 2), 2).is_empty());
+    assert_eq!(inventory.vm_info("web").unwrap().epoch, 2);
+    assert_eq!(inventory.heard("a", vm("web", VmState::MigratingOut, 2), 3).len(), 1);
+    assert!(inventory.plan_move("web", None).is_empty());
+    assert_eq!(inventory.heard("a", gone(), 4), [Change::VmGone("web".into())]);
+    assert!(inventory.plan_move("web", Some("v1".into())).is_empty());
+}
+
+#[test]
 fn pages_follow_each_other_and_count_everything() {
     let mut inventory = with_hosts(&["a"]);
     for number in 0..25 {

@@ -261,7 +261,8 @@ impl Job {
             started_unix_ms: self.started_unix_ms,
             ended_unix_ms: self.ended_unix_ms,
             attempts: self.attempts,
-            migration: self.state.migration().map(str::to_owned),
+            // Of one that ended before it began there is none.
+            migration: self.state.migration().filter(|_| self.attempts > 0).map(str::to_owned),
             progress: self.progress.clone(),
             failure: failure.map(told_failure),
             report: self.report.clone(),

@@ -98,6 +98,10 @@ impl Moves {
             counted: BTreeMap::new(),
             policy: RetryPolicy::default(),
         };
+        // Whoever has this sees all of them: a drain that was called off calls off what of it waits.
+        for id in driver.jobs.keys() {
+            driver.show(id);
+        }
         let drives = tokio::spawn(driver.run(incoming)).abort_handle();
         let tells = orders.clone();
         let hears = tokio::spawn(async move {
@@ -400,6 +404,7 @@ impl Driver {
 
     /// Starts whoever can start, and says of everybody else what they wait for.
     async fn look(&mut self) {
+        self.end_forgotten().await;
         self.count_moves();
         if !self.jobs.values().any(|job| matches!(job.state, JobState::Waiting { .. })) {
             return;
@@ -433,6 +438,26 @@ impl Driver {
                 tracing::error!(job = start.job, %problem, "a move can't be written, and does not start");
                 return;
             }
+        }
+    }
+
+    /// Ends the jobs of hosts that are not known any more: no agent would ever be asked what became of them. A migration that runs to such a
+    /// host has its source, which tells.
+    async fn end_forgotten(&mut self) {
+        let open = self.jobs.values().filter(|job| !job.state.is_over());
+        let forgotten: Vec<(String, String)> = {
+            let inventory = self.state.inventory();
+            let of = |job: &Job| {
+                let waits_for = job.request.to.as_ref().filter(|_| job.target().is_none());
+                let mut needed = [Some(&job.from), waits_for].into_iter().flatten();
+                needed.find(|host| inventory.host_plan(host).is_none()).cloned()
+            };
+            open.filter_map(|job| Some((job.id.clone(), of(job)?))).collect()
+        };
+        for (id, host) in forgotten {
+            let Some(job) = self.jobs.get(&id) else { continue };
+            let (migration, target) = (job.next_migration(), job.request.to.clone().unwrap_or_default());
+            self.happened(&id, JobEvent::HostForgotten { host, migration, target }).await;
         }
     }
 

@@ -52,6 +52,7 @@ fn state(subject: &Subject<'_>) -> Found {
         VmState::MigratingIn | VmState::MigratingOut => {
             Found::fail("a migration has it", "wait for its end, or cancel it")
         }
+        VmState::Starting => Found::fail("it starts at the moment", "ask again in a moment"),
         state => {
             let evidence = format!("it does not run ({state}): there is nothing to move");
             Found::fail(evidence, format!("start it: `godwit vm start {}`", info.name))

@@ -157,6 +157,9 @@ pub enum JobEvent {
     Asked { migration: String, answer: Answer },
     /// Somebody cancels the job.
     Cancel,
+    /// A host that it can't do without is not known any more: nobody can say what becomes of it. The migration and the target are those of an
+    /// attempt that would have come next.
+    HostForgotten { host: String, migration: String, target: String },
     /// A manager has begun with what the store has; or the source's agent is heard again after a silence, and may have been restarted.
     Resumed,
 }
@@ -233,6 +236,9 @@ fn waiting(state: JobState, event: JobEvent) -> Step {
             Step::to(JobState::Starting(attempt)).and(begin)
         }
         (_, JobEvent::Cancel) => Step::to(JobState::Cancelled { migration: None, target: None }),
+        (JobState::Waiting { failed_attempts, .. }, JobEvent::HostForgotten { host, migration, target }) => {
+            Step::to(JobState::Failed { migration, target, failed_attempts, failure: forgotten(&host) })
+        }
         (state, _) => Step::stay(state),
     }
 }
@@ -303,6 +309,7 @@ impl Times<'_> {
                 Step::to(JobState::Starting(Attempt { cancel: true, ..attempt })).and(ask)
             }
             JobEvent::Resumed => Step::stay(JobState::Starting(attempt)).and(ask),
+            JobEvent::HostForgotten { host, .. } => Step::to(gave_up(attempt, forgotten(&host))),
             _ => Step::stay(JobState::Starting(attempt)),
         }
     }
@@ -325,6 +332,7 @@ impl Times<'_> {
                 Step::to(JobState::Running(Attempt { cancel: true, ..attempt })).and(cancel)
             }
             JobEvent::Resumed => Step::stay(JobState::Running(attempt)).and(ask),
+            JobEvent::HostForgotten { host, .. } => Step::to(gave_up(attempt, forgotten(&host))),
             _ => Step::stay(JobState::Running(attempt)),
         }
     }
@@ -406,6 +414,14 @@ fn done(attempt: Attempt) -> JobState {
 
 fn cancelled(attempt: Attempt) -> JobState {
     JobState::Cancelled { migration: Some(attempt.migration), target: Some(attempt.target) }
+}
+
+fn forgotten(host: &str) -> JobFailure {
+    JobFailure {
+        code: "host-forgotten".to_owned(),
+        message: format!("host {host} was taken out of the inventory"),
+        mend: "add the host again with `godwit control host add`, and see where the VM is".to_owned(),
+    }
 }
 
 fn gave_up(attempt: Attempt, failure: JobFailure) -> JobState {

@@ -40,7 +40,7 @@ struct ListDrains {
 
 /// Empties a host: it takes no VMs from here on, and each of its VMs that can go gets a target and a move. VMs that can't are named with the
 /// reason. Asked again while a drain of the host runs, that one is told.
-#[utoipa::path(post, path = "/api/v1/hosts/{host}/drain", tag = "drains", params(("host" = String, Path, description = "The host")),
+#[utoipa::path(post, path = "/api/v1/hosts/{host}/drain", operation_id = "create_drain", tag = "drains", params(("host" = String, Path, description = "The host")),
     request_body = CreateDrain, responses(
     (status = 202, description = "The drain, with a plan for every VM", body = Drain),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -58,7 +58,7 @@ async fn create(
 }
 
 /// Drains, the oldest first.
-#[utoipa::path(get, path = "/api/v1/drains", tag = "drains", params(ListDrains), responses(
+#[utoipa::path(get, path = "/api/v1/drains", operation_id = "list_drains", tag = "drains", params(ListDrains), responses(
     (status = 200, description = "A page of drains", body = Page<Drain>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -82,7 +82,7 @@ async fn list(
 }
 
 /// One drain: what has become of each VM, and when it will be over.
-#[utoipa::path(get, path = "/api/v1/drains/{id}", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(get, path = "/api/v1/drains/{id}", operation_id = "show_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The drain", body = Drain),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -95,7 +95,7 @@ async fn show(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Re
 }
 
 /// Calls a drain off: VMs that wait stay, those on their way arrive, those that have gone stay where they are.
-#[utoipa::path(delete, path = "/api/v1/drains/{id}", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(delete, path = "/api/v1/drains/{id}", operation_id = "cancel_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
     (status = 202, description = "It is called off", body = Drain),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -108,7 +108,7 @@ async fn cancel(
 }
 
 /// Undoes a drain: the host takes VMs again, and those that had gone come back.
-#[utoipa::path(post, path = "/api/v1/drains/{id}/undo", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(post, path = "/api/v1/drains/{id}/undo", operation_id = "undo_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
     (status = 202, description = "They come back", body = Drain),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),

@@ -39,7 +39,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
 /// Changes as they come: each event's name is its kind, its data a ClusterEvent, its id the number to go on behind (`Last-Event-ID`). An
 /// event `missed` says that changes were missed that are kept no more: ask for everything anew. It ends when the caller's token is revoked or
 /// has expired.
-#[utoipa::path(get, path = "/api/v1/events", tag = "cluster", params(
+#[utoipa::path(get, path = "/api/v1/events", operation_id = "follow_events", tag = "cluster", params(
     LastEvent
 ), responses(
     (status = 200, description = "Changes", body = StreamedEvent, content_type = "text/event-stream"),

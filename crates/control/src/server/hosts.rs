@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
-use godwit_api::control::{AddHost, HostState, HostSummary, ManagedHost, Page, Problem, UpdateHost};
+use axum::{Extension, Json};
+use godwit_api::control::{AddHost, HostState, HostSummary, ManagedHost, Page, Problem, Role, UpdateHost};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -12,6 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::{Body, Path, Query, Refusal, cursor, label};
+use crate::access::Caller;
 use crate::inventory::HostFilter;
 use crate::manager::Manager;
 
@@ -41,7 +42,7 @@ struct ListHosts {
 }
 
 /// Hosts by name.
-#[utoipa::path(get, path = "/api/v1/hosts", tag = "hosts", params(ListHosts), responses(
+#[utoipa::path(get, path = "/api/v1/hosts", operation_id = "list_hosts", tag = "hosts", params(ListHosts), responses(
     (status = 200, description = "A page of hosts", body = Page<HostSummary>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -59,7 +60,7 @@ async fn list(
 }
 
 /// Takes a host in whose agent has a certificate already.
-#[utoipa::path(post, path = "/api/v1/hosts", tag = "hosts", request_body = AddHost, responses(
+#[utoipa::path(post, path = "/api/v1/hosts", operation_id = "add_host", tag = "hosts", request_body = AddHost, responses(
     (status = 201, description = "It is followed from now on", body = ManagedHost),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -72,7 +73,7 @@ async fn add(
 }
 
 /// One host, with what its agent told last.
-#[utoipa::path(get, path = "/api/v1/hosts/{host}", tag = "hosts", params(("host" = String, Path, description = "Its name")), responses(
+#[utoipa::path(get, path = "/api/v1/hosts/{host}", operation_id = "show_host", tag = "hosts", params(("host" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The host", body = ManagedHost),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -83,8 +84,9 @@ async fn show(
     Ok(Json(manager.host(&host)?))
 }
 
-/// Changes what is planned of a host.
-#[utoipa::path(patch, path = "/api/v1/hosts/{host}", tag = "hosts", params(("host" = String, Path, description = "Its name")),
+/// Changes what is planned of a host. `maintenance` alone needs the role operator, everything else admin. A host that is being emptied is not taken
+/// out of maintenance.
+#[utoipa::path(patch, path = "/api/v1/hosts/{host}", operation_id = "update_host", tag = "hosts", params(("host" = String, Path, description = "Its name")),
     request_body = UpdateHost, responses(
     (status = 200, description = "As it is now", body = ManagedHost),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -92,14 +94,31 @@ async fn show(
 ))]
 async fn update(
     State(manager): State<Arc<Manager>>,
+    Extension(caller): Extension<Caller>,
     Path(host): Path<String>,
     Body(request): Body<UpdateHost>,
 ) -> Result<Json<ManagedHost>, Refusal> {
+    let beside = UpdateHost { maintenance: None, ..request.clone() };
+    if beside != UpdateHost::default() {
+        caller.check(Role::Admin)?;
+    }
     Ok(Json(manager.update_host(&host, request).await?))
 }
 
-/// Forgets a host. What runs there runs on; the manager does not know of it any more.
-#[utoipa::path(delete, path = "/api/v1/hosts/{host}", tag = "hosts", params(("host" = String, Path, description = "Its name")), responses(
+/// How a host is forgotten.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ForgetHost {
+    /// Also one in use: moves from it, and those that wait to go there, end as failed, and its drain ends.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Forgets a host. What runs there runs on; the manager does not know of it any more. A host that is emptied or filled again, has moves, or
+/// answers and runs VMs is forgotten with `force` alone.
+#[utoipa::path(delete, path = "/api/v1/hosts/{host}", operation_id = "forget_host", tag = "hosts",
+    params(("host" = String, Path, description = "Its name"), ForgetHost), responses(
     (status = 204, description = "It is not known any more"),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -107,7 +126,8 @@ async fn update(
 async fn forget(
     State(manager): State<Arc<Manager>>,
     Path(host): Path<String>,
+    Query(how): Query<ForgetHost>,
 ) -> Result<StatusCode, Refusal> {
-    manager.forget_host(&host).await?;
+    manager.forget_host(&host, how.force).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -61,7 +61,7 @@ async fn revoke_join_token(
 }
 
 /// A host joins by its token: it gets a certificate for the key that it made, and is followed from now on.
-#[utoipa::path(post, path = "/api/v1/join", tag = "access", request_body = JoinRequest, security(()), responses(
+#[utoipa::path(post, path = "/api/v1/join", operation_id = "join_host", tag = "access", request_body = JoinRequest, security(()), responses(
     (status = 201, description = "Its certificate", body = Joined),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),

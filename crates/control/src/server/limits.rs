@@ -16,7 +16,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
 }
 
 /// How many moves may run at a time, as it holds now.
-#[utoipa::path(get, path = "/api/v1/limits", tag = "moves", responses(
+#[utoipa::path(get, path = "/api/v1/limits", operation_id = "show_limits", tag = "moves", responses(
     (status = 200, description = "The limits", body = MoveLimits),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -26,7 +26,7 @@ async fn show(State(manager): State<Arc<Manager>>) -> Json<MoveLimits> {
 
 /// Changes how many moves may run at a time: from now on, also for those that wait. What runs runs on. Hosts' own numbers are set by
 /// `PATCH /api/v1/hosts/{host}`.
-#[utoipa::path(patch, path = "/api/v1/limits", tag = "moves", request_body = UpdateLimits, responses(
+#[utoipa::path(patch, path = "/api/v1/limits", operation_id = "update_limits", tag = "moves", request_body = UpdateLimits, responses(
     (status = 200, description = "The limits as they are now", body = MoveLimits),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),

@@ -8,6 +8,7 @@ mod answer;
 mod baseline;
 #[cfg(test)]
 mod baseline_tests;
+mod bodies;
 mod consoles;
 mod drains;
 mod events;
@@ -125,6 +126,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(from_fn_with_state(Arc::clone(&manager), repeat::once))
         .layer(from_fn_with_state(Arc::clone(&manager), admit::admit))
+        .layer(from_fn(bodies::read_out))
         .layer(from_fn(web::serve))
         .layer(from_fn(metrics::time))
         .with_state(manager)

@@ -120,7 +120,7 @@ impl ListMoves {
 }
 
 /// Asks for a VM's move. It waits for its turn, and is carried out also when nobody looks.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/moves", tag = "moves", params(("vm" = String, Path, description = "The VM")),
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/moves", operation_id = "create_move", tag = "moves", params(("vm" = String, Path, description = "The VM")),
     request_body = CreateMove, responses(
     (status = 202, description = "It waits, or starts", body = Move),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -136,7 +136,7 @@ async fn create(
 }
 
 /// Moves, without their reports. The last 10,000 that are over are remembered.
-#[utoipa::path(get, path = "/api/v1/moves", tag = "moves", params(ListMoves), responses(
+#[utoipa::path(get, path = "/api/v1/moves", operation_id = "list_moves", tag = "moves", params(ListMoves), responses(
     (status = 200, description = "A page of moves", body = Page<Move>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -155,7 +155,7 @@ async fn list(
 }
 
 /// One move, with the report of its migration, where this manager has seen it end.
-#[utoipa::path(get, path = "/api/v1/moves/{id}", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(get, path = "/api/v1/moves/{id}", operation_id = "show_move", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The move", body = Move),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -172,7 +172,7 @@ fn find(manager: &Manager, id: &str) -> Result<Move, Problem> {
 
 /// How far a move was at times of its migration: for a picture of one that runs, to who comes in the middle, and of one that is over. Kept in memory,
 /// of the last 300 moves.
-#[utoipa::path(get, path = "/api/v1/moves/{id}/samples", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(get, path = "/api/v1/moves/{id}/samples", operation_id = "show_move_samples", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "What is kept; nothing of a move that has not begun, or is forgotten", body = MoveSamples),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -185,7 +185,7 @@ async fn samples(
 }
 
 /// The report of a move's migration as a file, where this manager has seen it end.
-#[utoipa::path(get, path = "/api/v1/moves/{id}/report", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(get, path = "/api/v1/moves/{id}/report", operation_id = "show_move_report", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The report", body = Report, example = json!({
         "outcome": "completed", "engine": "godwit", "vm": "web", "from": "host-a", "to": "host-b", "migration_time_ms": 4812.5,
         "switchover_ms": 11.2, "blackout_ms": null, "wire_bytes": 4_311_744_512_u64, "guest_bytes": 4_294_967_296_u64, "bandwidth_limit": null,
@@ -209,7 +209,7 @@ async fn report(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> 
 }
 
 /// Calls a move off. Its state says whether it is cancelled, or came through all the same.
-#[utoipa::path(delete, path = "/api/v1/moves/{id}", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
+#[utoipa::path(delete, path = "/api/v1/moves/{id}", operation_id = "cancel_move", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
     (status = 202, description = "It is being called off", body = Move),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),

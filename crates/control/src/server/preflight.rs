@@ -30,7 +30,7 @@ struct Ask {
 }
 
 /// What stands in the way of a VM's move: to a target check by check, or a ranking of all hosts. Nothing is moved and nothing is made.
-#[utoipa::path(get, path = "/api/v1/vms/{vm}/preflight", tag = "moves",
+#[utoipa::path(get, path = "/api/v1/vms/{vm}/preflight", operation_id = "show_preflight", tag = "moves",
     params(("vm" = String, Path, description = "The VM"), Ask), responses(
     (status = 200, description = "The report, or the ranking", body = Preflight),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),

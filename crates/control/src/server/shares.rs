@@ -30,7 +30,7 @@ struct PageOf {
 }
 
 /// Networks by name, with the hosts that have them and how many VMs are in each.
-#[utoipa::path(get, path = "/api/v1/networks", tag = "hosts", params(PageOf), responses(
+#[utoipa::path(get, path = "/api/v1/networks", operation_id = "list_networks", tag = "hosts", params(PageOf), responses(
     (status = 200, description = "A page of networks", body = Page<ManagedNetwork>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -42,7 +42,7 @@ async fn networks(
 }
 
 /// Datastores by path, with the hosts that have them, their room there, and how many VMs have disks in each.
-#[utoipa::path(get, path = "/api/v1/datastores", tag = "hosts", params(PageOf), responses(
+#[utoipa::path(get, path = "/api/v1/datastores", operation_id = "list_datastores", tag = "hosts", params(PageOf), responses(
     (status = 200, description = "A page of datastores", body = Page<ManagedDatastore>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]

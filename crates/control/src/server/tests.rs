@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use axum::body::Body;
 use futures::StreamExt;
 use godwit_api::control::{AuditEntry, CreatedToken, HostSummary, ManagedHost, Me, Page, ProblemCode, Role};
@@ -11,6 +13,7 @@ use super::*;
 use crate::access::Caller;
 use crate::doors::Doors;
 use crate::keeper::Keeper;
+use crate::rig;
 use crate::state::State as Cluster;
 use crate::store::{Candidate, MemoryStore, Store};
 
@@ -126,6 +129,78 @@ async fn hosts_are_added_changed_and_forgotten() {
     assert_eq!(gone.status, StatusCode::NO_CONTENT);
     let missing = managed.root(Method::GET, "/api/v1/hosts/a", None).await;
     assert_eq!(missing.problem(), ProblemCode::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_in_use_is_forgotten_by_force_alone() {
+    let managed = Managed::begin().await;
+    managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
+    managed.manager.state.reached("a");
+    let told = |event| managed.manager.state.heard("a", event);
+    told(godwit_api::HostEvent::Host(Box::new(rig::host("a", None))));
+    told(godwit_api::HostEvent::Vm(Box::new(rig::vm("web", "a", None))));
+    told(godwit_api::HostEvent::Known);
+    let refused = managed.root(Method::DELETE, "/api/v1/hosts/a", None).await;
+    assert!(refused.body["detail"].as_str().unwrap().contains("runs 1 VM: web"), "{}", refused.body);
+    assert_eq!(refused.problem(), ProblemCode::WrongState);
+    let drain = managed.root(Method::POST, "/api/v1/hosts/a/drain", Some(json!({}))).await;
+    assert_eq!(drain.status, StatusCode::ACCEPTED);
+    let gone = managed.root(Method::DELETE, "/api/v1/hosts/a?force=true", None).await;
+    assert_eq!(gone.status, StatusCode::NO_CONTENT);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_changes_maintenance_and_nothing_else_of_a_host() {
+    let managed = Managed::begin().await;
+    managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
+    let operator = managed.token(Role::Operator).await.token;
+    let viewer = managed.token(Role::Viewer).await.token;
+    let ask = async |token: &str, change: Value| {
+        managed.ask(Method::PATCH, "/api/v1/hosts/a", Some(token), Some(change)).await
+    };
+    let changed = ask(&operator, json!({ "maintenance": true })).await;
+    assert_eq!(changed.status, StatusCode::OK);
+    assert_eq!(ask(&operator, json!({ "maintenance": false })).await.status, StatusCode::OK);
+    let more = [
+        json!({ "maintenance": true, "most_moves": 3 }),
+        json!({ "link_bits_per_s": null }),
+        json!({ "labels": {} }),
+    ];
+    for more in more {
+        assert_eq!(ask(&operator, more).await.problem(), ProblemCode::Forbidden);
+    }
+    assert_eq!(ask(&viewer, json!({ "maintenance": true })).await.problem(), ProblemCode::Forbidden);
+    assert!(!managed.manager.host("a").unwrap().summary.maintenance);
+}
+
+#[test]
+fn each_operation_has_a_name_of_its_own() {
+    let document = serde_json::to_value(openapi()).unwrap();
+    let mut named = BTreeMap::<String, String>::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let id = operation["operationId"].as_str().unwrap().to_owned();
+            let at = format!("{method} {path}");
+            let other = named.insert(id.clone(), at.clone());
+            assert_eq!(other, None, "{at} is {id} as well: give it another operation_id");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn labels_have_limits() {
+    let managed = Managed::begin().await;
+    managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
+    let set = async |key: &str, value: &str| {
+        let change = json!({ "labels": { key: value } });
+        managed.root(Method::PATCH, "/api/v1/hosts/a", Some(change)).await
+    };
+    assert_eq!(set(&"ä".repeat(63), &"ä".repeat(253)).await.status, StatusCode::OK);
+    assert_eq!(set("key", "").await.status, StatusCode::OK);
+    for key in ["", "a b", "a\n", &"k".repeat(64)] {
+        assert_eq!(set(key, "v").await.problem(), ProblemCode::InvalidRequest, "{key:?}");
+    }
+    assert_eq!(set("key", &"v".repeat(254)).await.problem(), ProblemCode::InvalidRequest);
 }
 
 #[tokio::test(flavor = "multi_thread")]

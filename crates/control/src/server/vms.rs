@@ -54,7 +54,7 @@ struct ListVms {
 }
 
 /// VMs by name.
-#[utoipa::path(get, path = "/api/v1/vms", tag = "vms", params(ListVms), responses(
+#[utoipa::path(get, path = "/api/v1/vms", operation_id = "list_vms", tag = "vms", params(ListVms), responses(
     (status = 200, description = "A page of VMs", body = Page<VmSummary>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -74,7 +74,7 @@ async fn list(
 }
 
 /// One VM: what is planned, and what its host tells.
-#[utoipa::path(get, path = "/api/v1/vms/{vm}", tag = "vms", params(("vm" = String, Path, description = "Its name")), responses(
+#[utoipa::path(get, path = "/api/v1/vms/{vm}", operation_id = "show_vm", tag = "vms", params(("vm" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The VM", body = ManagedVm),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -92,7 +92,7 @@ async fn show(
 
 /// Makes a VM on the host that is named, or on one of the manager's choice, which the answer gives the reason of. Where that fails nothing
 /// remains of it. A VM that names no CPU model gets the cluster's baseline; one whose model is more than that is refused.
-#[utoipa::path(post, path = "/api/v1/vms", tag = "vms", request_body = CreateManagedVm, responses(
+#[utoipa::path(post, path = "/api/v1/vms", operation_id = "create_vm", tag = "vms", request_body = CreateManagedVm, responses(
     (status = 201, description = "It is made, and runs if that was asked for", body = HostedVm),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -106,7 +106,7 @@ async fn create(
 }
 
 /// Starts a stopped VM, or lets a paused one go on.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/start", tag = "vms", params(("vm" = String, Path, description = "Its name")),
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/start", operation_id = "start_vm", tag = "vms", params(("vm" = String, Path, description = "Its name")),
     request_body = StartManagedVm, responses(
     (status = 200, description = "The VM as its host tells it", body = HostedVm),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -122,7 +122,7 @@ async fn start(
 
 /// Stops a VM: by its power button and, after the grace, by ending its hypervisor. The answer comes when it is stopped. A VM under way is not
 /// stopped; one in doubt only with `force`.
-#[utoipa::path(post, path = "/api/v1/vms/{vm}/stop", tag = "vms", params(("vm" = String, Path, description = "Its name")),
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/stop", operation_id = "stop_vm", tag = "vms", params(("vm" = String, Path, description = "Its name")),
     request_body = StopManagedVm, responses(
     (status = 200, description = "The VM as its host tells it", body = HostedVm),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -147,7 +147,7 @@ struct DeleteVm {
 }
 
 /// Deletes a stopped VM and what its host keeps of it; disks are left alone. A VM with a move is not deleted.
-#[utoipa::path(delete, path = "/api/v1/vms/{vm}", tag = "vms",
+#[utoipa::path(delete, path = "/api/v1/vms/{vm}", operation_id = "delete_vm", tag = "vms",
     params(("vm" = String, Path, description = "Its name"), DeleteVm), responses(
     (status = 204, description = "It is deleted"),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),

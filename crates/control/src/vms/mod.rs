@@ -27,8 +27,8 @@ use crate::records::{SavedVm, VMS};
 use baseline::{exceeds, hold_to_baseline};
 use place::no_vm;
 
-/// How long the manager's own list may take to tell of a VM that its agent has made.
-const TOLD_LIMIT: Duration = Duration::from_secs(3);
+/// How long the manager's own list may take to tell of what an agent has answered.
+const KNOWN_LIMIT: Duration = Duration::from_secs(3);
 /// The longest grace of a stop.
 const MOST_GRACE_MS: u64 = 3_600_000;
 
@@ -94,7 +94,7 @@ impl Manager {
                 exceeds(&manager.state.inventory(), &info.spec, &info.host)
                     .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
             }
-            manager.with_power(&vm, PlannedPower::On, client.start_vm(&vm)).await
+            manager.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await
         })
         .await
     }
@@ -120,7 +120,7 @@ impl Manager {
             let located = manager.locate(&vm)?;
             manager.refuse_under_way(&located.info, "stopped", false)?;
             let stop = located.client.stop_vm(&vm, StopVm { force, grace_ms });
-            manager.with_power(&vm, PlannedPower::Off, stop).await
+            manager.with_power(&located.info, PlannedPower::Off, stop).await
         })
         .await
     }
@@ -141,7 +141,7 @@ impl Manager {
             let deleted = if force { client.give_up_vm(&vm).await } else { client.delete_vm(&vm).await };
             match deleted {
                 Err(error) if error.code() != Some(ErrorCode::NotFound) => return Err(of_host(error)),
-                _ => {}
+                _ => manager.until_known(&vm, &info.host, None).await,
             }
             manager.plan_vm(&vm, None).await
         })
@@ -167,7 +167,7 @@ impl Manager {
         match settled(&client, &name, uuid, asked).await {
             Ok(info) => {
                 self.know_vm_plan(&name, Some(VmPlan { power, labels }));
-                self.until_told(&name, &chosen.host).await;
+                self.until_known(&name, &chosen.host, Some(info.state)).await;
                 Ok(HostedVm { info, host_reason: chosen.why })
             }
             Err(problem) => {
@@ -266,10 +266,11 @@ impl Manager {
     /// Asks its agent for what is planned of its power from now on; where that says no, what was planned before holds.
     async fn with_power(
         &self,
-        vm: &str,
+        before: &VmInfo,
         power: PlannedPower,
         ask: impl Future<Output = Result<VmInfo, ClientError>>,
     ) -> Result<VmInfo, Problem> {
+        let (vm, host) = (before.name.as_str(), before.host.as_str());
         let before = self.state.inventory().vm_plan(vm).cloned();
         let labels = before.as_ref().map(|plan| plan.labels.clone()).unwrap_or_default();
         let plan = VmPlan { power, labels };
@@ -281,7 +282,9 @@ impl Manager {
         if is_news && matches!(asked, Err(ClientError::Refused(_))) {
             self.plan_vm(vm, before).await?;
         }
-        asked.map_err(of_host)
+        let now = asked.map_err(of_host)?;
+        self.until_known(vm, host, Some(now.state)).await;
+        Ok(now)
     }
 
     /// Forgets what is planned of a VM that no host tells of.
@@ -322,18 +325,19 @@ impl Manager {
         self.state.change(|inventory| inventory.plan_vm(vm, plan));
     }
 
-    /// Waits until the list has a VM that its agent has made: who asked finds it there.
-    async fn until_told(&self, vm: &str, host: &str) {
+    /// Waits until the list has a VM in the state that its agent has answered, or without it: who asked finds it so, and what they ask next is
+    /// judged by it. Agents tell it by their watch, a moment later than by the answer, and in the right order there.
+    async fn until_known(&self, vm: &str, host: &str, state: Option<VmState>) {
         let mut news = self.state.events().listen(None);
-        let told = async {
-            while !self.state.inventory().has_vm(host, vm) {
+        let known = async {
+            while self.state.inventory().vm_at(host, vm).map(|info| info.state) != state {
                 if news.next().await.is_none() {
                     return;
                 }
             }
         };
-        // It is there all the same, and will be told.
-        let _ = timeout(TOLD_LIMIT, told).await;
+        // It is so all the same, and will be told.
+        let _ = timeout(KNOWN_LIMIT, known).await;
     }
 }
 

@@ -1,8 +1,8 @@
 use axum::http::Method;
-use godwit_api::HostEvent;
 use godwit_api::control::{
     CreateManagedVm, HostState, HostedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role,
 };
+use godwit_api::{HostEvent, VmState};
 use godwit_fleet::{Fleet, FleetPlan};
 use serde_json::{Value, json};
 
@@ -105,18 +105,21 @@ async fn a_vm_is_made_where_placement_says_and_lives_its_life() {
     // Who asked finds it at once.
     let shown: ManagedVm = cluster.root(Method::GET, "/api/v1/vms/web", None).await.read();
     assert_eq!((shown.planned, shown.summary.labels["app"].as_str()), (Some(PlannedPower::On), "shop"));
+    let known = |cluster: &Cluster| cluster.inventory(|all| all.vm_info("web").map(|info| info.state));
+    assert_eq!(known(&cluster), Some(VmState::Running));
 
     let running = cluster.root(Method::DELETE, "/api/v1/vms/web", None).await;
     assert_eq!(running.problem(), ProblemCode::WrongState);
     let stopped = cluster.root(Method::POST, "/api/v1/vms/web/stop", Some(json!({ "grace_ms": 5 }))).await;
     assert_eq!((stopped.status.as_u16(), stopped.body["state"].as_str()), (200, Some("stopped")));
-    assert_eq!(cluster.planned("web"), Some(PlannedPower::Off));
+    assert_eq!((cluster.planned("web"), known(&cluster)), (Some(PlannedPower::Off), Some(VmState::Stopped)));
     // Without a body all is left to the defaults.
     let started = cluster.root(Method::POST, "/api/v1/vms/web/start", None).await;
     assert_eq!((started.status.as_u16(), started.body["state"].as_str()), (200, Some("running")));
-    assert_eq!(cluster.planned("web"), Some(PlannedPower::On));
+    assert_eq!((cluster.planned("web"), known(&cluster)), (Some(PlannedPower::On), Some(VmState::Running)));
     let deleted = cluster.root(Method::DELETE, "/api/v1/vms/web?force=true", None).await;
     assert_eq!(deleted.status, 204, "{}", deleted.body);
+    assert_eq!(known(&cluster), None);
     cluster.assert_unmade("web").await;
 }
 
