@@ -46,15 +46,15 @@ export interface paths {
             cookie?: never;
         };
         /** The baseline, every host with whether it meets it and what it lacks, what the hosts have in common, and which names all of them could have. */
-        get: operations["show"];
+        get: operations["show_cpu_baseline"];
         /**
          * Sets the baseline: VMs that are made from now on get it, and none goes to a host that falls short. VMs that run keep their CPU; those
          *     that have another one than this are told. Refused where a host in use falls short that is not named in `without`.
          */
-        put: operations["set"];
+        put: operations["set_cpu_baseline"];
         post?: never;
         /** The cluster has no baseline any more: VMs get what their specifications say, and hosts that fell short take them again. */
-        delete: operations["clear"];
+        delete: operations["clear_cpu_baseline"];
         options?: never;
         head?: never;
         patch?: never;
@@ -68,7 +68,7 @@ export interface paths {
             cookie?: never;
         };
         /** VMs that run with another CPU than the baseline's, by name: each has to be started with it to have it. */
-        get: operations["list_vms"];
+        get: operations["list_cpu_baseline_vms"];
         put?: never;
         post?: never;
         delete?: never;
@@ -85,7 +85,7 @@ export interface paths {
             cookie?: never;
         };
         /** Datastores by path, with the hosts that have them, their room there, and how many VMs have disks in each. */
-        get: operations["datastores"];
+        get: operations["list_datastores"];
         put?: never;
         post?: never;
         delete?: never;
@@ -102,7 +102,7 @@ export interface paths {
             cookie?: never;
         };
         /** Drains, the oldest first. */
-        get: operations["list"];
+        get: operations["list_drains"];
         put?: never;
         post?: never;
         delete?: never;
@@ -119,11 +119,11 @@ export interface paths {
             cookie?: never;
         };
         /** One drain: what has become of each VM, and when it will be over. */
-        get: operations["show"];
+        get: operations["show_drain"];
         put?: never;
         post?: never;
         /** Calls a drain off: VMs that wait stay, those on their way arrive, those that have gone stay where they are. */
-        delete: operations["cancel"];
+        delete: operations["cancel_drain"];
         options?: never;
         head?: never;
         patch?: never;
@@ -139,7 +139,7 @@ export interface paths {
         get?: never;
         put?: never;
         /** Undoes a drain: the host takes VMs again, and those that had gone come back. */
-        post: operations["undo"];
+        post: operations["undo_drain"];
         delete?: never;
         options?: never;
         head?: never;
@@ -155,9 +155,10 @@ export interface paths {
         };
         /**
          * Changes as they come: each event's name is its kind, its data a ClusterEvent, its id the number to go on behind (`Last-Event-ID`). An
-         *     event `missed` says that changes were missed that are kept no more: ask for everything anew.
+         *     event `missed` says that changes were missed that are kept no more: ask for everything anew. It ends when the caller's token is revoked or
+         *     has expired.
          */
-        get: operations["follow"];
+        get: operations["follow_events"];
         put?: never;
         post?: never;
         delete?: never;
@@ -174,10 +175,10 @@ export interface paths {
             cookie?: never;
         };
         /** Hosts by name. */
-        get: operations["list"];
+        get: operations["list_hosts"];
         put?: never;
         /** Takes a host in whose agent has a certificate already. */
-        post: operations["add"];
+        post: operations["add_host"];
         delete?: never;
         options?: never;
         head?: never;
@@ -192,15 +193,21 @@ export interface paths {
             cookie?: never;
         };
         /** One host, with what its agent told last. */
-        get: operations["show"];
+        get: operations["show_host"];
         put?: never;
         post?: never;
-        /** Forgets a host. What runs there runs on; the manager does not know of it any more. */
-        delete: operations["forget"];
+        /**
+         * Forgets a host. What runs there runs on; the manager does not know of it any more. A host that is emptied or filled again, has moves, or
+         *     answers and runs VMs is forgotten with `force` alone.
+         */
+        delete: operations["forget_host"];
         options?: never;
         head?: never;
-        /** Changes what is planned of a host. */
-        patch: operations["update"];
+        /**
+         * Changes what is planned of a host. `maintenance` alone needs the role operator, everything else admin. A host that is being emptied is not taken
+         *     out of maintenance.
+         */
+        patch: operations["update_host"];
         trace?: never;
     };
     "/api/v1/hosts/{host}/drain": {
@@ -216,7 +223,7 @@ export interface paths {
          * Empties a host: it takes no VMs from here on, and each of its VMs that can go gets a target and a move. VMs that can't are named with the
          *     reason. Asked again while a drain of the host runs, that one is told.
          */
-        post: operations["create"];
+        post: operations["create_drain"];
         delete?: never;
         options?: never;
         head?: never;
@@ -233,7 +240,7 @@ export interface paths {
         get?: never;
         put?: never;
         /** A host joins by its token: it gets a certificate for the key that it made, and is followed from now on. */
-        post: operations["join"];
+        post: operations["join_host"];
         delete?: never;
         options?: never;
         head?: never;
@@ -283,7 +290,7 @@ export interface paths {
             cookie?: never;
         };
         /** How many moves may run at a time, as it holds now. */
-        get: operations["show"];
+        get: operations["show_limits"];
         put?: never;
         post?: never;
         delete?: never;
@@ -293,7 +300,7 @@ export interface paths {
          * Changes how many moves may run at a time: from now on, also for those that wait. What runs runs on. Hosts' own numbers are set by
          *     `PATCH /api/v1/hosts/{host}`.
          */
-        patch: operations["update"];
+        patch: operations["update_limits"];
         trace?: never;
     };
     "/api/v1/me": {
@@ -321,7 +328,7 @@ export interface paths {
             cookie?: never;
         };
         /** Moves, without their reports. The last 10,000 that are over are remembered. */
-        get: operations["list"];
+        get: operations["list_moves"];
         put?: never;
         post?: never;
         delete?: never;
@@ -338,11 +345,11 @@ export interface paths {
             cookie?: never;
         };
         /** One move, with the report of its migration, where this manager has seen it end. */
-        get: operations["show"];
+        get: operations["show_move"];
         put?: never;
         post?: never;
         /** Calls a move off. Its state says whether it is cancelled, or came through all the same. */
-        delete: operations["cancel"];
+        delete: operations["cancel_move"];
         options?: never;
         head?: never;
         patch?: never;
@@ -356,7 +363,7 @@ export interface paths {
             cookie?: never;
         };
         /** The report of a move's migration as a file, where this manager has seen it end. */
-        get: operations["report"];
+        get: operations["show_move_report"];
         put?: never;
         post?: never;
         delete?: never;
@@ -376,7 +383,7 @@ export interface paths {
          * How far a move was at times of its migration: for a picture of one that runs, to who comes in the middle, and of one that is over. Kept in memory,
          *     of the last 300 moves.
          */
-        get: operations["samples"];
+        get: operations["show_move_samples"];
         put?: never;
         post?: never;
         delete?: never;
@@ -393,7 +400,7 @@ export interface paths {
             cookie?: never;
         };
         /** Networks by name, with the hosts that have them and how many VMs are in each. */
-        get: operations["networks"];
+        get: operations["list_networks"];
         put?: never;
         post?: never;
         delete?: never;
@@ -410,10 +417,10 @@ export interface paths {
             cookie?: never;
         };
         /** Rules by name, each with whether it is kept at present and the first of the VMs by which it is broken. */
-        get: operations["list"];
+        get: operations["list_rules"];
         put?: never;
         /** Makes a rule. VMs and hosts that it names may come later. No VM is moved by it: it holds for what is moved from now on. */
-        post: operations["create"];
+        post: operations["create_rule"];
         delete?: never;
         options?: never;
         head?: never;
@@ -428,11 +435,11 @@ export interface paths {
             cookie?: never;
         };
         /** One rule, with every VM by which it is broken. */
-        get: operations["show"];
+        get: operations["show_rule"];
         put?: never;
         post?: never;
         /** Removes a rule. No VM is moved by that. */
-        delete: operations["delete"];
+        delete: operations["delete_rule"];
         options?: never;
         head?: never;
         patch?: never;
@@ -481,13 +488,13 @@ export interface paths {
             cookie?: never;
         };
         /** VMs by name. */
-        get: operations["list"];
+        get: operations["list_vms"];
         put?: never;
         /**
          * Makes a VM on the host that is named, or on one of the manager's choice, which the answer gives the reason of. Where that fails nothing
          *     remains of it. A VM that names no CPU model gets the cluster's baseline; one whose model is more than that is refused.
          */
-        post: operations["create"];
+        post: operations["create_vm"];
         delete?: never;
         options?: never;
         head?: never;
@@ -502,11 +509,11 @@ export interface paths {
             cookie?: never;
         };
         /** One VM: what is planned, and what its host tells. */
-        get: operations["show"];
+        get: operations["show_vm"];
         put?: never;
         post?: never;
         /** Deletes a stopped VM and what its host keeps of it; disks are left alone. A VM with a move is not deleted. */
-        delete: operations["delete"];
+        delete: operations["delete_vm"];
         options?: never;
         head?: never;
         patch?: never;
@@ -524,7 +531,7 @@ export interface paths {
          *     protocols `godwit.console.v1` and `godwit.bearer.` with its token behind it, in base64url without padding; whoever else shows it as
          *     everywhere. One reader at a time: where it can't be opened or go on, the close message has the code 4000 and says why.
          */
-        get: operations["open"];
+        get: operations["open_vm_console"];
         put?: never;
         post?: never;
         delete?: never;
@@ -541,7 +548,7 @@ export interface paths {
             cookie?: never;
         };
         /** The end of a VM's log at the host that runs it: where a VM has moved, what was written before is left at the other host. */
-        get: operations["log"];
+        get: operations["show_vm_log"];
         put?: never;
         post?: never;
         delete?: never;
@@ -560,7 +567,7 @@ export interface paths {
         get?: never;
         put?: never;
         /** Asks for a VM's move. It waits for its turn, and is carried out also when nobody looks. */
-        post: operations["create"];
+        post: operations["create_move"];
         delete?: never;
         options?: never;
         head?: never;
@@ -575,7 +582,7 @@ export interface paths {
             cookie?: never;
         };
         /** What stands in the way of a VM's move: to a target check by check, or a ranking of all hosts. Nothing is moved and nothing is made. */
-        get: operations["show"];
+        get: operations["show_preflight"];
         put?: never;
         post?: never;
         delete?: never;
@@ -594,7 +601,7 @@ export interface paths {
         get?: never;
         put?: never;
         /** Starts a stopped VM, or lets a paused one go on. */
-        post: operations["start"];
+        post: operations["start_vm"];
         delete?: never;
         options?: never;
         head?: never;
@@ -614,7 +621,7 @@ export interface paths {
          * Stops a VM: by its power button and, after the grace, by ending its hypervisor. The answer comes when it is stopped. A VM under way is not
          *     stopped; one in doubt only with `force`.
          */
-        post: operations["stop"];
+        post: operations["stop_vm"];
         delete?: never;
         options?: never;
         head?: never;
@@ -645,7 +652,7 @@ export interface components {
         AddHost: {
             /** @description Its agent's address. */
             address: string;
-            /** @description What rules may name it by. */
+            /** @description What an operator named it by. */
             labels?: {
                 [key: string]: string;
             };
@@ -670,6 +677,7 @@ export interface components {
          *       "reason": "the role viewer may not do that",
          *       "role": "viewer",
          *       "status": 403,
+         *       "token": "9f86d081884c",
          *       "unix_ms": 1795444970253,
          *       "what": "POST /api/v1/vms/web/moves",
          *       "who": "ana"
@@ -688,12 +696,14 @@ export interface components {
              * @description The HTTP status.
              */
             status: number;
+            /** @description The id of its token: names may be those of several. */
+            token?: string | null;
             /**
              * Format: int64
              * @description When, milliseconds since 1970.
              */
             unix_ms: number;
-            /** @description What: a method and a path. */
+            /** @description What: a method and a path; `500 more requests` for those of nobody's that were counted. */
             what: string;
             /** @description Who: a token's name, an OIDC subject, a certificate's name; `nobody` where that was not known. */
             who: string;
@@ -1175,7 +1185,7 @@ export interface components {
         CreateManagedVm: {
             /** @description Where; none: the manager's choice. */
             host?: string | null;
-            /** @description What rules may name it by. */
+            /** @description What an operator named it by. */
             labels?: {
                 [key: string]: string;
             };
@@ -2496,12 +2506,14 @@ export interface components {
                  * @description The HTTP status.
                  */
                 status: number;
+                /** @description The id of its token: names may be those of several. */
+                token?: string | null;
                 /**
                  * Format: int64
                  * @description When, milliseconds since 1970.
                  */
                 unix_ms: number;
-                /** @description What: a method and a path. */
+                /** @description What: a method and a path; `500 more requests` for those of nobody's that were counted. */
                 what: string;
                 /** @description Who: a token's name, an OIDC subject, a certificate's name; `nobody` where that was not known. */
                 who: string;
@@ -3528,10 +3540,7 @@ export interface components {
         UpdateHost: {
             /** @description Its agent's address. */
             address?: string | null;
-            /**
-             * @description All of its labels.
-             * @default null
-             */
+            /** @description What an operator named it by. */
             labels?: {
                 [key: string]: string;
             } | null;
@@ -3786,6 +3795,7 @@ export interface operations {
                      *           "reason": "the role viewer may not do that",
                      *           "role": "viewer",
                      *           "status": 403,
+                     *           "token": "9f86d081884c",
                      *           "unix_ms": 1795444970253,
                      *           "what": "POST /api/v1/vms/web/moves",
                      *           "who": "ana"
@@ -3901,7 +3911,7 @@ export interface operations {
             };
         };
     };
-    show: {
+    show_cpu_baseline: {
         parameters: {
             query?: never;
             header?: never;
@@ -4019,7 +4029,7 @@ export interface operations {
             };
         };
     };
-    set: {
+    set_cpu_baseline: {
         parameters: {
             query?: {
                 /** @description Nothing is set: what it would mean is told. */
@@ -4136,7 +4146,7 @@ export interface operations {
             };
         };
     };
-    clear: {
+    clear_cpu_baseline: {
         parameters: {
             query?: never;
             header?: never;
@@ -4192,7 +4202,7 @@ export interface operations {
             };
         };
     };
-    list_vms: {
+    list_cpu_baseline_vms: {
         parameters: {
             query?: {
                 /** @description Where the page begins: `next` of the page before. */
@@ -4272,7 +4282,7 @@ export interface operations {
             };
         };
     };
-    datastores: {
+    list_datastores: {
         parameters: {
             query?: {
                 /** @description Where the page begins: `next` of the page before. */
@@ -4334,7 +4344,7 @@ export interface operations {
             };
         };
     };
-    list: {
+    list_drains: {
         parameters: {
             query?: {
                 /** @description Those of this host. */
@@ -4429,7 +4439,7 @@ export interface operations {
             };
         };
     };
-    show: {
+    show_drain: {
         parameters: {
             query?: never;
             header?: never;
@@ -4515,7 +4525,7 @@ export interface operations {
             };
         };
     };
-    cancel: {
+    cancel_drain: {
         parameters: {
             query?: never;
             header?: never;
@@ -4601,7 +4611,7 @@ export interface operations {
             };
         };
     };
-    undo: {
+    undo_drain: {
         parameters: {
             query?: never;
             header?: {
@@ -4690,7 +4700,7 @@ export interface operations {
             };
         };
     };
-    follow: {
+    follow_events: {
         parameters: {
             query?: never;
             header?: {
@@ -4739,7 +4749,7 @@ export interface operations {
             };
         };
     };
-    list: {
+    list_hosts: {
         parameters: {
             query?: {
                 /** @description Those in this state. */
@@ -4815,7 +4825,7 @@ export interface operations {
             };
         };
     };
-    add: {
+    add_host: {
         parameters: {
             query?: never;
             header?: {
@@ -4907,7 +4917,7 @@ export interface operations {
             };
         };
     };
-    show: {
+    show_host: {
         parameters: {
             query?: never;
             header?: never;
@@ -4970,9 +4980,12 @@ export interface operations {
             };
         };
     };
-    forget: {
+    forget_host: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Also one in use: moves from it, and those that wait to go there, end as failed, and its drain ends. */
+                force?: boolean;
+            };
             header?: never;
             path: {
                 /** @description Its name */
@@ -5029,7 +5042,7 @@ export interface operations {
             };
         };
     };
-    update: {
+    update_host: {
         parameters: {
             query?: never;
             header?: never;
@@ -5123,7 +5136,7 @@ export interface operations {
             };
         };
     };
-    create: {
+    create_drain: {
         parameters: {
             query?: never;
             header?: {
@@ -5222,7 +5235,7 @@ export interface operations {
             };
         };
     };
-    join: {
+    join_host: {
         parameters: {
             query?: never;
             header?: never;
@@ -5515,7 +5528,7 @@ export interface operations {
             };
         };
     };
-    show: {
+    show_limits: {
         parameters: {
             query?: never;
             header?: never;
@@ -5581,7 +5594,7 @@ export interface operations {
             };
         };
     };
-    update: {
+    update_limits: {
         parameters: {
             query?: never;
             header?: never;
@@ -5724,7 +5737,7 @@ export interface operations {
             };
         };
     };
-    list: {
+    list_moves: {
         parameters: {
             query?: {
                 /** @description Those in this state. */
@@ -5808,7 +5821,7 @@ export interface operations {
             };
         };
     };
-    show: {
+    show_move: {
         parameters: {
             query?: never;
             header?: never;
@@ -5869,7 +5882,7 @@ export interface operations {
             };
         };
     };
-    cancel: {
+    cancel_move: {
         parameters: {
             query?: never;
             header?: never;
@@ -5949,7 +5962,7 @@ export interface operations {
             };
         };
     };
-    report: {
+    show_move_report: {
         parameters: {
             query?: never;
             header?: never;
@@ -6016,7 +6029,7 @@ export interface operations {
             };
         };
     };
-    samples: {
+    show_move_samples: {
         parameters: {
             query?: never;
             header?: never;
@@ -6102,7 +6115,7 @@ export interface operations {
             };
         };
     };
-    networks: {
+    list_networks: {
         parameters: {
             query?: {
                 /** @description Where the page begins: `next` of the page before. */
@@ -6167,7 +6180,7 @@ export interface operations {
             };
         };
     };
-    list: {
+    list_rules: {
         parameters: {
             query?: {
                 /** @description Those that name this VM. */
@@ -6249,7 +6262,7 @@ export interface operations {
             };
         };
     };
-    create: {
+    create_rule: {
         parameters: {
             query?: never;
             header?: {
@@ -6353,7 +6366,7 @@ export interface operations {
             };
         };
     };
-    show: {
+    show_rule: {
         parameters: {
             query?: never;
             header?: never;
@@ -6424,7 +6437,7 @@ export interface operations {
             };
         };
     };
-    delete: {
+    delete_rule: {
         parameters: {
             query?: never;
             header?: never;
@@ -6676,7 +6689,7 @@ export interface operations {
             };
         };
     };
-    list: {
+    list_vms: {
         parameters: {
             query?: {
                 /** @description Those of this host. */
@@ -6751,7 +6764,7 @@ export interface operations {
             };
         };
     };
-    create: {
+    create_vm: {
         parameters: {
             query?: never;
             header?: {
@@ -6876,7 +6889,7 @@ export interface operations {
             };
         };
     };
-    show: {
+    show_vm: {
         parameters: {
             query?: never;
             header?: never;
@@ -6961,7 +6974,7 @@ export interface operations {
             };
         };
     };
-    delete: {
+    delete_vm: {
         parameters: {
             query?: {
                 /** @description One that runs is ended first, at once; of one in doubt what is at its host is given up, which may be all that there is of its guest. */
@@ -7023,7 +7036,7 @@ export interface operations {
             };
         };
     };
-    open: {
+    open_vm_console: {
         parameters: {
             query?: never;
             header?: never;
@@ -7082,7 +7095,7 @@ export interface operations {
             };
         };
     };
-    log: {
+    show_vm_log: {
         parameters: {
             query?: {
                 /** @description Whose words. */
@@ -7149,7 +7162,7 @@ export interface operations {
             };
         };
     };
-    create: {
+    create_move: {
         parameters: {
             query?: never;
             header?: {
@@ -7242,7 +7255,7 @@ export interface operations {
             };
         };
     };
-    show: {
+    show_preflight: {
         parameters: {
             query?: {
                 /** @description The target; none: all hosts are ranked. */
@@ -7311,7 +7324,7 @@ export interface operations {
             };
         };
     };
-    start: {
+    start_vm: {
         parameters: {
             query?: never;
             header?: {
@@ -7415,7 +7428,7 @@ export interface operations {
             };
         };
     };
-    stop: {
+    stop_vm: {
         parameters: {
             query?: never;
             header?: {
