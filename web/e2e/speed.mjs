@@ -7,7 +7,9 @@ const patienceMs = 60_000;
 
 async function api(path, init = {}) {
   const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
-  const answer = await fetch(`${url}/api/v1${path}`, { headers, ...init });
+  const ask = () => fetch(`${url}/api/v1${path}`, { headers, ...init });
+  // The manager closes a connection that was idle, which may be just when it is used again; one move more or less is no matter.
+  const answer = await ask().catch(ask);
   return answer.json();
 }
 

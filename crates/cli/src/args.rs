@@ -5,6 +5,7 @@ mod control;
 mod lab;
 mod limits;
 mod moves;
+mod pki;
 mod rules;
 
 use std::net::IpAddr;
@@ -29,6 +30,7 @@ pub(crate) use control::{
 pub(crate) use lab::{GuestCommand, LabCommand, LabPlace, LabUpArgs};
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
+pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 
 /// What clap knows `--host` by: [`NoHost`] takes its place. No other argument has that name.
@@ -228,72 +230,6 @@ restart.")]
         /// The shell
         shell: Shell,
     },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum PkiCommand {
-    /// Make an authority
-    #[command(after_help = "Example:
-  godwit pki init --dir /etc/godwit/pki --name lab")]
-    Init {
-        #[command(flatten)]
-        place: PkiPlace,
-        /// What it is called
-        #[arg(long, default_value = "godwit")]
-        name: String,
-        /// How long it is good for
-        #[arg(long, value_name = "DAYS", default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36500))]
-        days: u32,
-    },
-    /// Issue a host's certificate, an operator's, or one for monitoring
-    #[command(after_help = "Examples:
-  godwit pki issue a --address 10.77.0.11 --address fd77::11 --dir /etc/godwit/pki
-  godwit pki issue admin --operator --days 30 --dir /etc/godwit/pki
-  godwit pki issue prometheus --monitor --dir /etc/godwit/pki")]
-    Issue {
-        /// What the configurations call the host
-        name: String,
-        #[command(flatten)]
-        place: PkiPlace,
-        /// An address that it also stands for (repeatable)
-        #[arg(long = "address", value_name = "IP")]
-        addresses: Vec<IpAddr>,
-        /// For a person or a program that may do everything, not for a host
-        #[arg(long)]
-        operator: bool,
-        /// For Prometheus: it may read the hosts' metrics, and nothing else
-        #[arg(long, conflicts_with = "operator")]
-        monitor: bool,
-        /// How long it is good for
-        #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
-        days: u32,
-    },
-    /// Issue a certificate anew, with a new key
-    #[command(after_help = "Example:
-  godwit pki renew a --dir /etc/godwit/pki")]
-    Renew {
-        /// Whose
-        name: String,
-        #[command(flatten)]
-        place: PkiPlace,
-        /// How long it is good for
-        #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
-        days: u32,
-    },
-    /// Show what a certificate says
-    #[command(after_help = "Example:
-  godwit pki show /etc/godwit/pki/a.pem")]
-    Show {
-        /// The certificate's file
-        file: PathBuf,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct PkiPlace {
-    /// The authority's directory
-    #[arg(long, value_name = "DIR", default_value = "/etc/godwit/pki")]
-    pub(crate) dir: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]
