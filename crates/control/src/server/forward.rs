@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -36,6 +36,10 @@ const FROM_SOCKET: HeaderValue = HeaderValue::from_static("socket");
 const UPGRADED: HeaderValue = HeaderValue::from_static("upgrade");
 /// How long a manager that has just become the leader may take until it answers as one.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long a request waits where none leads: longer than the others take to notice that a leader died, and one of them to follow (docs/control.md).
+const CHOICE_LIMIT: Duration = Duration::from_secs(8);
+/// How often the store is asked meanwhile.
+const CHOICE_LOOK: Duration = Duration::from_millis(200);
 
 /// Whether a manager that does not lead passes such a request on: it knows hosts, VMs, rules, the baseline and the cluster as a whole by itself, and else nothing.
 /// What it refuses for want of a token or a role it passes on as well: that is for the audit log, and a token may be newer than it knows.
@@ -73,11 +77,7 @@ pub(super) async fn leader(manager: &Manager, is_passed_on: bool) -> Result<Opti
         let mend = "ask again in some seconds; `godwit control status` names the one that leads";
         Problem::new(ProblemCode::NoLeader, detail, mend)
     };
-    let leader = manager.leader().await.map_err(|error| {
-        let mend = "see to the store: docs/store.md; what runs runs on without it";
-        Problem::new(ProblemCode::StoreAway, error.to_string(), mend)
-    })?;
-    match leader {
+    match chosen(manager).await? {
         None => Err(nobody("no manager leads at the moment")),
         Some(leader) if leader.name == manager.candidate().name => {
             match tokio::time::timeout(BEGIN_LIMIT, manager.begins_to_lead()).await {
@@ -87,6 +87,21 @@ pub(super) async fn leader(manager: &Manager, is_passed_on: bool) -> Result<Opti
         }
         Some(_) if is_passed_on => Err(nobody("the manager that leads changes just now")),
         Some(leader) => Ok(Some(leader)),
+    }
+}
+
+/// Who leads by the store's word. A request that comes between two leaders, or to a manager that has just begun, waits for the next one a while.
+async fn chosen(manager: &Manager) -> Result<Option<Candidate>, Problem> {
+    let until = Instant::now() + CHOICE_LIMIT;
+    loop {
+        let leader = manager.leader().await.map_err(|error| {
+            let mend = "see to the store: docs/store.md; what runs runs on without it";
+            Problem::new(ProblemCode::StoreAway, error.to_string(), mend)
+        })?;
+        if leader.is_some() || Instant::now() >= until {
+            return Ok(leader);
+        }
+        tokio::time::sleep(CHOICE_LOOK).await;
     }
 }
 
