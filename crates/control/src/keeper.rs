@@ -5,6 +5,7 @@
 //! next change of the same key, since the store may have been away, or the change still on its way.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
@@ -64,6 +65,12 @@ pub(crate) struct Keeper {
     candidate: Candidate,
     known: Mutex<Known>,
     entries: mpsc::Sender<AuditEntry>,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("candidate", &self.candidate).finish_non_exhaustive()
+    }
 }
 
 impl Keeper {

@@ -6,7 +6,7 @@ use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 use godwit_qemu::VmSpec;
 
 use super::*;
-use crate::moves::{Agents, Job};
+use crate::moves::{Agents, Heard, Job};
 use crate::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, JobFailure, Whereabouts};
 use crate::store::{Candidate, MemoryStore, Store, Transaction};
 
@@ -26,7 +26,7 @@ type Begun = Arc<Mutex<BTreeMap<String, (String, String)>>>;
 
 #[async_trait]
 impl Agents for QuickAgents {
-    async fn carry_out(&self, job: &Job, action: Action) -> Option<JobEvent> {
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<Heard> {
         let mut begun = self.begun.lock().unwrap();
         let (vm, from, epoch) = {
             let inventory = self.state.inventory();
@@ -41,7 +41,7 @@ impl Agents for QuickAgents {
                 } else {
                     Known::Ended(Ended::Completed)
                 };
-                return Some(JobEvent::Asked { migration, answer });
+                return Some(JobEvent::Asked { migration, answer }.into());
             }
             Action::Save | Action::CancelMigration { .. } => return None,
         };
@@ -49,7 +49,7 @@ impl Agents for QuickAgents {
             return None;
         }
         if begun.insert(migration.clone(), (vm.clone(), target.clone())).is_some() {
-            return Some(JobEvent::Ended { migration, how: Ended::Completed });
+            return Some(JobEvent::Ended { migration, how: Ended::Completed }.into());
         }
         if self.refused.contains(&target.as_str()) {
             let failure = JobFailure {
@@ -57,13 +57,13 @@ impl Agents for QuickAgents {
                 message: format!("{target} refuses"),
                 mend: "none".into(),
             };
-            return Some(JobEvent::Refused { migration, failure });
+            return Some(JobEvent::Refused { migration, failure }.into());
         }
         let info = (**self.state.inventory().vm_info(&vm)?).clone();
         let info = VmInfo { host: target.clone(), epoch: info.epoch + 1, ..info };
         self.state.heard(&target, HostEvent::Vm(Box::new(info)));
         self.state.heard(&from, HostEvent::VmGone(vm));
-        Some(JobEvent::Ended { migration, how: Ended::Completed })
+        Some(JobEvent::Ended { migration, how: Ended::Completed }.into())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use godwit_api::{ClientError, ErrorCode, MigrationStatus, VmState};
+use godwit_api::{ClientError, ErrorCode, VmState};
 use godwit_migration::{Outcome, Report};
 use tokio::time::sleep;
 
@@ -17,11 +17,26 @@ use crate::state::State;
 /// Before an agent is asked again that did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// What an agent answered for a job.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    /// What happened.
+    pub(crate) event: JobEvent,
+    /// The report of its migration, where that has ended.
+    pub(crate) report: Option<Box<Report>>,
+}
+
+impl From<JobEvent> for Heard {
+    fn from(event: JobEvent) -> Heard {
+        Heard { event, report: None }
+    }
+}
+
 /// Whom the moves are carried out by.
 #[async_trait]
 pub(crate) trait Agents: Send + Sync + 'static {
     /// Carries out an action for a job; gives what happened.
-    async fn carry_out(&self, job: &Job, action: Action) -> Option<JobEvent>;
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<Heard>;
 }
 
 /// The agents of the hosts that are followed.
@@ -32,10 +47,10 @@ pub(crate) struct FollowedAgents {
 
 #[async_trait]
 impl Agents for FollowedAgents {
-    async fn carry_out(&self, job: &Job, action: Action) -> Option<JobEvent> {
+    async fn carry_out(&self, job: &Job, action: Action) -> Option<Heard> {
         match action {
             Action::Save => None,
-            Action::Begin { migration, target } => Some(self.begin(job, migration, &target).await),
+            Action::Begin { migration, target } => Some(self.begin(job, migration, &target).await.into()),
             Action::Ask { migration } => Some(self.ask(job, migration).await),
             Action::CancelMigration { migration } => {
                 let client = self.hosts.client_of(&job.from).ok()?;
@@ -75,10 +90,14 @@ impl FollowedAgents {
         }
     }
 
-    async fn ask(&self, job: &Job, migration: String) -> JobEvent {
+    async fn ask(&self, job: &Job, migration: String) -> Heard {
+        let mut report = None;
         let answer = match self.hosts.client_of(&job.from) {
             Ok(client) => match client.migration(&migration).await {
-                Ok(status) => known(&status),
+                Ok(status) => {
+                    report = status.report.map(Box::new);
+                    report.as_deref().map_or(Answer::UnderWay, |report| Answer::Ended(ended(report)))
+                }
                 Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => {
                     Answer::NotKnown(whereabouts(&self.state.inventory(), job))
                 }
@@ -89,12 +108,8 @@ impl FollowedAgents {
         if matches!(answer, Answer::NoAnswer | Answer::NotKnown(Whereabouts::NotFound)) {
             sleep(PAUSE).await;
         }
-        JobEvent::Asked { migration, answer }
+        Heard { event: JobEvent::Asked { migration, answer }, report }
     }
-}
-
-fn known(status: &MigrationStatus) -> Answer {
-    status.report.as_ref().map_or(Answer::UnderWay, |report| Answer::Ended(ended(report)))
 }
 
 /// What a report says of a job.

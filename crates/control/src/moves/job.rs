@@ -265,7 +265,7 @@ impl Job {
             migration: self.state.migration().filter(|_| self.attempts > 0).map(str::to_owned),
             progress: self.progress.clone(),
             failure: failure.map(told_failure),
-            report: self.report.clone(),
+            report: None,
         }
     }
 }

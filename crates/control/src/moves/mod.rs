@@ -5,6 +5,7 @@
 mod agents;
 mod facts;
 mod job;
+mod reports;
 mod samples;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use godwit_api::MigrationStatus;
 use godwit_api::control::{Change, Move, MoveSamples, MoveState, Problem, ProblemCode, Waits};
+use godwit_migration::Report;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
@@ -26,7 +28,7 @@ use crate::queue::retry::RetryPolicy;
 use crate::queue::{Served, Situation, schedule};
 use crate::state::{State, now_unix_ms};
 
-pub(crate) use agents::{Agents, FollowedAgents};
+pub(crate) use agents::{Agents, FollowedAgents, Heard};
 use samples::Samples;
 
 pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
@@ -45,7 +47,7 @@ enum Order {
     /// Call one off.
     Cancel(String, oneshot::Sender<Result<Move, Problem>>),
     /// Something happened to one.
-    Event(String, JobEvent),
+    Heard(String, Heard),
     /// What is heard of hosts.
     Told(News),
     /// Something has changed by which some may start.
@@ -58,6 +60,7 @@ pub(crate) type Refused = Vec<(String, Problem)>;
 /// The moves of the cluster, for everybody but the task that owns them, which ends with this.
 #[derive(Debug)]
 pub(crate) struct Moves {
+    keeper: Arc<Keeper>,
     shown: Arc<RwLock<BTreeMap<String, Move>>>,
     samples: Arc<Mutex<Samples>>,
     orders: mpsc::UnboundedSender<Order>,
@@ -85,7 +88,7 @@ impl Moves {
         let samples = Arc::<Mutex<Samples>>::default();
         let jobs = saved.into_iter().map(|(id, saved)| (id.clone(), Job::of(&id, saved))).collect();
         let driver = Driver {
-            keeper,
+            keeper: Arc::clone(&keeper),
             state,
             agents,
             orders: orders.clone(),
@@ -111,10 +114,15 @@ impl Moves {
                 }
             }
         });
-        Ok(Moves { shown, samples, orders, tasks: [drives, hears.abort_handle()] })
+        Ok(Moves { keeper, shown, samples, orders, tasks: [drives, hears.abort_handle()] })
     }
 
-    /// Every move that is remembered, by id.
+    /// The report of a move that is over; none: its end was not seen.
+    pub(crate) async fn report(&self, id: &str) -> Result<Option<Report>, Problem> {
+        reports::find(&self.keeper, id).await
+    }
+
+    /// Every move that is remembered, by id, without reports.
     pub(crate) fn all(&self) -> RwLockReadGuard<'_, BTreeMap<String, Move>> {
         self.shown.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -214,7 +222,12 @@ impl Driver {
             Order::Cancel(id, answer) => {
                 let _ = answer.send(self.cancel(&id).await);
             }
-            Order::Event(id, event) => self.happened(&id, event).await,
+            Order::Heard(id, Heard { event, report }) => {
+                if let (Some(job), Some(report)) = (self.jobs.get_mut(&id), report) {
+                    job.report = Some(*report);
+                }
+                self.happened(&id, event).await;
+            }
             Order::Told(News::Migration(status)) => self.told(*status).await,
             Order::Told(News::Heard(host)) => self.heard(&host).await,
             // What is done after each order.
@@ -368,7 +381,7 @@ impl Driver {
             let job = &self.jobs[id];
             match action {
                 Action::Save => {
-                    if let Err(problem) = self.keeper.replace(MOVES, id, &job.saved()).await {
+                    if let Err(problem) = reports::save(&self.keeper, job).await {
                         // As the store has it: what was not written was not.
                         self.jobs.insert(id.to_owned(), before);
                         return Err(problem);
@@ -389,9 +402,9 @@ impl Driver {
         let (agents, orders, job) = (Arc::clone(&self.agents), self.orders.clone(), job.clone());
         let is_question = matches!(action, Action::Ask { .. });
         let task = tokio::spawn(async move {
-            if let Some(event) = agents.carry_out(&job, action).await {
+            if let Some(heard) = agents.carry_out(&job, action).await {
                 // Nobody listens any more where this manager ends.
-                let _ = orders.send(Order::Event(job.id, event));
+                let _ = orders.send(Order::Heard(job.id, heard));
             }
         });
         if is_question {
@@ -515,7 +528,11 @@ impl Driver {
         }
         over.sort();
         for (_, id) in over.iter().take(over.len() - MOST_OVER) {
-            if let Err(problem) = self.keeper.remove(MOVES, id).await {
+            let forgotten = match reports::forget(&self.keeper, id).await {
+                Ok(()) => self.keeper.remove(MOVES, id).await,
+                refused => refused,
+            };
+            if let Err(problem) = forgotten {
                 tracing::warn!(job = id, %problem, "an old move can't be forgotten");
                 return;
             }
@@ -539,7 +556,7 @@ impl Driver {
         let (vm, has_it) = (now.vm.clone(), !now.state.is_over());
         self.state.change(|inventory| {
             let mut changes = inventory.plan_move(&vm, has_it.then(|| id.to_owned()));
-            changes.push(Change::Move(Box::new(Move { report: None, ..now })));
+            changes.push(Change::Move(Box::new(now)));
             changes
         });
     }

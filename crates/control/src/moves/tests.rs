@@ -35,17 +35,18 @@ impl FakeAgents {
 
 #[async_trait]
 impl Agents for FakeAgents {
-    async fn carry_out(&self, _job: &Job, action: Action) -> Option<JobEvent> {
+    async fn carry_out(&self, _job: &Job, action: Action) -> Option<Heard> {
         self.asked.lock().unwrap().push(action.clone());
         match action {
             Action::Begin { .. } if self.silent => std::future::pending().await,
-            Action::Begin { migration, .. } => Some(JobEvent::Accepted { migration }),
+            Action::Begin { migration, .. } => Some(JobEvent::Accepted { migration }.into()),
             Action::Ask { migration } => {
                 let answer = self.knows.lock().unwrap().clone().unwrap_or(Answer::UnderWay);
-                Some(JobEvent::Asked { migration, answer })
+                let report = matches!(answer, Answer::Ended(_)).then(|| Box::new(report(&migration)));
+                Some(Heard { event: JobEvent::Asked { migration, answer }, report })
             }
             Action::CancelMigration { migration } => {
-                Some(JobEvent::Ended { migration, how: Ended::Cancelled })
+                Some(JobEvent::Ended { migration, how: Ended::Cancelled }.into())
             }
             Action::Save => None,
         }
@@ -96,6 +97,16 @@ fn vm() -> HostEvent {
         addresses: vec![],
         spec,
     }))
+}
+
+/// The report of a migration that completed.
+pub(super) fn report(vm: &str) -> Report {
+    serde_json::from_value(serde_json::json!({
+        "outcome": "completed", "engine": "godwit", "vm": vm, "from": "a", "to": "b", "migration_time_ms": 1.0, "switchover_ms": 1.0,
+        "blackout_ms": null, "wire_bytes": 1, "guest_bytes": 1, "bandwidth_limit": null, "round_trip_ms": null, "rounds": [], "phases": [],
+        "switchover": null, "error": null,
+    }))
+    .unwrap()
 }
 
 /// A manager that takes over from the one before, which may not have noticed.
@@ -166,6 +177,12 @@ async fn a_manager_that_takes_over_asks_first_and_begins_nothing_twice() {
     let moves = begin(&store, Arc::clone(&agents)).await;
     when(&moves, &asked.id, MoveState::Done).await;
     assert_eq!(agents.begun(), Vec::<String>::new());
+    // What the agent told of its end is kept, for the next manager as well.
+    assert!(moves.report(&asked.id).await.unwrap().is_some());
+    drop(moves);
+    let moves = begin(&store, agents).await;
+    assert!(moves.report(&asked.id).await.unwrap().is_some());
+    assert_eq!(moves.report("v0").await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,7 +245,8 @@ async fn what_happens_while_the_store_can_not_be_written_is_not_lost() {
     let running = when(&moves, &asked.id, MoveState::Running).await;
     store.set_unavailable(true);
     let ended = JobEvent::Ended { migration: running.migration.unwrap(), how: Ended::Completed };
-    moves.orders.send(Order::Event(asked.id.clone(), ended)).unwrap();
+    let heard = Heard { event: ended, report: Some(Box::new(report("web"))) };
+    moves.orders.send(Order::Heard(asked.id.clone(), heard)).unwrap();
     // It comes after what was told.
     let refused = moves.cancel(&asked.id).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::StoreAway);
@@ -236,4 +254,5 @@ async fn what_happens_while_the_store_can_not_be_written_is_not_lost() {
     store.set_unavailable(false);
     let done = when(&moves, &asked.id, MoveState::Done).await;
     assert_eq!(done.attempts, 1);
+    assert!(moves.report(&asked.id).await.unwrap().is_some());
 }

@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Body, Path, Query, Refusal, cursor};
+use super::answer::{Body, Making, Path, Query, Refusal, cursor, made};
 use crate::access::Caller;
 use crate::inventory::Cursor;
 use crate::manager::Manager;
@@ -110,7 +110,7 @@ impl ListMoves {
                 continue;
             }
             if items.len() < *limit {
-                items.push(Move { report: None, ..one.clone() });
+                items.push(one.clone());
             } else if next.is_none() {
                 next = items.last().map(|last: &Move| last.id.clone());
             }
@@ -131,8 +131,9 @@ async fn create(
     Extension(caller): Extension<Caller>,
     Path(vm): Path<String>,
     Body(request): Body<CreateMove>,
-) -> Result<(StatusCode, Json<Move>), Refusal> {
-    Ok((StatusCode::ACCEPTED, Json(manager.create_move(&vm, request, &caller).await?)))
+) -> Result<Making<Move>, Refusal> {
+    let one = manager.create_move(&vm, request, &caller).await?;
+    Ok(made(StatusCode::ACCEPTED, format!("move {}", one.id), one))
 }
 
 /// Moves, without their reports. The last 10,000 that are over are remembered.
@@ -154,13 +155,15 @@ async fn list(
     Ok(Json(query.page(all.values(), &cursor)))
 }
 
-/// One move, with the report of its migration, where this manager has seen it end.
+/// One move, with the report of its migration, where a manager has heard how it ended.
 #[utoipa::path(get, path = "/api/v1/moves/{id}", operation_id = "show_move", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The move", body = Move),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn show(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Result<Json<Move>, Refusal> {
-    Ok(Json(find(&manager, &id)?))
+    let found = find(&manager, &id)?;
+    let report = if found.state.is_over() { manager.leading()?.moves.report(&id).await? } else { None };
+    Ok(Json(Move { report, ..found }))
 }
 
 fn find(manager: &Manager, id: &str) -> Result<Move, Problem> {
@@ -184,7 +187,7 @@ async fn samples(
     Ok(Json(manager.leading()?.moves.samples(&id)))
 }
 
-/// The report of a move's migration as a file, where this manager has seen it end.
+/// The report of a move's migration as a file, where a manager has heard how it ended.
 #[utoipa::path(get, path = "/api/v1/moves/{id}/report", operation_id = "show_move_report", tag = "moves", params(("id" = String, Path, description = "Its id")), responses(
     (status = 200, description = "The report", body = Report, example = json!({
         "outcome": "completed", "engine": "godwit", "vm": "web", "from": "host-a", "to": "host-b", "migration_time_ms": 4812.5,
@@ -196,10 +199,10 @@ async fn samples(
 async fn report(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Result<Response, Refusal> {
     let found = find(&manager, &id)?;
     let missing = || {
-        let detail = format!("move {id} has no report here: it is not over, or ended under another manager");
+        let detail = format!("move {id} has no report: it is not over, or its end was not heard of");
         Problem::new(ProblemCode::NotFound, detail, "the logs of its hosts' agents have one")
     };
-    let mut response = Json(found.report.ok_or_else(missing)?).into_response();
+    let mut response = Json(manager.leading()?.moves.report(&id).await?.ok_or_else(missing)?).into_response();
     // Names of VMs and ids of moves are letters, digits, - _ and . alone.
     let name = format!("attachment; filename=\"godwit-{}-{id}.json\"", found.vm);
     if let Ok(name) = HeaderValue::from_str(&name) {
