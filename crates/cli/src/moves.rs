@@ -186,12 +186,13 @@ pub(crate) async fn audit(manager: &ManagerClient, lines: usize, output: Output)
     let entries = manager.audit(lines).await?;
     let row = |entry: &AuditEntry| {
         let from = entry.from.map_or_else(|| "socket".to_owned(), |from| from.to_string());
-        let told = entry.reason.clone().unwrap_or_default();
+        let made = entry.made.as_ref().map(|made| format!("made {made}"));
+        let told = entry.reason.clone().or(made).unwrap_or_default();
         let when = utc(entry.unix_ms);
         vec![when, entry.who.clone(), from, entry.what.clone(), entry.status.to_string(), told]
     };
     let rows: Vec<_> = entries.iter().map(row).collect();
-    output.result(&entries, || table(&["when", "who", "from", "what", "status", "because"], &rows))?;
+    output.result(&entries, || table(&["when", "who", "from", "what", "status", "outcome"], &rows))?;
     Ok(Exit::Ok)
 }
 

@@ -87,6 +87,7 @@ mod tests {
             outcome: AuditOutcome::Refused,
             status: 401,
             reason: Some("no token is shown".into()),
+            made: None,
         }
     }
 

@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Body, Path, Query, Refusal, cursor};
+use super::answer::{Body, Making, Path, Query, Refusal, cursor, made};
 use crate::access::Caller;
 use crate::manager::Manager;
 
@@ -66,12 +66,14 @@ async fn create_token(
     State(manager): State<Arc<Manager>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<CreateToken>,
-) -> Result<(StatusCode, Json<CreatedToken>), Refusal> {
+) -> Result<Making<CreatedToken>, Refusal> {
     if !(1..=LONGEST_DAYS).contains(&request.days) {
         let detail = format!("a token can't be good for {} days", request.days);
         return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 3650").into());
     }
-    Ok((StatusCode::CREATED, Json(manager.create_token(request, &caller).await?)))
+    let token = manager.create_token(request, &caller).await?;
+    let named = format!("token {} of {}, {}", token.info.id, token.info.name, token.info.role.name());
+    Ok(made(StatusCode::CREATED, named, token))
 }
 
 /// Revokes a token: from now on it is as unknown as one that never was.

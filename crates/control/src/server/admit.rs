@@ -10,7 +10,7 @@ use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode, Role};
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method};
 
-use super::answer::Refusal;
+use super::answer::{Made, Refusal};
 use super::consoles::{Opened, bearer, check_origin, is_websocket};
 use super::forward;
 use crate::access::oidc::is_web_token;
@@ -172,5 +172,6 @@ fn note(
         outcome: if status.is_success() || is_opened { AuditOutcome::Done } else { AuditOutcome::Refused },
         status: status.as_u16(),
         reason: problem.map(|problem| problem.detail.clone()),
+        made: response.extensions().get::<Made>().map(|Made(named)| named.clone()),
     });
 }

@@ -3,6 +3,7 @@
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use godwit_api::ClientError;
 use godwit_api::control::{DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS, Problem, ProblemCode};
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -54,6 +55,18 @@ impl IntoResponse for Refusal {
         response.extensions_mut().insert(self.0);
         response
     }
+}
+
+/// What a request has made, for the audit log: among the extensions of the answer.
+#[derive(Clone, Debug)]
+pub(super) struct Made(pub(super) String);
+
+/// The answer to a request that makes something.
+pub(super) type Making<T> = (StatusCode, Extension<Made>, Json<T>);
+
+/// It is made, or with [`StatusCode::ACCEPTED`] begun. `named` is what the audit log calls it.
+pub(super) fn made<T>(status: StatusCode, named: String, answer: T) -> Making<T> {
+    (status, Extension(Made(named)), Json(answer))
 }
 
 /// What a request asks that nobody answers.

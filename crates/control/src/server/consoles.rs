@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{State, WebSocketUpgrade};
 use axum::response::{IntoResponse, Response};
@@ -18,6 +19,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::answer::{Path, Query, Refusal};
+use crate::access::Caller;
 use crate::consoles::{carry, runs_at};
 use crate::manager::Manager;
 
@@ -70,7 +72,8 @@ pub(super) fn check_origin(headers: &HeaderMap, uri: &Uri) -> Result<(), Problem
 
 /// The VM's text console as a WebSocket: binary messages both ways, as the guest's serial line. It follows a VM that moves. A browser offers the
 /// protocols `godwit.console.v1` and `godwit.bearer.` with its token behind it, in base64url without padding; whoever else shows it as
-/// everywhere. One reader at a time: where it can't be opened or go on, the close message has the code 4000 and says why.
+/// everywhere. It ends when the caller's token is revoked
+/// or has expired. One reader at a time: where it can't be opened or go on, the close message has the code 4000 and says why.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/console", operation_id = "open_vm_console", tag = "vms", params(("vm" = String, Path, description = "Its name")), responses(
     (status = 101, description = "From here on it is a WebSocket"),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
@@ -78,6 +81,7 @@ pub(super) fn check_origin(headers: &HeaderMap, uri: &Uri) -> Result<(), Problem
 ))]
 async fn open(
     State(manager): State<Arc<Manager>>,
+    Extension(caller): Extension<Caller>,
     Path(vm): Path<String>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
@@ -87,7 +91,7 @@ async fn open(
         Problem::new(ProblemCode::InvalidRequest, detail, "open it as one, in the console or by a program")
     })?;
     let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MOST_MESSAGE_BYTES);
-    let mut response = upgrade.on_upgrade(move |reader| carry(manager, vm, reader));
+    let mut response = upgrade.on_upgrade(move |reader| carry(manager, caller, vm, reader));
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         response.extensions_mut().insert(Opened);
     }

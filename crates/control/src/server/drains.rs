@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Body, Path, Query, Refusal, cursor};
+use super::answer::{Body, Making, Path, Query, Refusal, cursor, made};
 use crate::access::Caller;
 use crate::manager::Manager;
 use crate::preflight::check_qemu;
@@ -51,10 +51,10 @@ async fn create(
     Extension(caller): Extension<Caller>,
     Path(host): Path<String>,
     Body(request): Body<CreateDrain>,
-) -> Result<(StatusCode, Json<Drain>), Refusal> {
+) -> Result<Making<Drain>, Refusal> {
     check_qemu(&request.qemu)?;
     let drain = manager.leading()?.drains.create(&host, request, &caller.name).await?;
-    Ok((StatusCode::ACCEPTED, Json(drain)))
+    Ok(made(StatusCode::ACCEPTED, format!("drain {}", drain.id), drain))
 }
 
 /// Drains, the oldest first.

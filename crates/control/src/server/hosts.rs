@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Body, Path, Query, Refusal, cursor, label};
+use super::answer::{Body, Making, Path, Query, Refusal, cursor, label, made};
 use crate::access::Caller;
 use crate::inventory::HostFilter;
 use crate::manager::Manager;
@@ -68,8 +68,9 @@ async fn list(
 async fn add(
     State(manager): State<Arc<Manager>>,
     Body(request): Body<AddHost>,
-) -> Result<(StatusCode, Json<ManagedHost>), Refusal> {
-    Ok((StatusCode::CREATED, Json(manager.add_host(request).await?)))
+) -> Result<Making<ManagedHost>, Refusal> {
+    let named = format!("host {} at {}", request.name, request.address);
+    Ok(made(StatusCode::CREATED, named, manager.add_host(request).await?))
 }
 
 /// One host, with what its agent told last.

@@ -11,7 +11,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::admit::Joining;
-use super::answer::{Body, Path, Refusal};
+use super::answer::{Body, Making, Path, Refusal, made};
 use crate::access::Caller;
 use crate::manager::Manager;
 
@@ -42,8 +42,10 @@ async fn create_join_token(
     State(manager): State<Arc<Manager>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<JoinGrant>,
-) -> Result<(StatusCode, Json<JoinToken>), Refusal> {
-    Ok((StatusCode::CREATED, Json(manager.create_join_token(request, &caller).await?)))
+) -> Result<Making<JoinToken>, Refusal> {
+    let token = manager.create_join_token(request, &caller).await?;
+    let named = format!("join token {} for host {}", token.info.id, token.info.host);
+    Ok(made(StatusCode::CREATED, named, token))
 }
 
 /// Revokes a join token. A host that has joined by it stays.

@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Body, Path, Query, Refusal, cursor};
+use super::answer::{Body, Making, Path, Query, Refusal, cursor, made};
 use crate::inventory::RuleFilter;
 use crate::manager::Manager;
 
@@ -57,8 +57,9 @@ async fn list(
 async fn create(
     State(manager): State<Arc<Manager>>,
     Body(request): Body<CreateRule>,
-) -> Result<(StatusCode, Json<RuleInfo>), Refusal> {
-    Ok((StatusCode::CREATED, Json(manager.create_rule(request).await?)))
+) -> Result<Making<RuleInfo>, Refusal> {
+    let rule = manager.create_rule(request).await?;
+    Ok(made(StatusCode::CREATED, format!("rule {}", rule.name), rule))
 }
 
 /// One rule, with every VM by which it is broken.

@@ -15,7 +15,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Body, MaybeBody, Path, Query, Refusal, cursor, label};
+use super::answer::{Body, Making, MaybeBody, Path, Query, Refusal, cursor, label, made};
 use crate::access::Caller;
 use crate::inventory::VmFilter;
 use crate::manager::Manager;
@@ -101,8 +101,9 @@ async fn create(
     State(manager): State<Arc<Manager>>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<CreateManagedVm>,
-) -> Result<(StatusCode, Json<HostedVm>), Refusal> {
-    Ok((StatusCode::CREATED, Json(manager.create_vm(request, &caller).await?)))
+) -> Result<Making<HostedVm>, Refusal> {
+    let vm = manager.create_vm(request, &caller).await?;
+    Ok(made(StatusCode::CREATED, format!("vm {} on host {}", vm.info.name, vm.info.host), vm))
 }
 
 /// Starts a stopped VM, or lets a paused one go on.
