@@ -17,6 +17,7 @@ use godwit_api::{ConsoleStream, LogSource, VmInfo, VmState};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, interval, timeout_at};
 
+use crate::access::Caller;
 use crate::events::Listener;
 use crate::hosts::Hosts;
 use crate::manager::Manager;
@@ -67,13 +68,20 @@ pub(crate) fn runs_at(state: &State, vm: &str) -> Result<Arc<VmInfo>, Problem> {
     Ok(Arc::clone(info))
 }
 
-/// Carries a VM's console to a reader until they leave, or there is none any more.
-pub(crate) async fn carry(manager: Arc<Manager>, vm: String, reader: WebSocket) {
+/// Carries a VM's console to a reader until they leave, may not read it any more, or there is none any more.
+pub(crate) async fn carry(manager: Arc<Manager>, caller: Caller, vm: String, reader: WebSocket) {
     let news = manager.state.events().listen(None);
     let (state, hosts) = (Arc::clone(&manager.state), Arc::clone(&manager.hosts));
     let mut console = Console { state, hosts, vm, news };
     let (mut to_reader, mut from_reader) = reader.split();
-    if let Err(problem) = console.run(&mut to_reader, &mut from_reader).await {
+    let ended = tokio::select! {
+        ended = console.run(&mut to_reader, &mut from_reader) => ended,
+        () = manager.is_good_no_more(&caller) => {
+            let detail = "the token that it was opened with is good no more";
+            Err(Problem::new(ProblemCode::Unauthenticated, detail, "log in again"))
+        }
+    };
+    if let Err(problem) = ended {
         let mut reason = problem.detail;
         let end = (0..=MOST_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
         reason.truncate(end.min(reason.len()));

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use futures::{SinkExt, StreamExt};
-use godwit_api::control::{AuditEntry, Page, ProblemCode, Role};
+use godwit_api::control::{AuditEntry, Page, ProblemCode, Role, TokenInfo};
 use http::{Method, StatusCode};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
@@ -157,4 +157,17 @@ async fn the_end_of_a_log_begins_with_a_line() {
         let path = format!("{}?{query}", served.path("log"));
         assert_eq!(served.cluster.root(Method::GET, &path, None).await.problem(), code, "{query}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_console_ends_with_the_token_that_it_was_opened_with() {
+    let served = Served::begin().await;
+    let mut console = served.open_own().await;
+    until(&mut console, &served.vm).await;
+    let tokens: Vec<TokenInfo> = served.cluster.root(Method::GET, "/api/v1/tokens", None).await.read();
+    for token in tokens {
+        served.cluster.root(Method::DELETE, &format!("/api/v1/tokens/{}", token.id), None).await;
+    }
+    let reason = until(&mut console, "never").await;
+    assert!(reason.starts_with("4000: ") && reason.contains("token"), "{reason}");
 }
