@@ -17,9 +17,9 @@ use serde::Serialize;
 
 use crate::figures::Spread;
 use crate::machine::Machine;
-use crate::results;
 use crate::results::as_text;
 use crate::switchover::ODD_BYTES;
+use crate::{results, warm};
 
 /// How many times as fast as QEMU's own engine a drain is to be.
 const GOAL: f64 = 3.0;
@@ -97,13 +97,14 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
         "settings  link {}; {} clones of {} with {} of content each, idle; Godwit by TLS, QEMU in the clear; QEMU's own tried with {:?} at \
-         once, plain and by multifd with zstd; agents are restarted before each drain, so that nothing is known of earlier ones",
+         once, plain and by multifd with zstd; agents are restarted before each drain, so that nothing is known of earlier ones, and \
+         the memory that the guests take at the other host is touched right before",
         settings.link, settings.clones, settings.memory, settings.fill, settings.concurrency
     );
     let options = LabOptions { link: Some(settings.link), manager: true, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("no lab can be had here")?;
-    let lab =
-        Lab { manager: ManagerClient::new(Endpoint::Unix(trial.paths().manager_socket()), None), trial };
+    let manager = ManagerClient::new(Endpoint::Unix(trial.paths().manager_socket()), None);
+    let lab = Lab { manager, trial, guests_bytes: settings.memory.bytes() * u64::from(settings.clones) };
     let mut guests = lab.boot(settings)?;
     let measured = measure(settings, &lab, &mut guests)?;
     lab.trial.finish()?;
@@ -116,6 +117,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 struct Lab {
     trial: Trial,
     manager: ManagerClient,
+    /// The memory of all guests.
+    guests_bytes: u64,
 }
 
 fn measure(settings: &Settings, lab: &Lab, guests: &mut [Guest]) -> Result<Measured> {
@@ -202,6 +205,7 @@ impl Lab {
                 Ok((is_up && known.summary.vms == wanted).then_some(()))
             })?;
         }
+        warm::memory(&self.trial, to, self.guests_bytes)?;
         let request = CreateDrain { engine: way.engine, qemu: way.qemu.clone(), ..CreateDrain::default() };
         let since = Instant::now();
         let begun = self.trial.ask(self.manager.create_drain(&from, &request))?;
