@@ -35,20 +35,21 @@ impl Default for LabName {
     }
 }
 
-/// Takes the lab down. Where there is none, nothing happens.
+/// Takes the lab down; false: there was none, and nothing happens.
 ///
 /// # Errors
 /// No root, another lab command is at work, or something can't be removed.
-pub fn down(name: &LabName) -> Result<()> {
+pub fn down(name: &LabName) -> Result<bool> {
     check_prefix(&name.prefix)?;
     if leftovers(name)?.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     if !rustix::process::geteuid().is_root() {
         bail!("the lab's namespaces and processes are root's; run it with sudo");
     }
     let _lock = LabLock::take(&LabPaths::new(&name.state_dir))?;
-    tear_down(name)
+    tear_down(name)?;
+    Ok(true)
 }
 
 /// What there is of a lab: its namespaces and its directory.
@@ -197,7 +198,7 @@ mod tests {
     fn down_of_no_lab_is_fine() {
         let directory = tempfile::tempdir().unwrap();
         let name = LabName { prefix: "gwnone".to_owned(), state_dir: directory.path().join("lab") };
-        assert!(down(&name).is_ok());
+        assert!(!down(&name).unwrap());
         assert!(!name.state_dir.exists());
     }
 }

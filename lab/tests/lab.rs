@@ -62,7 +62,7 @@ fn run_all(filter: &str) -> Result<()> {
         let state_dir = std::env::temp_dir().join(&prefix).join("lab");
         let name = LabName { prefix, state_dir };
         let outcome = run(&name);
-        let left = down(&name).and_then(|()| leaves_nothing(&name));
+        let left = down(&name).and_then(|_| leaves_nothing(&name));
         outcome.and(left).with_context(|| format!("{test} failed"))?;
         eprintln!("test {test} ... ok");
     }
@@ -151,7 +151,7 @@ fn kernel_lab_comes_up_and_leaves_nothing(name: &LabName) -> Result<()> {
     ensure!(gaps.received == 0 && gaps.sent > 10, "a target that is not there answers: {gaps:?}");
     down(name)?;
     leaves_nothing(name)?;
-    down(name)
+    down(name).map(drop)
 }
 
 /// Round trips over the migration network from host a to `address` on host b, by the prober's own means. Counted

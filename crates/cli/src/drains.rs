@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use godwit_api::control::{CreateDrain, Drain, DrainState, DrainVmState, ManagerClient, Move};
+use godwit_api::control::{CreateDrain, Drain, DrainState, DrainVm, DrainVmState, ManagerClient, Move};
 
 use crate::args::DrainArgs;
 use crate::control::client;
@@ -189,6 +189,11 @@ fn vm_state(of: DrainVmState) -> &'static str {
     }
 }
 
+/// The same where nothing but a plan was asked for.
+fn planned_state(of: DrainVmState) -> &'static str {
+    if of == DrainVmState::Going { "would go" } else { vm_state(of) }
+}
+
 /// How far it is, and when it will be over.
 fn headline(drain: &Drain) -> String {
     let (gone, back) = (count(drain, DrainVmState::Gone), count(drain, DrainVmState::Back));
@@ -214,12 +219,29 @@ fn now_unix_ms() -> Option<u64> {
 }
 
 fn drain_text(drain: &Drain) -> String {
-    let row = |vm: &godwit_api::control::DrainVm| {
-        let to = vm.to.clone().unwrap_or_else(|| "-".to_owned());
-        vec![vm.vm.clone(), vm_state(vm.state).to_owned(), to, vm.reason.clone()]
+    let is_plan = drain.state == DrainState::Planned;
+    let word = if is_plan { planned_state } else { vm_state };
+    let row = |vm: &DrainVm| {
+        let host = at(vm, &drain.host).unwrap_or("-").to_owned();
+        let after = vm.gone_unix_ms.filter(|_| matches!(vm.state, DrainVmState::Going | DrainVmState::Gone));
+        let after = after.map_or_else(|| "-".to_owned(), |gone| seconds_after(drain.asked_unix_ms, gone));
+        vec![vm.vm.clone(), word(vm.state).to_owned(), host, after, vm.reason.clone()]
     };
     let rows: Vec<_> = drain.vms.iter().map(row).collect();
-    format!("{}\n{}", headline(drain), table(&["vm", "state", "to", "because"], &rows))
+    format!("{}\n{}", headline(drain), table(&["vm", "state", "host", "after", "because"], &rows))
+}
+
+/// Where a VM goes, or is by now.
+fn at<'a>(vm: &'a DrainVm, drained: &'a str) -> Option<&'a str> {
+    match vm.state {
+        DrainVmState::Going | DrainVmState::Gone => vm.to.as_deref(),
+        DrainVmState::Stays | DrainVmState::Back => Some(drained),
+    }
+}
+
+/// How long after the drain was asked for, or is foreseen to be.
+fn seconds_after(asked_unix_ms: u64, gone_unix_ms: u64) -> String {
+    format!("{} s", gone_unix_ms.saturating_sub(asked_unix_ms).div_ceil(1000))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fs;
 
 use godwit_api::control::{JoinGrant, JoinTokenInfo, JoinTokenText, ManagerClient};
 use godwit_host::{JoinError, JoinOptions, JoinedHost};
-use godwit_pki::Fingerprint;
+use godwit_pki::{Fingerprint, machine_name};
 use serde_json::json;
 
 use crate::args::{JoinArgs, JoinTokenCommand};
@@ -62,6 +62,14 @@ pub(crate) async fn run(options: JoinArgs, output: Output) -> Result<Exit, Failu
         Failure::usage(format!("{}: {why}", file.display()), mend)
     })?;
     check_authority(&options, &token)?;
+    let machine = machine_name();
+    if machine != token.host {
+        let host = &token.host;
+        output.note(&format!(
+            "this machine is called {machine}, and the token is host {host}'s: it is host {host} to the cluster from now on (if that is another machine, \
+            `godwit control host forget {host}`, and have a token made for this one)"
+        ));
+    }
     let config = options.config.clone();
     let joined = godwit_host::join(&JoinOptions {
         manager: options.manager,

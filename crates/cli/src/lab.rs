@@ -26,8 +26,15 @@ pub(crate) fn run(
         }
         LabCommand::Down(place) => {
             let name = name(&place);
-            down(&name)?;
-            output.result(&json!({ "up": false }), || "the lab is down; nothing of it is left".to_owned())?;
+            let was_there = down(&name)?;
+            output.result(&json!({ "up": false, "was_there": was_there }), || {
+                let told = if was_there {
+                    "the lab is down; nothing of it is left"
+                } else {
+                    "there was no lab, and nothing left of one"
+                };
+                told.to_owned()
+            })?;
             Ok(Exit::Ok)
         }
         LabCommand::Status(place) => {

@@ -42,18 +42,21 @@ fn render(limits: &MoveLimits) -> String {
         vec!["on a datastore".to_owned(), per_datastore.to_string()],
     ];
     rows.extend(datastores.iter().map(|(path, most)| vec![format!("on {path}"), most.to_string()]));
-    for (host, HostMoves { out, into }) in hosts {
+    let own = hosts.iter().filter(|(_, own)| own.out.is_some() || own.into.is_some());
+    for (host, HostMoves { out, into }) in own {
         rows.push(vec![format!("out of {host}"), number(*out, "as for all")]);
         rows.push(vec![format!("into {host}"), number(*into, "as for all")]);
     }
-    rows.extend(by_link.iter().map(|LinkMoves { bits_per_s, moves }| {
-        let link = match bits_per_s {
-            None => "a link of unknown speed".to_owned(),
-            Some(bits) => format!("a link from {} Mb/s on", bits / 1_000_000),
-        };
-        vec![link, moves.to_string()]
-    }));
-    table(&["moves at a time", "most"], &rows)
+    let table = table(&["moves at a time", "most"], &rows);
+    let steps: Vec<_> = by_link.iter().map(step).collect();
+    format!("{table}\nby a host's link: {}", steps.join(", "))
+}
+
+fn step(LinkMoves { bits_per_s, moves }: &LinkMoves) -> String {
+    match bits_per_s {
+        None => format!("{moves} where its speed is not known"),
+        Some(bits) => format!("{moves} from {} Mb/s on", bits / 1_000_000),
+    }
 }
 
 pub(crate) async fn set_host(

@@ -367,7 +367,10 @@ impl Agent {
         };
         let name = record.spec.name.clone();
         let mut slot = Slot::new(record.spec.clone(), record.epoch, condition);
-        slot.reason = Some(why);
+        slot.reason = Some(match self.places.vm(&name).living_process() {
+            Some((pid, _)) => format!("{why}; {}", what_lives(pid)),
+            None => why,
+        });
         let place_of_it = Arc::clone(&slot.identity);
         self.take_place(slot, place.as_ref())?;
         self.settle_doubt(&name);
@@ -578,6 +581,18 @@ fn let_vcpus_go(vm: &str, pid: i32) {
         Ok(true) => tracing::info!(vm, pid, "its vCPUs have all their CPU time again"),
         Err(error) => tracing::error!(vm, pid, %error, "its vCPUs may be slowed on"),
     }
+}
+
+/// What people are told of a QEMU that lives and can't be spoken to: nobody ends a healthy guest for that.
+fn what_lives(pid: i32) -> String {
+    let mounts = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
+    let place = match (mounts("self"), mounts(&pid.to_string())) {
+        (Some(own), Some(its)) if own != its => {
+            ", in another mount namespace than this agent, which may not see its files: start the agent where it does"
+        }
+        _ => "",
+    };
+    format!("its process {pid} lives{place}, and its guest may run")
 }
 
 /// What a VM is whose QEMU was found, and why.

@@ -246,7 +246,9 @@ impl Condition {
             Condition::InDoubt { keeps_pages_for: Some(_) } => format!(
                 "end it with `kill -9 {pid}`, then start the VM as before; `godwit vm delete --force` ends it too, and forgets the VM"
             ),
-            _ => "end it with `godwit vm stop --force`, then start the VM".to_owned(),
+            _ => format!(
+                "its guest may run all the same: see whether it answers its users, and whether the agent sees process {pid}'s files (another mount namespace hides them), and restart the agent; if the guest hangs, end it with `godwit vm stop --force`, then start the VM"
+            ),
         }
     }
 
