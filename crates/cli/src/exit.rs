@@ -287,9 +287,9 @@ mod tests {
     fn the_mend_of_an_error_is_told_apart() {
         for (text, message, mend) in [
             (
-                "a.toml: port: no such key (docs/control.md lists every key)",
+                "a.toml: port: no such key (docs/manager.md lists every key)",
                 "a.toml: port: no such key",
-                "docs/control.md lists every key",
+                "docs/manager.md lists every key",
             ),
             (
                 "a.pem can't be read: No such file or directory (os error 2)",

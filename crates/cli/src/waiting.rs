@@ -12,7 +12,7 @@ use crate::output::Output;
 
 /// How often the manager is asked how far something is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a manager may be away: three times what another one needs to take over (docs/control.md).
+/// How long a manager may be away: three times what another one needs to take over (docs/manager.md).
 const LONGEST_AWAY: Duration = Duration::from_secs(15);
 
 /// What came first.

@@ -121,7 +121,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is no configuration.
-    #[error("{path}: {why} (docs/control.md lists every key)")]
+    #[error("{path}: {why} (docs/manager.md lists every key)")]
     Syntax {
         /// The file.
         path: PathBuf,
@@ -235,7 +235,7 @@ mod tests {
     /// What the manual shows is read, and it shows every key that there is.
     #[test]
     fn the_manual_lists_every_key() {
-        let manual = include_str!("../../../docs/control.md");
+        let manual = include_str!("../../../docs/manager.md");
         let (_, section) = manual.split_once("## Configuration\n```toml\n").unwrap();
         let (text, _) = section.split_once("```").unwrap();
         let config = parse(text).unwrap();
@@ -257,7 +257,7 @@ mod tests {
             for key in keys.filter(|key| *key != "total") {
                 let forms = [format!("{key} = "), format!("[{key}"), format!(".{key}]"), format!(".{key}.")];
                 let is_shown = forms.iter().any(|form| text.contains(form));
-                assert!(is_shown, "docs/control.md lacks {key} of {table}");
+                assert!(is_shown, "docs/manager.md lacks {key} of {table}");
             }
         }
     }
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_the_mend() {
         for (text, words) in [
-            ("listen = 7", ["listen", "docs/control.md"]),
+            ("listen = 7", ["listen", "docs/manager.md"]),
             ("name = \"m 1\"\ninsecure = true", ["name", "letters"]),
             ("", ["tls", "godwit pki"]),
             ("name = \"m1\"\ninsecure = true\n[etcd]\nendpoints = []", ["listen", "other managers"]),
@@ -302,7 +302,7 @@ mod tests {
                 "name = \"m1\"\ninsecure = true\nlisten = [\"0.0.0.0:7800\"]\n[etcd]\nendpoints = []",
                 ["address", "https://HOST:PORT"],
             ),
-            ("name = \"m1\"\ninsecure = true\nport = 1", ["port", "docs/control.md"]),
+            ("name = \"m1\"\ninsecure = true\nport = 1", ["port", "docs/manager.md"]),
         ] {
             let error = parse(text).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");

@@ -132,7 +132,7 @@ fn empty_plan() -> HostPlan {
 
 /// What who asked is told of certificates.
 fn of_pki(error: &PkiError) -> Problem {
-    let mend = "see docs/control.md, \"How a host joins\"";
+    let mend = "see docs/manager.md, \"How a host joins\"";
     let code = match error {
         PkiError::BadRequest { .. } | PkiError::BadName { .. } => ProblemCode::InvalidRequest,
         _ => ProblemCode::ManagerFailed,

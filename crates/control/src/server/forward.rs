@@ -36,7 +36,7 @@ const FROM_SOCKET: HeaderValue = HeaderValue::from_static("socket");
 const UPGRADED: HeaderValue = HeaderValue::from_static("upgrade");
 /// How long a manager that has just become the leader may take until it answers as one.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
-/// How long a request waits where none leads: longer than the others take to notice that a leader died, and one of them to follow (docs/control.md).
+/// How long a request waits where none leads: longer than the others take to notice that a leader died, and one of them to follow (docs/manager.md).
 const CHOICE_LIMIT: Duration = Duration::from_secs(8);
 /// How often the store is asked meanwhile.
 const CHOICE_LOOK: Duration = Duration::from_millis(200);
