@@ -289,7 +289,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is no configuration.
-    #[error("{path}:{line}: {why} (docs/operations.md lists every key)")]
+    #[error("{path}:{line}: {why} (docs/host.md lists every key)")]
     Syntax {
         /// The file.
         path: PathBuf,
