@@ -481,7 +481,7 @@ pub(crate) struct CreateArgs {
     /// Never run it while pages of its memory are at another host, whatever a migration asks for
     #[arg(long)]
     pub(crate) no_page_in: bool,
-    /// What rules may name it by, where the manager makes it (repeatable)
+    /// A label, by which VMs are listed, where the manager makes it (repeatable)
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
     /// Start it at once; if that fails, nothing is left of it

@@ -81,7 +81,9 @@ pub enum PkiError {
         why: String,
     },
     /// It is not valid at this time.
-    #[error("the certificate {path} {why} (make a new one with `godwit pki renew`)")]
+    #[error(
+        "the certificate {path} {why} (make a new one with `godwit pki renew` where the authority is; a host that joined a manager joins again with a new token)"
+    )]
     OutOfDate {
         /// The file.
         path: PathBuf,

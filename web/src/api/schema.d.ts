@@ -344,7 +344,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** One move, with the report of its migration, where this manager has seen it end. */
+        /** One move, with the report of its migration, where a manager has heard how it ended. */
         get: operations["show_move"];
         put?: never;
         post?: never;
@@ -362,7 +362,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The report of a move's migration as a file, where this manager has seen it end. */
+        /** The report of a move's migration as a file, where a manager has heard how it ended. */
         get: operations["show_move_report"];
         put?: never;
         post?: never;
@@ -529,7 +529,8 @@ export interface paths {
         /**
          * The VM's text console as a WebSocket: binary messages both ways, as the guest's serial line. It follows a VM that moves. A browser offers the
          *     protocols `godwit.console.v1` and `godwit.bearer.` with its token behind it, in base64url without padding; whoever else shows it as
-         *     everywhere. One reader at a time: where it can't be opened or go on, the close message has the code 4000 and says why.
+         *     everywhere. It ends when the caller's token is revoked
+         *     or has expired. One reader at a time: where it can't be opened or go on, the close message has the code 4000 and says why.
          */
         get: operations["open_vm_console"];
         put?: never;
@@ -686,6 +687,8 @@ export interface components {
         AuditEntry: {
             /** @description From where. */
             from?: string | null;
+            /** @description What was made by it, with its id or name. */
+            made?: string | null;
             /** @description How it ended. */
             outcome: components["schemas"]["AuditOutcome"];
             /** @description Why it was refused. */
@@ -2496,6 +2499,8 @@ export interface components {
             items: {
                 /** @description From where. */
                 from?: string | null;
+                /** @description What was made by it, with its id or name. */
+                made?: string | null;
                 /** @description How it ended. */
                 outcome: components["schemas"]["AuditOutcome"];
                 /** @description Why it was refused. */

@@ -238,7 +238,7 @@ function AuditRow({ entry }: { entry: AuditEntry }) {
           }
         />
       </td>
-      <td>{entry.reason ?? ''}</td>
+      <td>{entry.reason ?? (entry.made ? `made ${entry.made}` : '')}</td>
     </tr>
   );
 }

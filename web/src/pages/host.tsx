@@ -34,7 +34,7 @@ export function HostPage({ name }: { name: string }) {
         above={<Link to="/hosts">Hosts</Link>}
         side={
           <>
-            <Act needs="admin" onClick={() => toggleMaintenance(name, !host.maintenance)}>
+            <Act needs="operator" onClick={() => toggleMaintenance(name, !host.maintenance)}>
               {host.maintenance ? 'End maintenance' : 'Maintenance'}
             </Act>
             <Act

@@ -93,7 +93,7 @@ pub struct CreateManagedVm {
     /// Where; none: the manager's choice.
     #[serde(default)]
     pub host: Option<String>,
-    /// What rules may name it by.
+    /// By what VMs are listed.
     #[serde(default)]
     #[schema(schema_with = super::hosts::labels)]
     pub labels: BTreeMap<String, String>,

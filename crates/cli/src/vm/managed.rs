@@ -145,7 +145,7 @@ fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, 
 fn tell(HostedVm { info, host_reason }: &HostedVm, output: Output) -> Result<(), Failure> {
     let result = HostedVm { info: info.clone(), host_reason: host_reason.clone() };
     output.result(&result, || {
-        let why = host_reason.as_ref().map(|why| format!("\nchosen: {why}")).unwrap_or_default();
+        let why = host_reason.as_ref().map(|why| format!("\nthe host is the {why}")).unwrap_or_default();
         match info.in_doubt {
             true => {
                 format!("VM {} on host {} is still in doubt, and has no process there", info.name, info.host)

@@ -45,7 +45,7 @@ pub struct HostPlan {
 pub struct VmPlan {
     /// Whether it shall run.
     pub power: PlannedPower,
-    /// What rules may name it by.
+    /// By what VMs are listed.
     pub labels: BTreeMap<String, String>,
 }
 

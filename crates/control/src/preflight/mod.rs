@@ -110,11 +110,7 @@ impl<'a> Subject<'a> {
             let failed =
                 pair::CHECKS.iter().filter(|(name, _)| !is_placements(*name)).filter_map(|(name, check)| {
                     let found = check(self, to);
-                    (found.verdict == Verdict::Fail).then(|| {
-                        let mend =
-                            if found.mend.is_empty() { String::new() } else { format!("; {}", found.mend) };
-                        obstacle(*name, format!("{}{mend}", found.evidence))
-                    })
+                    (found.verdict == Verdict::Fail).then(|| obstacle(*name, found.evidence))
                 });
             let failed: Vec<Obstacle> = failed.collect();
             (!failed.is_empty()).then(|| (to.name.to_owned(), failed))
@@ -143,7 +139,10 @@ pub fn immovable_by(inventory: &Inventory, vm: &str, engine: EngineKind) -> Opti
     };
     vm::CHECKS.iter().find_map(|(name, check)| {
         let found = check(&subject);
-        (found.verdict == Verdict::Fail).then(|| obstacle(*name, found.evidence))
+        (found.verdict == Verdict::Fail).then(|| {
+            let mend = if found.mend.is_empty() { String::new() } else { format!("; {}", found.mend) };
+            obstacle(*name, format!("{}{mend}", found.evidence))
+        })
     })
 }
 
