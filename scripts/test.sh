@@ -9,7 +9,7 @@ ${CARGO:-cargo} test --release --workspace --locked --no-fail-fast -- --test-thr
 
 # The console as a person uses it; says why where it can't be.
 if command -v npm >/dev/null; then
-  (cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent check && npm run --silent test && e2e/run.sh)
+  (cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent check && npm run --silent test && e2e/run.sh && e2e/real.sh)
 else
   echo "skipped: npm is not installed, so the console is not tried in a browser (apt-get install npm)"
 fi
