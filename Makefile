@@ -9,7 +9,7 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict cance
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test sim schemathesis console console-test fuzz bench reliability soak soak-mixed deb deb-test fmt lint ci clean
+.PHONY: help deps build demo test sim schemathesis console console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ console: ## Build the console's files anew (web/dist, which is committed); needs
 
 console-test: $(if $(PROFILE),,build) ## Check the console's sources and use it in a browser, against simulated hosts; needs Node and Chromium
 	cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent check && npm run --silent test && e2e/run.sh
+
+console-speed: $(if $(PROFILE),,build) ## How fast the console is at 1,000 VMs, and whether its memory grows (MINUTES=30); needs Node and Chromium
+	cd web && npm ci --no-audit --no-fund --loglevel=error && e2e/speed.sh
 
 fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")
 	scripts/fuzz.sh
