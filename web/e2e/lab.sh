@@ -1,7 +1,8 @@
 # A manager over simulated hosts, for the scripts here: `start_lab HOSTS VMS SPEED` sets `url`, `token` (admin) and `viewer`, and ends all of
 # it when the script ends. Read by them, not run.
 
-root=$(cd "$(dirname "$0")/../.." && pwd)
+# Whoever reads this has gone to web/ before.
+root=$(cd .. && pwd)
 bin=${GODWIT_BIN:-${CARGO_TARGET_DIR:-$root/target}/${PROFILE:-release}}
 lab='' manager='' fleet='' server=''
 
