@@ -37,6 +37,15 @@ pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
     }
 }
 
+/// Copies a manager's store into a new file.
+pub(crate) fn back_up(config: &Path, to: &Path, output: Output) -> Result<Exit, Failure> {
+    let config = Config::load(config).map_err(|error| Failure::told(Exit::Usage, &error))?;
+    godwit_control::back_up(&config, to).map_err(|error| Failure::told(Exit::Failure, &error))?;
+    let told = serde_json::json!({ "backup": to });
+    output.result(&told, || format!("the manager's store, as it is now, is in {}", to.display()))?;
+    Ok(Exit::Ok)
+}
+
 /// The document of the manager's API, by no manager.
 pub(crate) fn openapi(output: Output) -> Result<Exit, Failure> {
     let document = godwit_control::openapi();
@@ -73,7 +82,7 @@ pub(crate) async fn ask(
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
         // Do not ask: main has run them.
-        ControlCommand::Run { .. } | ControlCommand::Openapi => {}
+        ControlCommand::Run { .. } | ControlCommand::Backup { .. } | ControlCommand::Openapi => {}
     }
     Ok(Exit::Ok)
 }

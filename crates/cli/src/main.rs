@@ -100,6 +100,7 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
     if let Command::Control { place, command, .. } = cli.command {
         return match command {
             ControlCommand::Run { config } => control::run(&config).await,
+            ControlCommand::Backup { file, config } => control::back_up(&config, &file, output),
             ControlCommand::Openapi => control::openapi(output),
             command => control::ask(command, &place, hosts_file, output).await,
         };

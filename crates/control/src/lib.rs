@@ -83,7 +83,7 @@ pub use config::{AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANA
 pub use doors::DoorError;
 pub use etcd_config::EtcdConfig;
 pub use events::{Events, Listener, Next};
-pub use run::{RunError, run};
+pub use run::{RunError, back_up, run};
 pub use server::openapi;
 pub use state::{State, now_unix_ms};
 

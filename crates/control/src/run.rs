@@ -87,6 +87,11 @@ pub enum RunError {
         /// As the certificate has it.
         certificate: String,
     },
+    /// A copy is to be made of what etcd has.
+    #[error(
+        "this manager's store is etcd, which makes copies itself (`etcdctl snapshot save FILE`, see docs/store.md)"
+    )]
+    EtcdBacksUp,
     /// This program can't speak to etcd.
     #[cfg(not(feature = "etcd"))]
     #[error("[etcd] is configured, and this program was built without it (build it with the feature `etcd`)")]
@@ -183,6 +188,17 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
             let file = config.store_file();
             Ok(Arc::new(tokio::task::block_in_place(|| SqliteStore::open(&file))?))
         }
+    }
+}
+
+/// Writes a copy of the store into a new file, while the manager runs or not. Blocks.
+///
+/// # Errors
+/// It is etcd, which makes copies of its own, or can't be read, or the copy can't be written.
+pub fn back_up(config: &Config, to: &Path) -> Result<(), RunError> {
+    match config.etcd {
+        Some(_) => Err(RunError::EtcdBacksUp),
+        None => Ok(SqliteStore::back_up(&config.store_file(), to)?),
     }
 }
 

@@ -72,6 +72,7 @@ function DrainDialog({ host, close }: { host: string; close: () => void }) {
 export function Plan({ drain }: { drain: Drain }) {
   const stays = drain.vms.filter((vm) => vm.state === 'stays');
   const going = drain.vms.length - stays.length;
+  const isPlan = drain.state === 'planned';
   const isLive = drain.state === 'running' || drain.state === 'undoing';
   const leftMs = drain.eta_unix_ms ? drain.eta_unix_ms - (isLive ? Date.now() : drain.asked_unix_ms) : null;
   return (
@@ -101,7 +102,7 @@ export function Plan({ drain }: { drain: Drain }) {
               <tr key={vm.vm}>
                 <th scope="row">{vm.vm}</th>
                 <td>
-                  <Status look={drainLook(vm.state)} />
+                  <Status look={drainLook(isPlan && vm.state === 'going' ? 'would-go' : vm.state)} />
                 </td>
                 <td class="digits">{vm.to ?? '–'}</td>
                 <td class="number">{clock(vm.gone_unix_ms)}</td>

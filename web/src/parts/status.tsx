@@ -107,6 +107,7 @@ const DRAIN_LOOKS: Record<string, Look> = {
   cancelled: { tone: 'idle', shape: 'slash', text: 'cancelled' },
   undoing: { tone: 'busy', shape: 'arrow', text: 'undoing' },
   undone: { tone: 'idle', shape: 'slash', text: 'undone' },
+  'would-go': { tone: 'idle', shape: 'arrow', text: 'would go' },
   going: { tone: 'busy', shape: 'arrow', text: 'going' },
   gone: { tone: 'ok', shape: 'check', text: 'gone' },
   stays: { tone: 'warn', shape: 'square', text: 'stays' },

@@ -61,6 +61,20 @@ pub(crate) enum ControlCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Copy this machine's manager's store into a new file, while the manager runs or not
+    #[command(after_help = "Examples:
+  godwit control backup /backup/control.sqlite
+  godwit control backup /backup/control.sqlite --config /etc/godwit/m2.toml
+
+Only what SQLite keeps: etcd makes copies by itself, `etcdctl snapshot save`. docs/recover.md says what else belongs to a backup.")]
+    Backup {
+        /// The new file; one that is there is left alone
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// The manager's configuration
+        #[arg(long, value_name = "FILE", default_value = "/etc/godwit/control.toml")]
+        config: PathBuf,
+    },
     /// Write the OpenAPI document of the manager's API; asks no manager
     #[command(after_help = "Example:
   godwit control openapi >godwit.json")]

@@ -75,13 +75,12 @@ impl SqliteStore {
         })
     }
 
-    /// Writes a copy of the whole store into a new file, as of one revision, while the store goes on.
+    /// Writes a copy of a whole store into a new file, as of one revision, while whoever has it open goes on. Blocks.
     ///
     /// # Errors
-    /// [`StoreError::File`]: there is such a file already, or it can't be written.
-    pub async fn back_up(&self, to: &Path) -> Result<(), StoreError> {
-        let (from, to) = (self.path.clone(), to.to_owned());
-        blocking(&self.path, move || file::back_up(&from, &to)).await
+    /// [`StoreError::File`]: there is no store, such a file is there already, or it can't be written; [`StoreError::Damaged`].
+    pub fn back_up(from: &Path, to: &Path) -> Result<(), StoreError> {
+        file::back_up(from, to)
     }
 
     async fn ask<T>(

@@ -109,12 +109,14 @@ async fn a_damaged_file_is_told() {
 async fn a_backup_is_a_store_and_is_made_while_the_store_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("copy.db");
-    let store = SqliteStore::open(&dir.path().join("manager.db")).unwrap();
+    let path = dir.path().join("manager.db");
+    assert!(SqliteStore::back_up(&path, &copy).is_err() && !path.exists() && !copy.exists());
+    let store = SqliteStore::open(&path).unwrap();
     let leads = store.lead(&candidate("m1")).await.unwrap();
     store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
-    store.back_up(&copy).await.unwrap();
+    SqliteStore::back_up(&path, &copy).unwrap();
     store.commit(&leads, Transaction::new().put("a", "2")).await.unwrap();
-    assert!(matches!(store.back_up(&copy).await, Err(StoreError::File { .. })));
+    assert!(matches!(SqliteStore::back_up(&path, &copy), Err(StoreError::File { .. })));
     let mode = std::fs::metadata(&copy).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o600);
     let restored = SqliteStore::open(&copy).unwrap();

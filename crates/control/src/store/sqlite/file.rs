@@ -6,7 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::super::error::{StoreError, file_error};
 use super::super::transaction::Revision;
@@ -159,24 +159,35 @@ fn judge(path: &Path, error: &rusqlite::Error) -> StoreError {
     }
 }
 
-/// Writes a copy of the store as it is now.
+/// Writes a copy of a store as it is now. Nothing is left where that fails.
 pub(super) fn back_up(from: &Path, to: &Path) -> Result<(), StoreError> {
-    let failed = |error: rusqlite::Error| StoreError::File {
-        path: to.to_owned(),
-        action: "written as a backup",
-        source: io::Error::other(error.to_string()),
-    };
+    // One that is not there is not made.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let source = Connection::open_with_flags(from, flags).map_err(|error| judge(from, &error))?;
+    source.busy_timeout(BUSY).map_err(|error| judge(from, &error))?;
+    if pragma(&source, "application_id").map_err(|error| judge(from, &error))? != APPLICATION {
+        return Err(StoreError::Foreign { path: from.to_owned() });
+    }
     // SQLite fills a file that is there and empty: so it is never anybody else's to read.
-    OpenOptions::new()
+    let copy = OpenOptions::new()
         .create_new(true)
         .write(true)
         .mode(0o600)
         .open(to)
         .map_err(file_error(to, "made for a backup"))?;
-    let source = Connection::open(from).map_err(failed)?;
-    source.busy_timeout(BUSY).map_err(failed)?;
-    source.execute("VACUUM INTO ?1", [to.to_string_lossy()]).map_err(failed)?;
-    File::open(to).and_then(|copy| copy.sync_all()).map_err(file_error(to, "synced"))
+    let written = source
+        .execute("VACUUM INTO ?1", [to.to_string_lossy()])
+        .map_err(|error| StoreError::File {
+            path: to.to_owned(),
+            action: "written as a backup",
+            source: io::Error::other(error.to_string()),
+        })
+        .and_then(|_| copy.sync_all().map_err(file_error(to, "synced")));
+    if written.is_err() {
+        // What failed says more.
+        let _ = fs::remove_file(to);
+    }
+    written
 }
 
 /// The store's revision.
