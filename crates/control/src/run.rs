@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use std::time::Duration;
 use axum::Router;
 use axum_server::Handle;
 use godwit_api::control::Problem;
-use godwit_pki::{Identity, PkiError};
+use godwit_pki::{Description, Identity, PkiError, describe};
+use http::Uri;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -116,6 +117,9 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         Some(tls) => Some(Identity::load(&tls.authority, &tls.certificate, &tls.key)?),
         None => None,
     };
+    if let Some(tls) = &config.tls {
+        warn_of_strange_addresses(&describe(&tls.certificate)?, &config);
+    }
     let doors = Doors::open(&config)?;
     let listeners = listen(&config.listen)?;
     make_private(&config.state_dir)?;
@@ -199,6 +203,20 @@ pub fn back_up(config: &Config, to: &Path) -> Result<(), RunError> {
     match config.etcd {
         Some(_) => Err(RunError::EtcdBacksUp),
         None => Ok(SqliteStore::back_up(&config.store_file(), to)?),
+    }
+}
+
+/// Whoever asks by an address that is not in the certificate is refused by their own side, and sees nothing of it here.
+fn warn_of_strange_addresses(certificate: &Description, config: &Config) {
+    let stands_for = |address: IpAddr| address.is_unspecified() || certificate.addresses.contains(&address);
+    let listened: Vec<IpAddr> = config.listen.iter().map(SocketAddr::ip).collect();
+    let public = config.address.as_deref().and_then(|address| address.parse::<Uri>().ok());
+    let public = public.and_then(|uri| uri.host()?.trim_matches(['[', ']']).parse().ok());
+    for address in listened.into_iter().chain(public).filter(|address| !stands_for(*address)) {
+        tracing::warn!(
+            %address,
+            "this manager is to be asked at an address that its certificate does not name: make one with `godwit pki issue` and --address"
+        );
     }
 }
 
