@@ -117,6 +117,10 @@ pub enum ClientError {
     },
 }
 
+/// A connection by which nothing has been asked yet.
+#[derive(Debug)]
+pub struct Connection(SendRequest<Full<Bytes>>);
+
 impl ClientError {
     /// The agent's error code, where it was the agent that said no.
     #[must_use]
@@ -415,9 +419,18 @@ impl Client {
         if response.status().is_success() { Ok(response) } else { Err(self.refusal(response).await) }
     }
 
+    /// Connects. Where that fails nothing was asked.
+    ///
+    /// # Errors
+    /// [`ClientError::Unreachable`].
+    pub async fn connection(&self) -> Result<Connection, ClientError> {
+        Ok(Connection(self.open().await?))
+    }
+
     /// Passes on what another client has asked, with its headers and whatever the answer is; for a manager that asks another.
     pub async fn pass_on(
         &self,
+        Connection(mut sender): Connection,
         method: Method,
         path: &str,
         headers: HeaderMap,
@@ -426,7 +439,7 @@ impl Client {
         let mut request = Request::builder().method(method).uri(path);
         request.headers_mut().ok_or_else(|| self.protocol("no path"))?.extend(headers);
         let request = request.header(HOST, self.authority()).body(Full::new(body));
-        self.exchange(request.map_err(|error| self.protocol(error))?).await
+        self.exchange_on(&mut sender, request.map_err(|error| self.protocol(error))?).await
     }
 
     pub(crate) async fn exchange(

@@ -15,7 +15,7 @@ mod types;
 
 pub use godwit_migration::{BitRate, RateLimit};
 
-pub use client::{Client, ClientError, ConsoleStream, Endpoint, LogStream};
+pub use client::{Client, ClientError, Connection, ConsoleStream, Endpoint, LogStream};
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, Told};

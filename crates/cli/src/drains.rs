@@ -65,7 +65,7 @@ fn open<'a>(drains: &'a [Drain], host: &str) -> Option<&'a Drain> {
     drains.iter().find(|drain| drain.host == host && !is_over(drain))
 }
 
-/// The one that began last. Ids don't tell: those of one second are in no order.
+/// The one that began last.
 fn last<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
     let of_host = drains.iter().filter(|drain| drain.host == host);
     of_host.max_by_key(|drain| drain.asked_unix_ms).ok_or_else(|| {

@@ -15,7 +15,7 @@ use futures::{SinkExt, StreamExt};
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_api::{ConsoleStream, LogSource, VmInfo, VmState};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::time::{Instant, interval, timeout_at};
+use tokio::time::{Instant, interval, timeout, timeout_at};
 
 use crate::access::Caller;
 use crate::events::Listener;
@@ -30,6 +30,10 @@ const RECONNECT_LIMIT: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_millis(200);
 /// So often something is said to the reader, so that what is in between keeps the connection.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// A reader of whom nothing is heard for so long, no answer to a ping either, has gone: somebody else may open the console.
+const SILENCE_LIMIT: Duration = Duration::from_secs(50);
+/// How long the last word to a reader may take.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes of the guest that go in one message at most.
 const MOST_PIECE_BYTES: usize = 16 << 10;
 /// The longest reason that a close message carries (RFC 6455, section 5.5).
@@ -87,7 +91,7 @@ pub(crate) async fn carry(manager: Arc<Manager>, caller: Caller, vm: String, rea
         reason.truncate(end.min(reason.len()));
         let close = CloseFrame { code: CANNOT_GO_ON, reason: reason.into() };
         // Whoever has gone does not hear it.
-        let _ = to_reader.send(Message::Close(Some(close))).await;
+        let _ = timeout(CLOSE_LIMIT, to_reader.send(Message::Close(Some(close)))).await;
     }
 }
 
@@ -154,7 +158,8 @@ impl Console {
 
 /// What the reader types.
 async fn pass_in(from_reader: &mut SplitStream<WebSocket>, to_guest: &mut WriteHalf<ConsoleStream>) -> Cut {
-    while let Some(Ok(message)) = from_reader.next().await {
+    // It answers pings; one that has gone without a word says nothing more.
+    while let Ok(Some(Ok(message))) = timeout(SILENCE_LIMIT, from_reader.next()).await {
         let typed = match message {
             Message::Binary(bytes) => bytes,
             Message::Text(text) => text.into(),
@@ -183,7 +188,7 @@ async fn pass_out(
             },
             _ = ping.tick() => Message::Ping(Bytes::new()),
         };
-        if to_reader.send(message).await.is_err() {
+        if !matches!(timeout(SILENCE_LIMIT, to_reader.send(message)).await, Ok(Ok(()))) {
             return Cut::ByReader;
         }
     }

@@ -180,6 +180,35 @@ impl Keeper {
         Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys })
     }
 
+    /// Adds that a record is written over whatever the store has of it. It is not known afterwards.
+    pub(crate) async fn put_over<T: Record>(
+        &self,
+        writes: Writes,
+        table: Table<T>,
+        id: &str,
+        record: &T,
+    ) -> Result<Writes, Problem> {
+        let transaction = match self.written(&table.key(id)).await? {
+            Some(was) => table.replace(writes.transaction, id, was, record),
+            None => table.insert(writes.transaction, id, record),
+        };
+        Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys: writes.keys })
+    }
+
+    /// Removes a record of which nothing is known, where there is one, whether it can be read or not.
+    pub(crate) async fn remove_unknown<T: Record>(&self, table: Table<T>, id: &str) -> Result<(), Problem> {
+        if let Some(was) = self.written(&table.key(id)).await? {
+            self.write_unknown(table.remove(Transaction::new(), id, was)).await?;
+        }
+        Ok(())
+    }
+
+    /// When a key was written last, as the store has it; none: it is not there.
+    async fn written(&self, key: &str) -> Result<Option<Revision>, Problem> {
+        let found = self.store.read(key).await.map_err(|error| problem(&error.into()))?;
+        Ok(found.items.iter().find(|item| item.key == key).map(|item| item.revision))
+    }
+
     /// Writes all of them, or nothing.
     pub(crate) async fn write(&self, Writes { transaction, keys }: Writes) -> Result<(), Problem> {
         self.commit(&keys, transaction).await.map_err(|error| problem(&error.into()))
@@ -367,10 +396,21 @@ async fn write_entries(
     let mut entries = Vec::new();
     while waiting.recv_many(&mut entries, MOST_KEYS).await > 0 {
         let written = write_some(&*store, &leadership, &mut log, &entries).await;
-        if let Err(error) = written {
-            tracing::error!(%error, entries = entries.len(), "the audit log can't be written");
+        if let Err(RecordError::Store(StoreError::TooBig { .. })) = written {
+            // No entry is lost for its neighbours' size.
+            for entry in entries.drain(..) {
+                told_of(write_some(&*store, &leadership, &mut log, &[entry]).await, 1);
+            }
+        } else {
+            told_of(written, entries.len());
+            entries.clear();
         }
-        entries.clear();
+    }
+}
+
+fn told_of(written: Result<(), RecordError>, entries: usize) {
+    if let Err(error) = written {
+        tracing::error!(%error, entries, "the audit log can't be written");
     }
 }
 

@@ -250,12 +250,11 @@ impl Manager {
         } else {
             tracing::warn!(who, what, status, reason, "refused");
         }
-        let is_nobodys = entry.role.is_none() && entry.who == "nobody" && !level_is_info;
-        let due = if is_nobodys { self.refusals().note(entry) } else { vec![entry] };
+        let due = if level_is_info { vec![entry] } else { self.refusals().note(entry) };
         self.write_audit(due);
     }
 
-    /// Notes how many requests of nobody's were refused, where it is time.
+    /// Notes how many more requests were refused, where it is time.
     pub(crate) fn audit_refusals(&self) {
         let due = self.refusals().over(now_unix_ms());
         self.write_audit(due);
@@ -488,6 +487,12 @@ fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
     check_labels(&plan.labels)
 }
 
+/// What has no look of its own, and may change that of what stands beside it: controls, and marks of the direction of writing (UAX #9).
+fn is_unseen(char: char) -> bool {
+    char.is_control()
+        || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// Labels of a host or a VM.
 pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
     if labels.len() > MOST_LABELS {
@@ -495,15 +500,20 @@ pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Prob
     }
     for (key, value) in labels {
         let length = key.chars().count();
-        let is_visible = |char: char| !char.is_whitespace() && !char.is_control();
+        // The first = ends the key where labels are asked for.
+        let is_visible = |char: char| !char.is_whitespace() && !is_unseen(char) && char != '=';
         if !(1..=MOST_LABEL_KEY).contains(&length) || !key.chars().all(is_visible) {
             let start: String = key.escape_debug().take(MOST_LABEL_KEY).collect();
             let detail = format!("\"{start}\" ({length} characters) can't be the key of a label");
             return Err(Problem::new(
                 ProblemCode::InvalidRequest,
                 detail,
-                "take 1 to 63 characters without blanks",
+                "take 1 to 63 characters without blanks and =",
             ));
+        }
+        if value.chars().any(is_unseen) {
+            let detail = format!("the value of label {key} has characters that can't be seen");
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "take letters, digits and signs"));
         }
         let length = value.chars().count();
         if length > MOST_LABEL_VALUE {

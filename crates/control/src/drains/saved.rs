@@ -13,6 +13,7 @@ use super::record::{HostDrain, Way};
 use crate::drain::{Expected, PlannedMove};
 use crate::store::MOST_VALUE_BYTES;
 use crate::store::records::{Record, Table};
+use crate::words::beginning;
 
 pub(crate) const DRAINS: Table<SavedDrain> = Table::new();
 
@@ -199,27 +200,6 @@ pub(super) fn check_size(host: &str, plan: &Way) -> Result<(), Problem> {
 /// What it takes as JSON.
 fn bytes<T: Serialize>(value: &T) -> usize {
     serde_json::to_vec(value).map_or(usize::MAX, |json| json.len())
-}
-
-/// As much of a text as `most_bytes` hold as JSON, with a sign where it was cut.
-fn beginning(text: &str, most_bytes: usize) -> String {
-    let mut left = most_bytes;
-    let fits = text.char_indices().find(|(_, char)| {
-        // JSON writes some in two bytes or six.
-        let bytes = match char {
-            '"' | '\\' => 2,
-            char if char.is_control() => 6,
-            char => char.len_utf8(),
-        };
-        let is_over = bytes > left;
-        left = left.saturating_sub(bytes);
-        is_over
-    });
-    match fits {
-        None => text.to_owned(),
-        Some(_) if most_bytes == 0 => String::new(),
-        Some((at, _)) => format!("{}…", &text[..at]),
-    }
 }
 
 #[cfg(test)]

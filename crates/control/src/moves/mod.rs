@@ -223,7 +223,9 @@ impl Driver {
                 let _ = answer.send(self.cancel(&id).await);
             }
             Order::Heard(id, Heard { event, report }) => {
-                if let (Some(job), Some(report)) = (self.jobs.get_mut(&id), report) {
+                // Of an earlier attempt's migration it would be taken for this one's.
+                let of = self.jobs.get_mut(&id).filter(|job| job.state.migration() == event.migration());
+                if let (Some(job), Some(report)) = (of, report) {
                     job.report = Some(*report);
                 }
                 self.happened(&id, event).await;
@@ -385,6 +387,10 @@ impl Driver {
                         // As the store has it: what was not written was not.
                         self.jobs.insert(id.to_owned(), before);
                         return Err(problem);
+                    }
+                    if let Some(job) = self.jobs.get_mut(id).filter(|job| job.state.is_over()) {
+                        // The store has it.
+                        job.report = None;
                     }
                 }
                 action if action.still_applies(&job.state) => self.ask_agent(id, action),

@@ -3,22 +3,26 @@
 use godwit_api::control::Problem;
 use godwit_migration::Report;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::job::{Job, MOVES};
 use crate::keeper::{Keeper, Writes};
-use crate::store::Transaction;
 use crate::store::records::{Record, Table};
+use crate::words::beginning;
 
-/// The most that is kept of a report, as JSON: it is written in one transaction with its move. What is longer loses rounds from its middle.
-const MOST_BYTES: usize = 256 << 10;
+/// The most that is kept of a report, as JSON: ten thousand of them are to fit a store beside all else. Of a longer one the middles of its lists are left out.
+const MOST_BYTES: usize = 128 << 10;
+/// The longest lists and texts that stay where it is too long, tried in this order.
+const MOST_ITEMS: [usize; 3] = [200, 40, 8];
+const MOST_TEXT_BYTES: usize = 1024;
 
 const REPORTS: Table<SavedReport> = Table::new();
 
-/// A move's report, as it is saved: as agents told it, which is also what is told of it.
+/// A move's report, as it is saved: what is told of it, which may be that of another version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedReport {
-    report: Report,
+    report: Value,
 }
 
 impl Record for SavedReport {
@@ -29,37 +33,54 @@ impl Record for SavedReport {
 
 /// Writes a job in the place of the one that is known, and beside it the report of its end.
 pub(super) async fn save(keeper: &Keeper, job: &Job) -> Result<(), Problem> {
-    let Some(report) = job.report.as_ref().filter(|_| job.state.is_over()) else {
+    let is_its_own = job.state.is_over() && job.state.migration().is_some();
+    let report = job.report.as_ref().filter(|_| is_its_own).and_then(kept);
+    let Some(report) = report else {
         return keeper.replace(MOVES, &job.id, &job.saved()).await;
     };
-    let saved = SavedReport { report: shortened(report.clone()) };
     let writes = keeper.put(Writes::default(), MOVES, &job.id, &job.saved()).await?;
-    let writes = keeper.put(writes, REPORTS, &job.id, &saved).await?;
+    let writes = keeper.put_over(writes, REPORTS, &job.id, &SavedReport { report }).await?;
     keeper.write(writes).await
 }
 
-/// The report of the move of this id; none: it never began, is not over, or its end was not seen by a manager.
+/// The report of the move of this id; none: it never began, is not over, its end was not seen by a manager, or another version's can't be read.
 pub(super) async fn find(keeper: &Keeper, id: &str) -> Result<Option<Report>, Problem> {
-    Ok(keeper.find(REPORTS, id).await?.map(|kept| kept.record.report))
+    let Some(kept) = keeper.find(REPORTS, id).await? else { return Ok(None) };
+    let read = serde_json::from_value(kept.record.report);
+    Ok(read.inspect_err(|error| tracing::warn!(job = id, %error, "a move's report can't be read")).ok())
 }
 
 /// Forgets a move's report, where there is one.
 pub(super) async fn forget(keeper: &Keeper, id: &str) -> Result<(), Problem> {
-    if let Some(kept) = keeper.find(REPORTS, id).await? {
-        keeper.write_unknown(REPORTS.remove(Transaction::new(), id, kept.revision)).await?;
-    }
-    Ok(())
+    keeper.remove_unknown(REPORTS, id).await
 }
 
-/// One that may be kept. Its rounds alone have no limit of their own.
-fn shortened(mut report: Report) -> Report {
-    let is_too_long = |report: &Report| serde_json::to_vec(report).is_ok_and(|text| text.len() > MOST_BYTES);
-    while is_too_long(&report) && !report.rounds.is_empty() {
-        let (rounds, cut) = (report.rounds.len(), report.rounds.len().div_ceil(2));
-        let from = (rounds - cut) / 2;
-        report.rounds.drain(from..from + cut);
+/// What is kept of a report; none: it is too long whatever is left out.
+fn kept(report: &Report) -> Option<Value> {
+    let mut value = serde_json::to_value(report).ok()?;
+    let fits = |value: &Value| serde_json::to_vec(value).is_ok_and(|text| text.len() <= MOST_BYTES);
+    for most_items in MOST_ITEMS {
+        if fits(&value) {
+            return Some(value);
+        }
+        shorten(&mut value, most_items);
     }
-    report
+    fits(&value).then_some(value)
+}
+
+/// Leaves out the middles of long lists and the ends of long texts.
+fn shorten(value: &mut Value, most_items: usize) {
+    match value {
+        Value::Array(items) => {
+            let beyond = items.len().saturating_sub(most_items);
+            let from = (items.len() - beyond) / 2;
+            items.drain(from..from + beyond);
+            items.iter_mut().for_each(|item| shorten(item, most_items));
+        }
+        Value::Object(fields) => fields.values_mut().for_each(|field| shorten(field, most_items)),
+        Value::String(text) => *text = beginning(text, MOST_TEXT_BYTES),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 #[cfg(test)]
@@ -70,7 +91,7 @@ mod tests {
     use crate::moves::tests::report;
 
     #[test]
-    fn of_a_very_long_report_the_first_and_the_last_rounds_are_kept() {
+    fn of_a_very_long_report_the_first_and_the_last_of_each_list_are_kept() {
         let mut long = report("web");
         let round = |round| RoundReport {
             round,
@@ -82,10 +103,13 @@ mod tests {
             throttled_to_pages_per_s: None,
         };
         long.rounds = (0..20_000).map(round).collect();
-        let kept = shortened(long);
-        let numbers: Vec<_> = kept.rounds.iter().map(|round| round.round).collect();
-        assert_eq!((numbers.first(), numbers.last()), (Some(&0), Some(&19_999)));
-        assert!(serde_json::to_vec(&kept).unwrap().len() <= MOST_BYTES);
-        assert_eq!(shortened(kept.clone()), kept);
+        let short: Report = serde_json::from_value(kept(&long).unwrap()).unwrap();
+        let numbers: Vec<_> = short.rounds.iter().map(|round| round.round).collect();
+        assert_eq!((numbers.len(), numbers.first(), numbers.last()), (200, Some(&0), Some(&19_999)));
+        let whole = report("web");
+        assert_eq!(kept(&whole), serde_json::to_value(&whole).ok());
+        let named = report(&"w".repeat(1 << 20));
+        let short: Report = serde_json::from_value(kept(&named).unwrap()).unwrap();
+        assert_eq!(short.vm.trim_end_matches('…').len(), MOST_TEXT_BYTES);
     }
 }

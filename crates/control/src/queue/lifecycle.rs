@@ -164,6 +164,22 @@ pub enum JobEvent {
     Resumed,
 }
 
+impl JobEvent {
+    /// The migration that it is about; none: it is about none that was begun.
+    #[must_use]
+    pub fn migration(&self) -> Option<&str> {
+        match self {
+            JobEvent::Start { migration, .. }
+            | JobEvent::Accepted { migration }
+            | JobEvent::Refused { migration, .. }
+            | JobEvent::Unanswered { migration }
+            | JobEvent::Ended { migration, .. }
+            | JobEvent::Asked { migration, .. } => Some(migration),
+            JobEvent::Cancel | JobEvent::HostForgotten { .. } | JobEvent::Resumed => None,
+        }
+    }
+}
+
 /// What the manager is to do, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the variants say what their fields are")]

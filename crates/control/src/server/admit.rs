@@ -17,6 +17,10 @@ use crate::access::oidc::is_web_token;
 use crate::access::{Caller, needed_role};
 use crate::manager::Manager;
 use crate::state::now_unix_ms;
+use crate::words::beginning;
+
+/// The longest path and the longest reason that the audit log has whole.
+const MOST_NOTED_BYTES: usize = 1024;
 
 /// How a request came.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +81,7 @@ pub(super) async fn admit(State(manager): State<Arc<Manager>>, mut request: Requ
     if !manager.leads() && forward::is_leaders(&method, &path, admitted.as_ref().err()) {
         match forward::leader(&manager, forward::is_passed_on(&request)).await {
             // Whoever leads notes what was asked.
-            Ok(Some(leader)) => return forward::pass_on(&manager, &leader, &came, request).await,
+            Ok(Some(leader)) => return forward::pass_on(&manager, leader, &came, request).await,
             Ok(None) => (caller, admitted) = judge(&manager, &came, (&method, &path), shown).await,
             Err(problem) => return Refusal(problem).into_response(),
         }
@@ -158,7 +162,9 @@ fn note(
     let is_opened = response.extensions().get::<Opened>().is_some();
     let only_looks = !is_opened && matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
         || response.extensions().get::<OnlyLooked>().is_some();
-    if only_looks && !kept_out {
+    // Who asks too often would fill the log with that.
+    let is_too_often = problem.is_some_and(|problem| problem.code == ProblemCode::TooManyRequests);
+    if only_looks && !kept_out || is_too_often {
         return;
     }
     let status = response.status();
@@ -168,10 +174,10 @@ fn note(
         token: caller.as_ref().and_then(|caller| caller.token.clone()),
         who: joined.or(caller.map(|caller| caller.name)).unwrap_or_else(|| "nobody".to_owned()),
         from: came.address(),
-        what: format!("{method} {path}"),
+        what: beginning(&format!("{method} {path}"), MOST_NOTED_BYTES),
         outcome: if status.is_success() || is_opened { AuditOutcome::Done } else { AuditOutcome::Refused },
         status: status.as_u16(),
-        reason: problem.map(|problem| problem.detail.clone()),
+        reason: problem.map(|problem| beginning(&problem.detail, MOST_NOTED_BYTES)),
         made: response.extensions().get::<Made>().map(|Made(named)| named.clone()),
     });
 }

@@ -13,11 +13,13 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum_server::tls::TlsInfo;
 use godwit_api::control::{Problem, ProblemCode};
+use godwit_api::{Client, Connection};
 use godwit_pki::{Role, describe_der};
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tokio::time::{sleep, timeout};
 
 use super::MAX_BODY_BYTES;
 use super::admit::Came;
@@ -71,47 +73,72 @@ pub(super) fn is_passed_on(request: &Request) -> bool {
     request.headers().contains_key(&BY)
 }
 
-/// Who leads; none: this manager, by now. What was passed on already is not passed on again.
-pub(super) async fn leader(manager: &Manager, is_passed_on: bool) -> Result<Option<Candidate>, Problem> {
-    let nobody = |detail: &str| {
-        let mend = "ask again in some seconds; `godwit control status` names the one that leads";
-        Problem::new(ProblemCode::NoLeader, detail, mend)
-    };
-    match chosen(manager).await? {
-        None => Err(nobody("no manager leads at the moment")),
-        Some(leader) if leader.name == manager.candidate().name => {
-            match tokio::time::timeout(BEGIN_LIMIT, manager.begins_to_lead()).await {
-                Ok(()) => Ok(None),
-                Err(_) => Err(nobody("this manager is about to lead, and has not read yet what is kept")),
-            }
-        }
-        Some(_) if is_passed_on => Err(nobody("the manager that leads changes just now")),
-        Some(leader) => Ok(Some(leader)),
-    }
+/// The manager that leads, and a connection to it.
+pub(super) struct Leader {
+    name: String,
+    address: String,
+    client: Client,
+    connection: Connection,
 }
 
-/// Who leads by the store's word. A request that comes between two leaders, or to a manager that has just begun, waits for the next one a while.
-async fn chosen(manager: &Manager) -> Result<Option<Candidate>, Problem> {
+/// Who leads; none: this manager, by now. What was passed on already is not passed on again. While nobody does who can be reached a request waits,
+/// a while: a leader that died is the store's leader until its lease ends.
+pub(super) async fn leader(manager: &Manager, is_passed_on: bool) -> Result<Option<Leader>, Problem> {
     let until = Instant::now() + CHOICE_LIMIT;
+    let mut why = nobody("no manager leads at the moment");
     loop {
         let leader = manager.leader().await.map_err(|error| {
             let mend = "see to the store: docs/store.md; what runs runs on without it";
             Problem::new(ProblemCode::StoreAway, error.to_string(), mend)
         })?;
-        if leader.is_some() || Instant::now() >= until {
-            return Ok(leader);
+        match leader {
+            None => {}
+            Some(leader) if leader.name == manager.candidate().name => {
+                return match timeout(BEGIN_LIMIT, manager.begins_to_lead()).await {
+                    Ok(()) => Ok(None),
+                    Err(_) => Err(nobody("this manager is about to lead, and has not read yet what is kept")),
+                };
+            }
+            Some(_) if is_passed_on => return Err(nobody("the manager that leads changes just now")),
+            Some(leader) => match reach(manager, leader).await? {
+                Ok(reached) => return Ok(Some(reached)),
+                Err(problem) => why = problem,
+            },
         }
-        tokio::time::sleep(CHOICE_LOOK).await;
+        if Instant::now() >= until {
+            return Err(why);
+        }
+        sleep(CHOICE_LOOK).await;
     }
 }
 
-/// Passes a request on to the manager that leads.
-pub(super) async fn pass_on(
+fn nobody(detail: &str) -> Problem {
+    let mend = "ask again in some seconds; `godwit control status` names the one that leads";
+    Problem::new(ProblemCode::NoLeader, detail, mend)
+}
+
+/// A connection to the manager that leads, or why there is none; nothing was asked by it yet.
+async fn reach(
     manager: &Manager,
-    leader: &Candidate,
-    came: &Came,
-    request: Request,
-) -> Response {
+    Candidate { name, address }: Candidate,
+) -> Result<Result<Leader, Problem>, Problem> {
+    // By the network and by TLS if this manager has it: never by a socket, which would make everybody root.
+    let client = manager.hosts().client(&name, &address).map_err(|problem| {
+        let detail = format!("manager {name} leads and can't be asked: {}", problem.detail);
+        Problem::new(ProblemCode::NoLeader, detail, "correct `address` and `listen` of its configuration")
+    })?;
+    Ok(match client.connection().await {
+        Ok(connection) => Ok(Leader { name, address, client, connection }),
+        Err(_) => {
+            let detail = format!("manager {name} leads, and {address} can't be reached");
+            let mend = "ask again in some seconds: if it is gone, another one leads by then";
+            Err(Problem::new(ProblemCode::NoLeader, detail, mend))
+        }
+    })
+}
+
+/// Passes a request on to the manager that leads.
+pub(super) async fn pass_on(manager: &Manager, leader: Leader, came: &Came, request: Request) -> Response {
     match ask(manager, leader, came, request).await {
         Ok(response) => response,
         Err(problem) => Refusal(problem).into_response(),
@@ -120,11 +147,10 @@ pub(super) async fn pass_on(
 
 async fn ask(
     manager: &Manager,
-    leader: &Candidate,
+    Leader { name, address, client, connection }: Leader,
     came: &Came,
     request: Request,
 ) -> Result<Response, Problem> {
-    let Candidate { name, address } = leader;
     let is_root = came.address().is_none();
     if is_root && !manager.hosts().are_secure() {
         let detail =
@@ -132,11 +158,6 @@ async fn ask(
         let mend = format!("ask it with a token: --manager {address}, or by its own socket");
         return Err(Problem::new(ProblemCode::NoLeader, detail, mend));
     }
-    // By the network and by TLS if this manager has it: never by a socket, which would make everybody root.
-    let client = manager.hosts().client(name, address).map_err(|problem| {
-        let detail = format!("manager {name} leads and can't be asked: {}", problem.detail);
-        Problem::new(ProblemCode::NoLeader, detail, "correct `address` and `listen` of its configuration")
-    })?;
     let (mut parts, body) = request.into_parts();
     let body = to_bytes(body, MAX_BODY_BYTES).await.map_err(|_| {
         let detail = "the request's body is longer than the manager reads";
@@ -158,10 +179,10 @@ async fn ask(
     parts.headers.insert(BY, by);
     parts.headers.insert(FROM, from);
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-    let answered = client.pass_on(parts.method, &path, parts.headers, body).await;
-    let mut response = answered.map_err(|error| {
-        let detail = format!("manager {name} leads and does not answer: {error}");
-        let mend = "ask again in some seconds: if it is gone, another one leads by then";
+    let answered = client.pass_on(connection, parts.method, &path, parts.headers, body).await;
+    let mut response = answered.map_err(|_| {
+        let detail = format!("manager {name} leads, and the connection to it broke before it answered");
+        let mend = "look whether it was done, and ask again in some seconds";
         Problem::new(ProblemCode::NoLeader, detail, mend)
     })?;
     for own in [CONNECTION, TRANSFER_ENCODING] {

@@ -200,10 +200,12 @@ async fn labels_have_limits() {
     };
     assert_eq!(set(&"ä".repeat(63), &"ä".repeat(253)).await.status, StatusCode::OK);
     assert_eq!(set("key", "").await.status, StatusCode::OK);
-    for key in ["", "a b", "a\n", &"k".repeat(64)] {
+    for key in ["", "a b", "a\n", "a=b", "a\u{202e}", &"k".repeat(64)] {
         assert_eq!(set(key, "v").await.problem(), ProblemCode::InvalidRequest, "{key:?}");
     }
-    assert_eq!(set("key", &"v".repeat(254)).await.problem(), ProblemCode::InvalidRequest);
+    for value in ["\0", "\u{1b}[1m", "a\nb", "\u{202e}gpj", &"v".repeat(254)] {
+        assert_eq!(set("key", value).await.problem(), ProblemCode::InvalidRequest, "{value:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,13 +24,13 @@ pub struct AuditEntry {
     pub at_unix_ms: u64,
     /// Who: an operator's or a token's name.
     pub who: String,
-    /// What: the request's name, as "host.drain".
+    /// What: a method and a path.
     pub what: String,
-    /// What it was about: a host's or a VM's name.
+    /// Nothing by now: the path has it.
     pub about: String,
     /// Whether it was done, and else why not.
     pub outcome: String,
-    /// What more there is to say.
+    /// The entry as it is told.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub detail: serde_json::Value,
 }

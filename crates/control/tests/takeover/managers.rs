@@ -116,8 +116,9 @@ impl ManagerProcess {
         }
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let body = body.map(|body| body.to_string()).unwrap_or_default();
-        let answered = Client::new(endpoint).pass_on(method, path, headers, body.into()).await;
-        let response = answered.unwrap();
+        let client = Client::new(endpoint);
+        let connection = client.connection().await.unwrap();
+        let response = client.pass_on(connection, method, path, headers, body.into()).await.unwrap();
         let status = response.status();
         let body = to_bytes(Body::new(response.into_body()), 16 << 20).await.unwrap();
         Answer { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null) }
