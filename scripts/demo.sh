@@ -29,6 +29,7 @@ finish_demo() {
   echo "token: $token"
   echo "The lab's own authority has signed its certificate; a browser asks once whether to go on."
   if [ -t 0 ] && [ -t 1 ]; then
+    $GODWIT control host maintenance b off
     read -r -p "Look around, move the guest from there; Enter takes the lab down. "
   fi
 }

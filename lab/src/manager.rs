@@ -35,6 +35,15 @@ struct ManagerConfig {
     insecure: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     tls: Option<Tls>,
+    /// For hosts that join, as far as somebody tries it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    authority: Option<AuthorityFiles>,
+}
+
+#[derive(Serialize)]
+struct AuthorityFiles {
+    certificate: PathBuf,
+    key: PathBuf,
 }
 
 /// Writes its configuration, and makes its certificate where that is missing.
@@ -46,6 +55,10 @@ pub(crate) fn write_config(options: &LabOptions, paths: &LabPaths) -> Result<()>
         socket: paths.manager_socket(),
         state_dir: paths.manager_state(),
         insecure: options.insecure,
+        authority: tls.as_ref().map(|tls| AuthorityFiles {
+            certificate: tls.authority.clone(),
+            key: tls.authority.with_extension("key"),
+        }),
         tls,
     })?;
     write_whole(&paths.manager_config(), &text)

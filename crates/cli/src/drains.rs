@@ -86,7 +86,13 @@ fn to_cancel<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> 
 }
 
 fn to_undo<'a>(drains: &'a [Drain], host: &str) -> Result<&'a Drain, Failure> {
-    open(drains, host).map_or_else(|| last(drains, host), Ok)
+    if let Some(drain) = open(drains, host) {
+        return Ok(drain);
+    }
+    // One that had nothing to move, after another, has nothing to bring back.
+    let moved = |drain: &&Drain| drain.host == host && count(drain, DrainVmState::Gone) > 0;
+    let newest = drains.iter().filter(moved).max_by_key(|drain| drain.asked_unix_ms);
+    newest.map_or_else(|| last(drains, host), Ok)
 }
 
 /// Until it is over, or until Ctrl-C: then it goes on by itself, and the second value is true.
@@ -265,6 +271,8 @@ mod tests {
         let drains = [drain("d1-0", "running", 1_002, &[]), drain("d1-f", "cancelled", 1_001, &[])];
         assert_eq!(to_cancel(&drains, "a").unwrap().id, "d1-0");
         assert_eq!(to_undo(&drains, "a").unwrap().id, "d1-0");
+        let empty_again = [drain("d1-0", "done", 1_002, &[]), drain("d1-f", "done", 1_001, &["gone"])];
+        assert_eq!(to_undo(&empty_again, "a").unwrap().id, "d1-f");
         let over = [drain("d1-0", "done", 1_002, &[]), drain("d1-f", "cancelled", 1_001, &[])];
         assert_eq!(to_undo(&over, "a").unwrap().id, "d1-0");
         let failure = to_cancel(&over, "a").unwrap_err();

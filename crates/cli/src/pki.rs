@@ -57,8 +57,9 @@ fn tell(issued: &Issued, output: Output) -> Result<(), Failure> {
     })
 }
 
-fn role(role: Role) -> &'static str {
-    match role {
+fn role(description: &Description) -> &'static str {
+    match description.role {
+        _ if description.is_authority => "authority",
         Role::Host => "host",
         Role::Operator => "operator",
         Role::Monitor => "monitor",
@@ -68,7 +69,7 @@ fn role(role: Role) -> &'static str {
 fn as_json(description: &Description) -> Value {
     json!({
         "name": description.name,
-        "role": role(description.role),
+        "role": role(description),
         "addresses": description.addresses,
         "issuer": description.issuer,
         "not_before_unix_s": description.not_before.unix_timestamp(),
@@ -81,7 +82,7 @@ fn as_text(description: &Description) -> String {
     let addresses = if addresses.is_empty() { "-".to_owned() } else { addresses.join(", ") };
     fields(&[
         ("name", description.name.clone()),
-        ("role", role(description.role).to_owned()),
+        ("role", role(description).to_owned()),
         ("addresses", addresses),
         ("issued by", description.issuer.clone()),
         ("good from", description.not_before.date().to_string()),

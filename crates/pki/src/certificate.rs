@@ -45,6 +45,8 @@ pub struct Description {
     pub name: String,
     /// What it may do. A certificate without a role is a host's.
     pub role: Role,
+    /// Whether it signs others.
+    pub is_authority: bool,
     /// Addresses that it also stands for.
     pub addresses: Vec<IpAddr>,
     /// Who issued it.
@@ -102,6 +104,7 @@ pub fn describe_der(der: &[u8]) -> Option<Description> {
     Some(Description {
         name: dns.or(common)?.to_owned(),
         role: unit.and_then(Role::of_unit).unwrap_or(Role::Host),
+        is_authority: certificate.is_ca(),
         addresses: addresses.collect(),
         issuer: issuer.unwrap_or_default().to_owned(),
         not_before: certificate.validity().not_before.to_datetime(),

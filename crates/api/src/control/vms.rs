@@ -37,6 +37,9 @@ pub struct VmSummary {
     /// Whether it is not known which host may run it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_doubt: bool,
+    /// Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also_runs_at: Vec<String>,
     /// Its memory, bytes.
     pub memory_bytes: u64,
     /// Its virtual CPUs.

@@ -156,7 +156,9 @@ fn tell(HostedVm { info, host_reason }: &HostedVm, output: Output) -> Result<(),
 }
 
 fn row(vm: &VmSummary) -> Vec<String> {
+    let twice = vm.also_runs_at.join(", ");
     let state = match (vm.in_doubt, vm.is_current) {
+        _ if !twice.is_empty() => format!("{}, ALSO AT {twice}", vm.state),
         (true, _) => format!("in doubt ({})", vm.state),
         (false, true) => vm.state.to_string(),
         (false, false) => format!("{} (host away)", vm.state),

@@ -121,7 +121,7 @@ impl Tokens {
     pub fn caller(&self, shown: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
         let refused = |detail: &str, mend: &str| Problem::new(ProblemCode::Unauthenticated, detail, mend);
         let unknown = || {
-            let mend = "show a token of `godwit control token create`, as `Authorization: Bearer TOKEN`";
+            let mend = "it is mistyped, revoked or of another manager: an admin makes another with `godwit control token create`; commands take it from GODWIT_TOKEN, programs send `Authorization: Bearer TOKEN`";
             refused("the token is not known here", mend)
         };
         let secret = Secret::parse(shown).ok_or_else(unknown)?;

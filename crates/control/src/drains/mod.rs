@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use godwit_api::control::{
-    Change, CreateDrain, CreateMove, Drain, DrainState, Move, MoveState, Problem, ProblemCode,
+    Change, CreateDrain, CreateMove, Drain, DrainState, HostState, Move, MoveState, Problem, ProblemCode,
 };
 use godwit_migration::Intent;
 use tokio::sync::{mpsc, oneshot};
@@ -163,7 +163,7 @@ impl Driver {
 
     async fn create(&mut self, host: &str, request: CreateDrain, asked_by: String) -> Result<Drain, Problem> {
         let open = self.drains.iter().find(|(_, drain)| drain.host == host && !drain.is_over());
-        if let Some((id, drain)) = open.filter(|_| !request.plan_only) {
+        if let Some((id, drain)) = open {
             if drain.state == DrainState::Undoing {
                 let detail = format!("drain {id} of host {host} is being undone");
                 return Err(Problem::new(ProblemCode::WrongState, detail, "ask again when it is"));
@@ -172,7 +172,13 @@ impl Driver {
         }
         let was_in_maintenance = {
             let inventory = self.means.state.inventory();
-            inventory.host_plan(host).ok_or_else(|| no_host(host))?.maintenance
+            let was = inventory.host_plan(host).ok_or_else(|| no_host(host))?.maintenance;
+            if inventory.seen_host(host).is_some_and(|seen| seen.state == HostState::Away) {
+                let detail = format!("host {host} is not heard, and without its agent no VM leaves it");
+                let mend = "start its agent; if the host is dead see docs/recover.md";
+                return Err(Problem::new(ProblemCode::HostAway, detail, mend));
+            }
+            was
         };
         let now_ms = now_unix_ms();
         let mut drain = HostDrain {

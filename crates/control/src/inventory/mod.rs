@@ -306,12 +306,27 @@ impl Inventory {
             state: info.state,
             reason: info.reason.clone(),
             in_doubt: vm.at.values().any(|info| info.in_doubt),
+            also_runs_at: self.also_runs_at(vm, info),
             memory_bytes: info.memory_bytes,
             vcpus: info.vcpus,
             is_current: self.hosts.get(&info.host).is_some_and(|host| host.state == HostState::Up),
             r#move: vm.planned_move.clone(),
             labels: vm.plan.as_ref().map(|plan| plan.labels.clone()).unwrap_or_default(),
         })
+    }
+
+    /// Where else a VM runs, by what hosts tell that are heard: it was made anew while its old host was away, and that is back with the old one.
+    fn also_runs_at(&self, vm: &Vm, main: &VmInfo) -> Vec<String> {
+        let runs = |info: &VmInfo| {
+            matches!(info.state, VmState::Running | VmState::Paused)
+                && !info.in_doubt
+                && self.hosts.get(&info.host).is_some_and(|host| host.state == HostState::Up)
+        };
+        if !runs(main) {
+            return Vec::new();
+        }
+        let others = vm.at.values().filter(|info| info.host != main.host && runs(info));
+        others.map(|info| info.host.clone()).collect()
     }
 
     /// A host; none: it is not known.

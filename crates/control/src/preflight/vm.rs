@@ -55,7 +55,9 @@ fn state(subject: &Subject<'_>) -> Found {
         VmState::Starting => Found::fail("it starts at the moment", "ask again in a moment"),
         state => {
             let evidence = format!("it does not run ({state}): there is nothing to move");
-            Found::fail(evidence, format!("start it: `godwit vm start {}`", info.name))
+            let mend =
+                format!("it stays with its host; to take it along start it: `godwit vm start {}`", info.name);
+            Found::fail(evidence, mend)
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use godwit_api::control::{CreateDrain, Drain, Page, Problem, ProblemCode};
 use http::StatusCode;
@@ -11,7 +12,8 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Body, Making, Path, Query, Refusal, cursor, made};
+use super::admit::OnlyLooked;
+use super::answer::{Body, Path, Query, Refusal, cursor, made};
 use crate::access::Caller;
 use crate::manager::Manager;
 use crate::preflight::check_qemu;
@@ -51,10 +53,14 @@ async fn create(
     Extension(caller): Extension<Caller>,
     Path(host): Path<String>,
     Body(request): Body<CreateDrain>,
-) -> Result<Making<Drain>, Refusal> {
+) -> Result<Response, Refusal> {
     check_qemu(&request.qemu)?;
+    let plan_only = request.plan_only;
     let drain = manager.leading()?.drains.create(&host, request, &caller.name).await?;
-    Ok(made(StatusCode::ACCEPTED, format!("drain {}", drain.id), drain))
+    if plan_only {
+        return Ok((StatusCode::ACCEPTED, Extension(OnlyLooked), Json(drain)).into_response());
+    }
+    Ok(made(StatusCode::ACCEPTED, format!("drain {}", drain.id), drain).into_response())
 }
 
 /// Drains, the oldest first.

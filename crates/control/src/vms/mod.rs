@@ -243,6 +243,15 @@ impl Manager {
             let detail = format!("VM \"{vm}\" can't be {verb}: {why}");
             Err(Problem::new(ProblemCode::WrongState, detail, mend))
         };
+        let others = self.state.inventory().vm(vm).map(|vm| vm.summary.also_runs_at).unwrap_or_default();
+        if let Some(other) = others.first() {
+            let why = format!("two guests of that name run, at {} and at {other}", info.host);
+            let mend = format!(
+                "see which of them is to stay, and end the other at its own host: `godwit --host {other} vm stop {vm} --force`, or the same at {}",
+                info.host
+            );
+            return refused(why, mend);
+        }
         let planned = self.state.inventory().planned_move(vm).map(str::to_owned);
         if let Some(id) = planned {
             let state = self.leading()?.moves.all().get(&id).map(|one| one.state);
