@@ -3,7 +3,8 @@ use std::net::SocketAddr;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use futures::{SinkExt, StreamExt};
-use godwit_api::control::{AuditEntry, Page, ProblemCode, Role, TokenInfo};
+use godwit_api::VmState;
+use godwit_api::control::{AuditEntry, Page, ProblemCode, Role, TokenInfo, VmSummary};
 use http::{Method, StatusCode};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
@@ -93,6 +94,15 @@ async fn a_console_follows_its_vm_and_ends_with_it() {
     until(&mut console, &format!("{} at {}", served.vm, hosts[1])).await;
     console.send(Message::binary(&b"hostname\r"[..])).await.unwrap();
     until(&mut console, "hostname").await;
+    // It answers there before the move is over.
+    let path = format!("/api/v1/vms/{}", served.vm);
+    loop {
+        let now: VmSummary = served.cluster.root(Method::GET, &path, None).await.read();
+        if now.r#move.is_none() && now.state == VmState::Running {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
 
     let stopped =
         served.cluster.root(Method::POST, &served.path("stop"), Some(json!({ "force": true }))).await;
