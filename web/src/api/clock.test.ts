@@ -30,7 +30,7 @@ describe("the manager's clock", () => {
     expect(Math.abs(clock.offsetMs() - 3_600_000)).toBeLessThan(600);
   });
 
-  it('is not taken from an answer during which the browser’s was set', () => {
+  it("is not taken from an answer during which the browser's was set", () => {
     const clock = new RemoteClock();
     clock.learn(new Date(5_000_000).toUTCString(), 9_000_000, 1_000_000);
     expect(clock.offsetMs()).toBe(0);

@@ -10,13 +10,7 @@ import { Choice } from '../parts/filter';
 import { drainLook, Status } from '../parts/status';
 import { go } from '../state/route';
 import { clock, countdown } from '../text/units';
-
-const PRIORITIES = [
-  ['low', 'low'],
-  ['normal', 'normal'],
-  ['high', 'high'],
-  ['urgent', 'urgent'],
-] as const;
+import { PRIORITIES } from './priorities';
 
 export const openDrain = (host: string) => open((close) => <DrainDialog host={host} close={close} />);
 
