@@ -196,6 +196,39 @@ test('the move stands in the history', async () => {
   await picture('events');
 });
 
+test('a dialogue closes with its page, and stays where only the query changes', async () => {
+  await goTo(page, '/vms', 'VMs');
+  await goTo(page, `/vms/${vm}`, vm);
+  await button('Delete').click();
+  await dialogue().waitFor();
+  await page.evaluate(() => {
+    location.hash = `${location.hash}?tab=moves`;
+  });
+  await page
+    .getByRole('link', { name: 'Moves', exact: true, includeHidden: true })
+    .and(page.locator('[aria-current]'))
+    .waitFor();
+  assert.equal(await dialogue().count(), 1);
+  await page.goBack();
+  await page.goBack();
+  await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
+  await dialogue().waitFor({ state: 'detached' });
+});
+
+test('a dialogue closes with its session', async () => {
+  const made = await api('/tokens', { method: 'POST', body: JSON.stringify({ name: 'leaves', role: 'operator' }) });
+  const other = await openPage(browser);
+  await logIn(other.page, made.token);
+  await goTo(other.page, `/vms/${vm}`, vm);
+  await other.page.getByRole('button', { name: 'Move', exact: true }).click();
+  await other.page.getByRole('dialog').waitFor();
+  await api(`/tokens/${made.id}`, { method: 'DELETE' });
+  await other.page.getByLabel('Token').waitFor({ timeout: 60_000 });
+  assert.equal(await other.page.locator('dialog').count(), 0);
+  assert.deepEqual(other.seen.broken, []);
+  await other.context.close();
+});
+
 test('a drain shows its plan and empties the host', async () => {
   const host = process.env.GODWIT_CONSOLE_DRAIN ?? (await api('/hosts?limit=1')).items[0].name;
   await goTo(page, `/hosts/${host}`, host);

@@ -3,10 +3,12 @@ import { createReadStream, existsSync } from 'node:fs';
 import { createServer, request } from 'node:http';
 import { connect } from 'node:net';
 import { extname, join, normalize } from 'node:path';
+import { pipeline } from 'node:stream';
 
+// The manager's own, in crates/control/src/server/web.rs.
 const POLICY =
   "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; object-src 'none'; " +
-  "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+  "base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 const TYPES = {
   '.html': 'text/html; charset=utf-8',
   '.js': 'text/javascript',
@@ -24,7 +26,8 @@ const server = createServer((asked, answer) => {
       answer.writeHead(told.statusCode, told.headers);
       // Events begin with nothing: their headers are not to wait for the first.
       answer.flushHeaders();
-      told.pipe(answer);
+      // Where the manager dies meanwhile, the browser is to see a connection that broke: an answer that is not whole is destroyed.
+      pipeline(told, answer, () => undefined);
     });
     passed.on('error', () => answer.destroy());
     answer.on('close', () => passed.destroy());
@@ -58,6 +61,7 @@ server.on('upgrade', (asked, socket, head) => {
     passed.pipe(socket).pipe(passed);
   });
   passed.on('error', () => socket.destroy());
+  passed.on('close', () => socket.destroySoon());
   socket.on('error', () => passed.destroy());
 });
 server.listen(Number(port), '127.0.0.1');

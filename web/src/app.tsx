@@ -22,7 +22,7 @@ import { Bird } from './parts/bird';
 import { useKey } from './parts/grid';
 import { Mark, Status } from './parts/status';
 import { hosts, isLoaded, isOver, moves, rules, vms } from './state/cluster';
-import { go, route } from './state/route';
+import { go, page, route } from './state/route';
 import { isKnown, logOut, me, tryNow } from './state/session';
 import { connection } from './state/stream';
 import { type Theme, theme } from './state/theme';
@@ -51,7 +51,7 @@ function skip(event: Event): void {
 
 function Main() {
   const main = useRef<HTMLElement>(null);
-  const where = route.value.parts.join('/');
+  const where = page.value;
   const isFirst = useRef(true);
   // Another page begins at its top, and who does not see it is told its heading.
   useEffect(() => {

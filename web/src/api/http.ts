@@ -1,4 +1,5 @@
 /** Requests to the manager. Every failure is a `Refusal` with the problem document that people are shown. */
+import { learnTime } from './clock';
 import type { Page, Problem } from './types';
 
 export const API = '/api/v1';
@@ -6,8 +7,16 @@ export const API = '/api/v1';
 /** The problem's fields that the console shows, whatever sent them. */
 export type ShownProblem = Pick<Problem, 'title' | 'detail' | 'mend' | 'checks'> & { status: number; code: string };
 
+/** Where an answer does not say when to ask again. */
+const RETRY_AFTER_MS = 1000;
+const MOST_RETRY_AFTER_MS = 60_000;
+
 export class Refusal extends Error {
-  constructor(readonly problem: ShownProblem) {
+  /** `retryAfterMs`: how long to wait before it is asked again, where that may help. */
+  constructor(
+    readonly problem: ShownProblem,
+    readonly retryAfterMs = RETRY_AFTER_MS,
+  ) {
     super(`${problem.title}: ${problem.detail}`);
   }
 }
@@ -81,11 +90,11 @@ export async function all<T>(path: string, signal?: AbortSignal): Promise<T[]> {
 /** Sends it, and once more where the connection broke before the answer: the key makes that safe. */
 async function reach(url: string, init: RequestInit): Promise<Response> {
   try {
-    return await fetch(url, init);
+    return await timed(url, init);
   } catch (error) {
     if (init.signal?.aborted) throw error;
     try {
-      return await fetch(url, init);
+      return await timed(url, init);
     } catch {
       throw new Refusal({
         status: 0,
@@ -96,6 +105,19 @@ async function reach(url: string, init: RequestInit): Promise<Response> {
       });
     }
   }
+}
+
+async function timed(url: string, init: RequestInit): Promise<Response> {
+  const sentMs = Date.now();
+  const response = await fetch(url, init);
+  learnTime(response, sentMs);
+  return response;
+}
+
+/** Seconds, as the manager says it; what is no number, such as a date of a proxy's, is passed over. */
+function retryAfterMs(response: Response): number {
+  const seconds = Number(response.headers.get('Retry-After') ?? '');
+  return seconds > 0 ? Math.min(seconds * 1000, MOST_RETRY_AFTER_MS) : RETRY_AFTER_MS;
 }
 
 export async function refusal(response: Response): Promise<Refusal> {
@@ -109,7 +131,7 @@ export async function refusal(response: Response): Promise<Refusal> {
   if (told.mend) problem.mend = told.mend;
   if (told.checks) problem.checks = told.checks;
   if (response.status === 401) caller?.refused(problem);
-  return new Refusal(problem);
+  return new Refusal(problem, retryAfterMs(response));
 }
 
 /** Any failure as a problem that can be shown. */

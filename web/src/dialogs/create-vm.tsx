@@ -19,45 +19,81 @@ interface DiskDraft {
   readonly: boolean;
 }
 
-function CreateVm({ close }: { close: () => void }) {
-  const [name, setName] = useState('');
-  const [vcpus, setVcpus] = useState('2');
-  const [memory, setMemory] = useState('2GiB');
-  const [cpuModel, setCpuModel] = useState('');
-  const [host, setHost] = useState('');
-  const [labels, setLabels] = useState('');
-  const [starts, setStarts] = useState(true);
-  const [disks, setDisks] = useState<DiskDraft[]>([]);
-  const [nics, setNics] = useState<string[]>([]);
-  const [kernel, setKernel] = useState('');
-  const [initrd, setInitrd] = useState('');
-  const [cmdline, setCmdline] = useState('');
-  const [isTried, setTried] = useState(false);
-  const networks = useAsked('networks', (signal) => all<ManagedNetwork>('/networks', signal));
-  const task = useTask();
-  const wrong = {
-    name: /^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(name) ? null : 'Letters, digits, “-”, “_” and “.”',
-    vcpus: /^[1-9][0-9]*$/.test(vcpus) ? null : 'A number from 1 on',
-    boot: kernel || disks.some((disk) => disk.path !== '') ? null : 'It has nothing to boot: add a disk, or a kernel.',
-    memory: /^[0-9]+(\.[0-9]+)? ?([KMGT]i?B?)?$/i.test(memory) ? null : 'A size, such as 512MiB or 4GiB',
+/** What has been filled in so far. */
+interface Draft {
+  name: string;
+  vcpus: string;
+  memory: string;
+  cpuModel: string;
+  host: string;
+  labels: string;
+  starts: boolean;
+  disks: DiskDraft[];
+  /** The network of each interface. */
+  nics: string[];
+  kernel: string;
+  initrd: string;
+  cmdline: string;
+}
+
+const EMPTY: Draft = {
+  name: '',
+  vcpus: '2',
+  memory: '2GiB',
+  cpuModel: '',
+  host: '',
+  labels: '',
+  starts: true,
+  disks: [],
+  nics: [],
+  kernel: '',
+  initrd: '',
+  cmdline: '',
+};
+
+/** A part of the form: what is filled in, and how it is changed. */
+interface PartProps {
+  draft: Draft;
+  change: (changed: Partial<Draft>) => void;
+}
+
+const namedDisks = ({ disks }: Draft) => disks.filter((disk) => disk.path !== '');
+
+/** What is wrong with each field; null where nothing is. */
+function wrongIn(draft: Draft) {
+  return {
+    name: /^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(draft.name) ? null : 'Letters, digits, “-”, “_” and “.”',
+    vcpus: /^[1-9][0-9]*$/.test(draft.vcpus) ? null : 'A number from 1 on',
+    boot: draft.kernel || namedDisks(draft).length > 0 ? null : 'It has nothing to boot: add a disk, or a kernel.',
+    memory: /^[0-9]+(\.[0-9]+)? ?([KMGT]i?B?)?$/i.test(draft.memory) ? null : 'A size, such as 512MiB or 4GiB',
   };
-  const isWrong = Object.values(wrong).some((why) => why !== null);
+}
+
+function requestOf(draft: Draft): CreateManagedVm {
+  const { name, vcpus, memory, cpuModel, nics, kernel, initrd, cmdline } = draft;
+  const spec: VmSpec = { name, vcpus: Number(vcpus), memory: [{ size: memory.replace(' ', ''), backing: 'shared' }] };
+  if (cpuModel) spec.cpu_model = cpuModel;
+  const disks = namedDisks(draft);
+  if (disks.length > 0) spec.disks = disks;
+  if (nics.length > 0) spec.nics = nics.map((network) => ({ network }));
+  if (kernel) spec.kernel = kernel;
+  if (initrd) spec.initrd = initrd;
+  if (cmdline) spec.cmdline = cmdline;
+  return { spec, host: draft.host || null, labels: readLabels(draft.labels), start: draft.starts };
+}
+
+function CreateVm({ close }: { close: () => void }) {
+  const [draft, setDraft] = useState(EMPTY);
+  const [isTried, setTried] = useState(false);
+  const task = useTask();
+  const wrong = wrongIn(draft);
   const make = () => {
     setTried(true);
-    if (isWrong) return;
-    const spec: VmSpec = { name, vcpus: Number(vcpus), memory: [{ size: memory.replace(' ', ''), backing: 'shared' }] };
-    if (cpuModel) spec.cpu_model = cpuModel;
-    const named = disks.filter((disk) => disk.path !== '');
-    if (named.length > 0) spec.disks = named;
-    if (nics.length > 0) spec.nics = nics.map((network) => ({ network }));
-    if (kernel) spec.kernel = kernel;
-    if (initrd) spec.initrd = initrd;
-    if (cmdline) spec.cmdline = cmdline;
-    const request: CreateManagedVm = { spec, host: host || null, labels: readLabels(labels), start: starts };
+    if (Object.values(wrong).some((why) => why !== null)) return;
     void task.run(async () => {
-      await post('/vms', request);
+      await post('/vms', requestOf(draft));
       close();
-      go(`/vms/${part(name)}`);
+      go(`/vms/${part(draft.name)}`);
     });
   };
   return (
@@ -76,106 +112,166 @@ function CreateVm({ close }: { close: () => void }) {
       }
     >
       {task.problem && <ProblemBox problem={task.problem} />}
-      <form
-        class="form"
-        onSubmit={(event) => {
-          event.preventDefault();
-          make();
-        }}
-      >
-        <Field label="Name" wrong={isTried ? wrong.name : null} value={name} onInput={setName} />
-        <div class="form-row">
-          <Field
-            label="vCPUs"
-            wrong={isTried ? wrong.vcpus : null}
-            value={vcpus}
-            onInput={setVcpus}
-            inputMode="numeric"
-          />
-          <Field label="Memory" wrong={isTried ? wrong.memory : null} value={memory} onInput={setMemory} />
-        </div>
-        <div class="form-row">
-          <Field
-            label="CPU model"
-            value={cpuModel}
-            onInput={setCpuModel}
-            hint="Empty: the CPU baseline, or the agent's default"
-          />
-          <label class="field">
-            <span>Host</span>
-            <select value={host} onChange={(event) => setHost(event.currentTarget.value)}>
-              <option value="">the best one</option>
-              {hosts.sorted().map((one) => (
-                <option key={one.name} value={one.name} disabled={one.state !== 'up' || one.maintenance}>
-                  {one.name}
-                  {one.maintenance ? ' (maintenance)' : one.state !== 'up' ? ` (${one.state})` : ''}
-                </option>
-              ))}
-            </select>
-          </label>
-        </div>
-        <Many
-          label="Disks"
-          add="Add a disk"
-          onAdd={() => setDisks([...disks, { path: '', format: 'qcow2', readonly: false }])}
-        >
-          {disks.map((disk, at) => (
-            <DiskRow
-              key={at}
-              disk={disk}
-              at={at}
-              onChange={(next) => setDisks(disks.map((one, index) => (index === at ? next : one)))}
-              onRemove={() => setDisks(disks.filter((_, index) => index !== at))}
-            />
-          ))}
-        </Many>
-        <Many label="Networks" add="Add an interface" onAdd={() => setNics([...nics, networks.value?.[0]?.name ?? ''])}>
-          {nics.map((nic, at) => (
-            <div class="many-row" key={at}>
-              <select
-                aria-label={`Network of interface ${at + 1}`}
-                value={nic}
-                onChange={(event) =>
-                  setNics(nics.map((one, index) => (index === at ? event.currentTarget.value : one)))
-                }
-              >
-                {networks.value?.map((network) => (
-                  <option key={network.name} value={network.name}>
-                    {network.name}
-                  </option>
-                ))}
-              </select>
-              <Act
-                kind="quiet"
-                name={`Remove interface ${at + 1}`}
-                onClick={() => setNics(nics.filter((_, index) => index !== at))}
-              >
-                Remove
-              </Act>
-            </div>
-          ))}
-        </Many>
-        {isTried && wrong.boot && (
-          <small class="tone-bad" role="alert">
-            {wrong.boot}
-          </small>
-        )}
-        <details>
-          <summary>Boot a kernel directly</summary>
-          <Field label="Kernel" value={kernel} onInput={setKernel} hint="A path at the host, below its vm_dirs" />
-          <Field label="Initial RAM disk" value={initrd} onInput={setInitrd} />
-          <Field label="Command line" value={cmdline} onInput={setCmdline} />
-        </details>
-        <Field label="Labels" value={labels} onInput={setLabels} hint="For rules, such as tier=front rack=1" />
-        <label class="tick">
-          <input type="checkbox" checked={starts} onChange={(event) => setStarts(event.currentTarget.checked)} />
-          <span>Start it at once</span>
-        </label>
-        <button type="submit" class="unseen" tabIndex={-1} aria-hidden="true">
-          Create VM
-        </button>
-      </form>
+      <DraftForm
+        draft={draft}
+        change={(changed) => setDraft((before) => ({ ...before, ...changed }))}
+        wrong={isTried ? wrong : null}
+        onSubmit={make}
+      />
     </Dialog>
+  );
+}
+
+function DraftForm(props: PartProps & { wrong: ReturnType<typeof wrongIn> | null; onSubmit: () => void }) {
+  const { draft, change, wrong } = props;
+  return (
+    <form
+      class="form"
+      onSubmit={(event) => {
+        event.preventDefault();
+        props.onSubmit();
+      }}
+    >
+      <Field label="Name" wrong={wrong?.name ?? null} value={draft.name} onInput={(name) => change({ name })} />
+      <div class="form-row">
+        <Field
+          label="vCPUs"
+          wrong={wrong?.vcpus ?? null}
+          value={draft.vcpus}
+          onInput={(vcpus) => change({ vcpus })}
+          inputMode="numeric"
+        />
+        <Field
+          label="Memory"
+          wrong={wrong?.memory ?? null}
+          value={draft.memory}
+          onInput={(memory) => change({ memory })}
+        />
+      </div>
+      <div class="form-row">
+        <Field
+          label="CPU model"
+          value={draft.cpuModel}
+          onInput={(cpuModel) => change({ cpuModel })}
+          hint="Empty: the CPU baseline, or the agent's default"
+        />
+        <HostChoice draft={draft} change={change} />
+      </div>
+      <Disks draft={draft} change={change} />
+      <Interfaces draft={draft} change={change} />
+      {wrong?.boot && (
+        <small class="tone-bad" role="alert">
+          {wrong.boot}
+        </small>
+      )}
+      <DirectBoot draft={draft} change={change} />
+      <Field
+        label="Labels"
+        value={draft.labels}
+        onInput={(labels) => change({ labels })}
+        hint="For rules, such as tier=front rack=1"
+      />
+      <label class="tick">
+        <input
+          type="checkbox"
+          checked={draft.starts}
+          onChange={(event) => change({ starts: event.currentTarget.checked })}
+        />
+        <span>Start it at once</span>
+      </label>
+      <button type="submit" class="unseen" tabIndex={-1} aria-hidden="true">
+        Create VM
+      </button>
+    </form>
+  );
+}
+
+function HostChoice({ draft, change }: PartProps) {
+  return (
+    <label class="field">
+      <span>Host</span>
+      <select value={draft.host} onChange={(event) => change({ host: event.currentTarget.value })}>
+        <option value="">the best one</option>
+        {hosts.sorted().map((one) => (
+          <option key={one.name} value={one.name} disabled={one.state !== 'up' || one.maintenance}>
+            {one.name}
+            {one.maintenance ? ' (maintenance)' : one.state !== 'up' ? ` (${one.state})` : ''}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+function Disks({ draft: { disks }, change }: PartProps) {
+  return (
+    <Many
+      label="Disks"
+      add="Add a disk"
+      onAdd={() => change({ disks: [...disks, { path: '', format: 'qcow2', readonly: false }] })}
+    >
+      {disks.map((disk, at) => (
+        <DiskRow
+          key={at}
+          disk={disk}
+          at={at}
+          onChange={(next) => change({ disks: disks.map((one, index) => (index === at ? next : one)) })}
+          onRemove={() => change({ disks: disks.filter((_, index) => index !== at) })}
+        />
+      ))}
+    </Many>
+  );
+}
+
+function Interfaces({ draft: { nics }, change }: PartProps) {
+  const networks = useAsked('networks', (signal) => all<ManagedNetwork>('/networks', signal));
+  return (
+    <Many
+      label="Networks"
+      add="Add an interface"
+      onAdd={() => change({ nics: [...nics, networks.value?.[0]?.name ?? ''] })}
+    >
+      {nics.map((nic, at) => (
+        <div class="many-row" key={at}>
+          <select
+            aria-label={`Network of interface ${at + 1}`}
+            value={nic}
+            onChange={(event) =>
+              change({ nics: nics.map((one, index) => (index === at ? event.currentTarget.value : one)) })
+            }
+          >
+            {networks.value?.map((network) => (
+              <option key={network.name} value={network.name}>
+                {network.name}
+              </option>
+            ))}
+          </select>
+          <Act
+            kind="quiet"
+            name={`Remove interface ${at + 1}`}
+            onClick={() => change({ nics: nics.filter((_, index) => index !== at) })}
+          >
+            Remove
+          </Act>
+        </div>
+      ))}
+    </Many>
+  );
+}
+
+function DirectBoot({ draft, change }: PartProps) {
+  return (
+    <details>
+      <summary>Boot a kernel directly</summary>
+      <Field
+        label="Kernel"
+        value={draft.kernel}
+        onInput={(kernel) => change({ kernel })}
+        hint="A path at the host, below its vm_dirs"
+      />
+      <Field label="Initial RAM disk" value={draft.initrd} onInput={(initrd) => change({ initrd })} />
+      <Field label="Command line" value={draft.cmdline} onInput={(cmdline) => change({ cmdline })} />
+    </details>
   );
 }
 

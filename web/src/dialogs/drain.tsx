@@ -1,5 +1,6 @@
 /** Drains a host: who goes where and why, who stays and why, and when it is over, before the button. */
 import { useState } from 'preact/hooks';
+import { managerNow } from '../api/clock';
 import { part, post } from '../api/http';
 import type { Drain, MovePriority } from '../api/types';
 import { useAsked } from '../parts/asked';
@@ -9,13 +10,7 @@ import { Choice } from '../parts/filter';
 import { drainLook, Status } from '../parts/status';
 import { go } from '../state/route';
 import { clock, countdown } from '../text/units';
-
-const PRIORITIES = [
-  ['low', 'low'],
-  ['normal', 'normal'],
-  ['high', 'high'],
-  ['urgent', 'urgent'],
-] as const;
+import { PRIORITIES } from './priorities';
 
 export const openDrain = (host: string) => open((close) => <DrainDialog host={host} close={close} />);
 
@@ -74,7 +69,7 @@ export function Plan({ drain }: { drain: Drain }) {
   const going = drain.vms.length - stays.length;
   const isPlan = drain.state === 'planned';
   const isLive = drain.state === 'running' || drain.state === 'undoing';
-  const leftMs = drain.eta_unix_ms ? drain.eta_unix_ms - (isLive ? Date.now() : drain.asked_unix_ms) : null;
+  const leftMs = drain.eta_unix_ms ? drain.eta_unix_ms - (isLive ? managerNow() : drain.asked_unix_ms) : null;
   return (
     <>
       <dl class="figures">

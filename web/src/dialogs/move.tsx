@@ -9,15 +9,10 @@ import { Choice } from '../parts/filter';
 import { Mark, Status, verdictLook } from '../parts/status';
 import { go } from '../state/route';
 import { bytes, bytesPerSecond, duration } from '../text/units';
+import { PRIORITIES } from './priorities';
 
 type Ranking = Omit<PreflightRanking, 'best'>;
 
-const PRIORITIES = [
-  ['low', 'low'],
-  ['normal', 'normal'],
-  ['high', 'high'],
-  ['urgent', 'urgent'],
-] as const;
 const POLICIES = [
   ['auto', 'auto'],
   ['minimal-pause', 'minimal pause'],

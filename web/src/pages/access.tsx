@@ -1,5 +1,6 @@
 /** Tokens, and who did what. For admins alone. */
 import { useState } from 'preact/hooks';
+import { managerNow } from '../api/clock';
 import { get, part, post, remove } from '../api/http';
 import type { AuditEntry, CreatedToken, Page, Role, TokenInfo } from '../api/types';
 import { confirm } from '../dialogs/confirm';
@@ -21,7 +22,7 @@ const ROLES = [
 export function TokensPage() {
   const refused = whyNot('admin');
   const asked = useAsked(refused ? null : 'tokens', (signal) => get<TokenInfo[]>('/tokens', signal));
-  const now = Date.now();
+  const now = managerNow();
   return (
     <>
       <PageHead

@@ -1,6 +1,6 @@
 /** Moves and drains that are over. */
 import { useState } from 'preact/hooks';
-import { get, part } from '../api/http';
+import { part } from '../api/http';
 import type { Drain, Move } from '../api/types';
 import { Act, Link, PageHead, ProblemBox, useTask } from '../parts/basics';
 import { FilterField } from '../parts/filter';
@@ -11,6 +11,7 @@ import { parseFilter, passes } from '../state/filters';
 import { route, setQuery } from '../state/route';
 import { dateTime, duration } from '../text/units';
 import { download } from './download';
+import { lackingText, reportsOf } from './reports';
 
 const took = (move: Move) =>
   move.started_unix_ms && move.ended_unix_ms ? move.ended_unix_ms - move.started_unix_ms : null;
@@ -133,6 +134,7 @@ export function HistoryPage() {
   const allDrains = [...drains.values()];
   const shownDrains = terms.length === 0 ? allDrains : allDrains.filter((drain) => passes(terms, drainFields(drain)));
   const task = useTask();
+  const [lacking, setLacking] = useState<string | null>(null);
   return (
     <div class="page-fill">
       <PageHead
@@ -142,7 +144,7 @@ export function HistoryPage() {
             <Act
               busy={task.busy}
               blocked={shown.length === 0 ? 'There is nothing to download.' : null}
-              onClick={() => task.run(() => downloadAll(shown))}
+              onClick={() => task.run(async () => setLacking(await downloadAll(shown)))}
             >
               Download reports
             </Act>
@@ -159,6 +161,7 @@ export function HistoryPage() {
         </nav>
       </PageHead>
       {task.problem && <ProblemBox problem={task.problem} />}
+      <div role="status">{lacking && !task.busy && <p class="notice">{lacking}</p>}</div>
       {isDrains ? (
         <>
           <FilterField
@@ -215,16 +218,9 @@ function drainFields(drain: Drain) {
   return { host: drain.host.toLowerCase(), state: drain.state, by: drain.asked_by.toLowerCase() };
 }
 
-/** Reports are told of one move each; a manager answers 200 requests a second. */
-const AT_ONCE = 8;
-const MOST_REPORTS = 500;
-
-async function downloadAll(shown: Move[]): Promise<void> {
-  const wanted = [...shown].sort((a, b) => (b.ended_unix_ms ?? 0) - (a.ended_unix_ms ?? 0)).slice(0, MOST_REPORTS);
-  const reports: Move[] = [];
-  for (let at = 0; at < wanted.length; at += AT_ONCE) {
-    const some = wanted.slice(at, at + AT_ONCE).map((move) => get<Move>(`/moves/${part(move.id)}`));
-    reports.push(...(await Promise.all(some)));
-  }
-  download('godwit-moves.json', reports);
+/** What the file lacks, in words. */
+async function downloadAll(shown: Move[]): Promise<string | null> {
+  const reports = await reportsOf(shown);
+  download('godwit-moves.json', reports.moves);
+  return lackingText(reports);
 }

@@ -1,4 +1,5 @@
 /** The first page: how the cluster is, what moves, what needs somebody. */
+import { managerNow } from '../api/clock';
 import type { HostSummary, Move, VmSummary } from '../api/types';
 import { openCreateVm } from '../dialogs/create-vm';
 import { Act, Empty, Figure, HostLink, Link, Meter, PageHead, Panel, VmLink } from '../parts/basics';
@@ -216,7 +217,7 @@ function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]
         why: `rule is broken by ${counted(rule.broken_by_count, 'VM')}`,
       });
   }
-  const since = Date.now() - LATELY_MS;
+  const since = managerNow() - LATELY_MS;
   for (const move of allMoves) {
     if (isOver(move) && move.state === 'failed' && (move.ended_unix_ms ?? 0) > since)
       found.push({

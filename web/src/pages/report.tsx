@@ -43,125 +43,14 @@ export function ReportView({ report }: { report: Report }) {
           />
         )}
       </Panel>
-      {switchover && (
-        <Panel title="Switchover, piece by piece">
-          <Pieces
-            label="The pause"
-            pieces={PAUSE.map(([key, name, colour]) => ({ name, ms: switchover[key], colour }))}
-          />
-        </Panel>
-      )}
+      {switchover && <Switchover switchover={switchover} />}
       {report.predicted && <Foreseen report={report} />}
       {rounds.length > 0 && <Rounds report={report} />}
-      {report.throttle && (
-        <Panel title="Throttle">
-          <Facts
-            rows={[
-              ['By', report.throttle.means],
-              ['Writes that waited', count(report.throttle.faults)],
-              ['vCPUs waited', duration(report.throttle.held_ms)],
-              [
-                'Least CPU left',
-                report.throttle.least_cpu_percent != null ? `${report.throttle.least_cpu_percent.toFixed(1)} %` : '–',
-              ],
-            ]}
-          />
-        </Panel>
-      )}
-      {report.page_in && (
-        <Panel title="Page-in">
-          <Facts
-            rows={[
-              ['Pages that it lacked', count(report.page_in.pages)],
-              ['Waited for by the guest', count(report.page_in.demanded_pages)],
-              ['Until all was there', duration(report.page_in.duration_ms)],
-              ['Wait, half of them below', duration(report.page_in.fetch_ms.median)],
-              ['Wait, 99 of 100 below', duration(report.page_in.fetch_ms.p99)],
-              ['Longest wait', duration(report.page_in.fetch_ms.max)],
-              ['Cuts', count(report.page_in.cuts)],
-            ]}
-          />
-        </Panel>
-      )}
-      {lanes.length > 0 && (
-        <Panel title="Lanes">
-          <div class="scroll-x">
-            <table class="plain">
-              <thead>
-                <tr>
-                  <th scope="col">From</th>
-                  <th scope="col">To</th>
-                  <th scope="col" class="number">
-                    Streams
-                  </th>
-                  <th scope="col" class="number">
-                    Sent
-                  </th>
-                  <th scope="col">What broke</th>
-                </tr>
-              </thead>
-              <tbody>
-                {lanes.map((lane) => (
-                  <tr key={`${lane.from} ${lane.to}`}>
-                    <td>{lane.from ?? "the kernel's choice"}</td>
-                    <td>{lane.to}</td>
-                    <td class="number">{lane.streams}</td>
-                    <td class="number">{bytes(lane.bytes)}</td>
-                    <td>{lane.broken.join('; ') || 'nothing'}</td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
-        </Panel>
-      )}
-      {encodings.length > 0 && (
-        <Panel title="Pages, as they were sent">
-          <div class="scroll-x">
-            <table class="plain">
-              <thead>
-                <tr>
-                  <th scope="col">Encoding</th>
-                  <th scope="col" class="number">
-                    Pages
-                  </th>
-                  <th scope="col" class="number">
-                    Memory
-                  </th>
-                  <th scope="col" class="number">
-                    On the wire
-                  </th>
-                  <th scope="col" class="number">
-                    Share
-                  </th>
-                </tr>
-              </thead>
-              <tbody>
-                {encodings.map((one) => (
-                  <tr key={one.name}>
-                    <td>{one.name}</td>
-                    <td class="number">{count(one.pages)}</td>
-                    <td class="number">{bytes(one.raw_bytes)}</td>
-                    <td class="number">{bytes(one.wire_bytes)}</td>
-                    <td class="number">{percent(one.raw_bytes > 0 ? one.wire_bytes / one.raw_bytes : 0)}</td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
-        </Panel>
-      )}
-      {cuts.length > 0 && (
-        <Panel title="Cuts of the link">
-          <ul class="plain-list">
-            {cuts.map((cut) => (
-              <li key={cut.at_ms}>
-                after {duration(cut.at_ms)}, for {duration(cut.lasted_ms)}: {cut.why}
-              </li>
-            ))}
-          </ul>
-        </Panel>
-      )}
+      {report.throttle && <Throttle throttle={report.throttle} />}
+      {report.page_in && <PageIn pageIn={report.page_in} />}
+      {lanes.length > 0 && <Lanes lanes={lanes} />}
+      {encodings.length > 0 && <Encodings encodings={encodings} />}
+      {cuts.length > 0 && <Cuts cuts={cuts} />}
     </div>
   );
 }
@@ -178,6 +67,14 @@ function Summary({ report }: { report: Report }) {
     ['Round trip of the lane', duration(report.round_trip_ms)],
   ];
   return <Facts rows={rows.filter(([, value]) => value !== '–')} />;
+}
+
+function Switchover({ switchover }: { switchover: SwitchoverReport }) {
+  return (
+    <Panel title="Switchover, piece by piece">
+      <Pieces label="The pause" pieces={PAUSE.map(([key, name, colour]) => ({ name, ms: switchover[key], colour }))} />
+    </Panel>
+  );
 }
 
 function Foreseen({ report }: { report: Report }) {
@@ -267,6 +164,127 @@ function Rounds({ report }: { report: Report }) {
           </tbody>
         </table>
       </div>
+    </Panel>
+  );
+}
+
+function Throttle({ throttle }: { throttle: NonNullable<Report['throttle']> }) {
+  return (
+    <Panel title="Throttle">
+      <Facts
+        rows={[
+          ['By', throttle.means],
+          ['Writes that waited', count(throttle.faults)],
+          ['vCPUs waited', duration(throttle.held_ms)],
+          ['Least CPU left', throttle.least_cpu_percent != null ? `${throttle.least_cpu_percent.toFixed(1)} %` : '–'],
+        ]}
+      />
+    </Panel>
+  );
+}
+
+function PageIn({ pageIn }: { pageIn: NonNullable<Report['page_in']> }) {
+  return (
+    <Panel title="Page-in">
+      <Facts
+        rows={[
+          ['Pages that it lacked', count(pageIn.pages)],
+          ['Waited for by the guest', count(pageIn.demanded_pages)],
+          ['Until all was there', duration(pageIn.duration_ms)],
+          ['Wait, half of them below', duration(pageIn.fetch_ms.median)],
+          ['Wait, 99 of 100 below', duration(pageIn.fetch_ms.p99)],
+          ['Longest wait', duration(pageIn.fetch_ms.max)],
+          ['Cuts', count(pageIn.cuts)],
+        ]}
+      />
+    </Panel>
+  );
+}
+
+function Lanes({ lanes }: { lanes: NonNullable<Report['lanes']> }) {
+  return (
+    <Panel title="Lanes">
+      <div class="scroll-x">
+        <table class="plain">
+          <thead>
+            <tr>
+              <th scope="col">From</th>
+              <th scope="col">To</th>
+              <th scope="col" class="number">
+                Streams
+              </th>
+              <th scope="col" class="number">
+                Sent
+              </th>
+              <th scope="col">What broke</th>
+            </tr>
+          </thead>
+          <tbody>
+            {lanes.map((lane) => (
+              <tr key={`${lane.from} ${lane.to}`}>
+                <td>{lane.from ?? "the kernel's choice"}</td>
+                <td>{lane.to}</td>
+                <td class="number">{lane.streams}</td>
+                <td class="number">{bytes(lane.bytes)}</td>
+                <td>{lane.broken.join('; ') || 'nothing'}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
+  );
+}
+
+function Encodings({ encodings }: { encodings: NonNullable<Report['encodings']> }) {
+  return (
+    <Panel title="Pages, as they were sent">
+      <div class="scroll-x">
+        <table class="plain">
+          <thead>
+            <tr>
+              <th scope="col">Encoding</th>
+              <th scope="col" class="number">
+                Pages
+              </th>
+              <th scope="col" class="number">
+                Memory
+              </th>
+              <th scope="col" class="number">
+                On the wire
+              </th>
+              <th scope="col" class="number">
+                Share
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {encodings.map((one) => (
+              <tr key={one.name}>
+                <td>{one.name}</td>
+                <td class="number">{count(one.pages)}</td>
+                <td class="number">{bytes(one.raw_bytes)}</td>
+                <td class="number">{bytes(one.wire_bytes)}</td>
+                <td class="number">{percent(one.raw_bytes > 0 ? one.wire_bytes / one.raw_bytes : 0)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
+  );
+}
+
+function Cuts({ cuts }: { cuts: NonNullable<Report['cuts']> }) {
+  return (
+    <Panel title="Cuts of the link">
+      <ul class="plain-list">
+        {cuts.map((cut) => (
+          <li key={cut.at_ms}>
+            after {duration(cut.at_ms)}, for {duration(cut.lasted_ms)}: {cut.why}
+          </li>
+        ))}
+      </ul>
     </Panel>
   );
 }

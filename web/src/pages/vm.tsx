@@ -79,14 +79,16 @@ export function VmPage({ name }: { name: string }) {
 function Actions({ vm, task }: { vm: VmSummary; task: ReturnType<typeof useTask> }) {
   const path = `/vms/${part(vm.name)}`;
   const isStopped = vm.state === 'stopped' || vm.state === 'failed';
+  const isPaused = vm.state === 'paused';
   const moving = vm.move ? 'A move has it, or waits for it.' : null;
   return (
     <>
-      {isStopped || vm.state === 'paused' ? (
+      {(isStopped || isPaused) && (
         <Act needs="operator" busy={task.busy} onClick={() => task.run(() => post(`${path}/start`))}>
-          {vm.state === 'paused' ? 'Let it go on' : 'Start'}
+          {isPaused ? 'Let it go on' : 'Start'}
         </Act>
-      ) : (
+      )}
+      {!isStopped && (
         <Act needs="operator" blocked={moving} onClick={() => askStop(vm, path)}>
           Stop
         </Act>
@@ -109,11 +111,24 @@ function Actions({ vm, task }: { vm: VmSummary; task: ReturnType<typeof useTask>
 function askStop(vm: VmSummary, path: string): void {
   confirm({
     title: `Stop ${vm.name}`,
-    text: 'The guest is asked by its power button and gets time to shut down.',
-    tick: 'End it at once, without asking the guest',
+    ...stopText(vm),
     verb: 'Stop',
     run: (force) => post(`${path}/stop`, { force }),
   });
+}
+
+/** What a stop does to it: vCPUs that stand still hear no power button. */
+function stopText(vm: VmSummary): { text: string; tick?: string } {
+  if (vm.in_doubt)
+    return {
+      text: 'It is not known which host runs it. What is here may be all that there is of its guest, and the doubt stays.',
+      tick: 'End what is here all the same',
+    };
+  if (vm.state === 'paused') return { text: "The guest stands still and can't be asked: it is ended at once." };
+  return {
+    text: 'The guest is asked by its power button and gets time to shut down.',
+    tick: 'End it at once, without asking the guest',
+  };
 }
 
 function askDelete(vm: VmSummary, path: string): void {

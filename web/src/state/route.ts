@@ -23,6 +23,8 @@ function decoded(name: string): string {
 
 const hash = signal(typeof location === 'undefined' ? '' : location.hash);
 export const route = computed(() => parseRoute(hash.value));
+/** Which page is shown. Filters and tabs are in the query: with another one of them it is the same page. */
+export const page = computed(() => route.value.parts.join('/'));
 
 export function startRouting(): void {
   addEventListener('hashchange', () => {
