@@ -2809,6 +2809,8 @@ export interface components {
         Page_VmSummary: {
             /** @description What is on it. */
             items: {
+                /** @description Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended. */
+                also_runs_at?: string[];
                 /** @description The host that runs it, or has it. */
                 host: string;
                 /** @description Whether it is not known which host may run it. */
@@ -3713,6 +3715,8 @@ export interface components {
          *     }
          */
         VmSummary: {
+            /** @description Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended. */
+            also_runs_at?: string[];
             /** @description The host that runs it, or has it. */
             host: string;
             /** @description Whether it is not known which host may run it. */

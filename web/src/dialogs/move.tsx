@@ -117,6 +117,12 @@ function Hosts(props: { ranking: Ranking; to: string | null; onPick: (host: stri
           ))}
         </div>
       )}
+      {fits.length === 0 && immovable.length === 0 && (
+        <div class="notice notice-bad">
+          <strong>No host can take it</strong>
+          <p>Below stands why, host by host. End a host's maintenance, add a host, or mend what is named there.</p>
+        </div>
+      )}
       <div class="ranked" role="radiogroup" aria-label="Destination">
         {fits.map((host, at) => (
           <label key={host.host} class={`ranked-host ${props.to === host.host ? 'picked' : ''}`}>

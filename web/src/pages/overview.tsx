@@ -198,7 +198,14 @@ function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]
       });
   }
   for (const vm of allVms) {
-    if (vm.in_doubt)
+    if (vm.also_runs_at?.length)
+      found.push({
+        key: `v${vm.name}`,
+        tone: 'bad',
+        what: <VmLink name={vm.name} />,
+        why: `two guests of that name run, at ${vm.host} and ${vm.also_runs_at.join(', ')}: one has to be ended`,
+      });
+    else if (vm.in_doubt)
       found.push({
         key: `v${vm.name}`,
         tone: 'bad',

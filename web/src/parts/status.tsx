@@ -65,6 +65,7 @@ const VM_LOOKS: Record<VmSummary['state'], Look> = {
 };
 
 export function vmLook(vm: VmSummary): Look {
+  if (vm.also_runs_at?.length) return { tone: 'bad', shape: 'triangle', text: 'runs twice' };
   if (vm.in_doubt) return { tone: 'bad', shape: 'triangle', text: 'in doubt' };
   const look = VM_LOOKS[vm.state] ?? { tone: 'idle', shape: 'query', text: vm.state };
   return vm.is_current ? look : { tone: 'idle', shape: 'query', text: `${look.text}, last heard` };

@@ -30,6 +30,8 @@ export const isLoaded = signal(false);
 /** Of moves that are over, so many are kept here; the manager has the others. */
 const MOST_ENDED = 2000;
 const MOST_DRAINS = 200;
+/** VMs that move together are waited for. */
+const JUDGE_AFTER_MS = 2000;
 
 export const isOver = (move: Move) => move.state === 'done' || move.state === 'failed' || move.state === 'cancelled';
 
@@ -71,10 +73,12 @@ export function apply(event: ClusterEvent): void {
       hosts.drop(event.data);
       break;
     case 'vm':
+      if (vms.peek(event.data.name)?.host !== event.data.host) judgeRulesAgain();
       vms.put(event.data.name, event.data);
       break;
     case 'vm-gone':
       vms.drop(event.data);
+      judgeRulesAgain();
       break;
     case 'move':
       takeMove(event.data);
@@ -98,6 +102,19 @@ export function apply(event: ClusterEvent): void {
       limits.value = event.data;
       break;
   }
+}
+
+let judging: ReturnType<typeof setTimeout> | null = null;
+
+/** Whether a rule is kept follows from where VMs are; the manager tells of rules when they are set, and else where it is asked. */
+function judgeRulesAgain(): void {
+  if (judging !== null || rules.size === 0) return;
+  judging = setTimeout(async () => {
+    judging = null;
+    // What does not come now comes with the next VM that moves, or when everything is asked for.
+    const told = await all<RuleInfo>('/rules', AbortSignal.timeout(10_000)).catch(() => null);
+    if (told) rules.replace(told.map((rule) => [rule.name, rule]));
+  }, JUDGE_AFTER_MS);
 }
 
 function before(event: ClusterEvent) {

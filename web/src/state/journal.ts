@@ -68,7 +68,7 @@ export function inWords(event: ClusterEvent, before: Before): Happening | null {
       return of('host', event.data, 'was taken out of the cluster', null);
     case 'vm': {
       const vm = event.data;
-      const isTrouble = vm.state === 'failed' || vm.in_doubt === true;
+      const isTrouble = vm.state === 'failed' || vm.in_doubt === true || Boolean(vm.also_runs_at?.length);
       return of('vm', vm.name, vmText(vm, before.vm), `/vms/${at(vm.name)}`, isTrouble);
     }
     case 'vm-gone':
@@ -110,6 +110,8 @@ function hostText(host: HostSummary, before: HostSummary | undefined): string | 
 
 function vmText(vm: VmSummary, before: VmSummary | undefined): string | null {
   if (!before) return `is new at ${vm.host}, ${vm.state}`;
+  if (vm.also_runs_at?.length)
+    return before.also_runs_at?.length ? null : `runs at ${vm.host} and at ${vm.also_runs_at.join(', ')}: two guests`;
   if (vm.in_doubt && !before.in_doubt) return 'is in doubt: it is not known which host runs it';
   if (before.host !== vm.host) return `is at ${vm.host} now, came from ${before.host}`;
   // That it is on its way its move says.
