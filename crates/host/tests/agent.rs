@@ -100,7 +100,8 @@ fn client_of(authority: &Authority, shown: &Issued, to: SocketAddr, host: &str) 
 
 async fn metrics(client: &Client) -> (StatusCode, String) {
     let (headers, none) = (HeaderMap::new(), Bytes::new());
-    let answer = client.pass_on(Method::GET, "/metrics", headers, none).await.unwrap();
+    let connection = client.connection().await.unwrap();
+    let answer = client.pass_on(connection, Method::GET, "/metrics", headers, none).await.unwrap();
     let status = answer.status();
     let body = to_bytes(Body::new(answer.into_body()), 1 << 20).await.unwrap();
     (status, String::from_utf8(body.to_vec()).unwrap())
