@@ -21,7 +21,7 @@ build: deps ## Release build: godwit, the tracker library, the guest's image
 	$(CARGO) build --release --workspace --examples --bins --lib --locked
 	target/release/examples/guest_image
 
-demo: build ## Bring a lab up, boot a guest, move it there and back under load, print both reports
+demo: build ## Bring a lab up, boot a guest, have the manager move it under load and empty a host; ends with the address of the console
 	scripts/demo.sh
 
 test: build ## All tests: unit and property tests, then the end-to-end tests one at a time
