@@ -47,7 +47,7 @@ $GODWIT control move create $VM --to b
 kill -INT $watching
 wait $watching || true
 say "what the client saw, which sends a packet each millisecond"
-echo "gaps of more than 5 ms: $(grep -c '^gap of' "$seen" || true), of which on a busy machine most are the machine's own; in all:"
+echo "gaps of more than 5 ms: $(grep -c '^gap of' "$seen" || true) (a busy machine has such by itself); in all:"
 grep -v -e '^gap of' -e '^answering' "$seen"
 rm "$seen"
 verify

@@ -235,6 +235,16 @@ async fn a_plan_alone_moves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_away_is_not_drained_and_is_left_as_it_was() {
+    let rig = Rig::begin(Vec::new()).await;
+    rig.state.lost("a", "no answer");
+    let refused = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap_err();
+    assert_eq!(refused.code, ProblemCode::HostAway);
+    assert!(rig.drains.all().is_empty() && rig.moves.all().is_empty());
+    assert!(!rig.state.inventory().host_plan("a").unwrap().maintenance);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drain_that_is_called_off_leaves_who_has_not_gone() {
     let rig = Rig::begin(Vec::new()).await;
     rig.state.lost("b", "no answer");

@@ -317,8 +317,9 @@ impl Inventory {
 
     /// Where else a VM runs, by what hosts tell that are heard: it was made anew while its old host was away, and that is back with the old one.
     fn also_runs_at(&self, vm: &Vm, main: &VmInfo) -> Vec<String> {
+        // A host that keeps pages for a guest that was handed over has it paused.
         let runs = |info: &VmInfo| {
-            matches!(info.state, VmState::Running | VmState::Paused)
+            info.state == VmState::Running
                 && !info.in_doubt
                 && self.hosts.get(&info.host).is_some_and(|host| host.state == HostState::Up)
         };

@@ -74,6 +74,27 @@ fn what_is_not_told_again_after_a_cut_is_gone() {
 }
 
 #[test]
+fn two_running_guests_of_one_name_are_told_as_such() {
+    let mut inventory = with_hosts(&["a", "b"]);
+    let twice = |inventory: &Inventory| inventory.vm("web").unwrap().summary.also_runs_at;
+    inventory.heard("b", vm("web", VmState::Running, 1), 1);
+    inventory.heard("a", HostEvent::Known, 1);
+    inventory.heard("b", HostEvent::Known, 1);
+    // Paused: as a source of page-in, which keeps pages that the guest lacks.
+    for other in
+        [VmState::MigratingOut, VmState::Paused, VmState::Stopped, VmState::Failed, VmState::Stopping]
+    {
+        inventory.heard("a", vm("web", other, 0), 1);
+        assert_eq!(twice(&inventory), Vec::<String>::new(), "{other}");
+    }
+    inventory.heard("a", vm("web", VmState::Running, 0), 1);
+    assert_eq!(twice(&inventory), ["a"]);
+    // Of a host that is not heard it is not known.
+    inventory.lost("a", "no answer");
+    assert_eq!(twice(&inventory), Vec::<String>::new());
+}
+
+#[test]
 fn a_vm_that_moves_is_where_it_runs() {
     let mut inventory = with_hosts(&["a", "b"]);
     inventory.heard("a", vm("web", VmState::MigratingOut, 4), 1);
