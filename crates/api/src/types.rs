@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use godwit_migration::handover::Incarnation;
 use godwit_migration::{
     Compression, EngineKind, Intent, PageInUse, Progress, RateLimit, ReferenceUse, Report,
 };
@@ -170,6 +171,10 @@ pub struct VmInfo {
     /// Whether it is not known if this host or another may run it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_doubt: bool,
+    /// Which life of the VM this is: another one after it was deleted and created again.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    #[schema(value_type = String)]
+    pub incarnation: Incarnation,
     /// The generation of its ownership: grows with each move.
     pub epoch: u64,
     /// The hypervisor's process, where there is one.

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_api::{ApiError, Client, ErrorCode, SetPeers, VmInfo};
+use godwit_migration::handover::Incarnation;
 use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
 
@@ -245,6 +246,7 @@ impl Agent {
             state: slot.condition.state(),
             reason,
             in_doubt: slot.condition.is_in_doubt(),
+            incarnation: Incarnation::UNRECORDED,
             epoch: slot.epoch,
             pid: slot.vm.as_ref().map(|vm| vm.process.pid),
             memory_bytes: slot.spec.memory_bytes(),

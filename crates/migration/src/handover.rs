@@ -6,7 +6,11 @@
 //! ([`Standing::offered`]); one that has written that down and takes the guest back goes on as `n + 2` ([`Standing::taken_back`]). So a
 //! word of an attempt that is over, however late it comes, is known by its number.
 
+mod incarnation;
+
 use serde::{Deserialize, Serialize};
+
+pub use incarnation::{Incarnation, IncarnationError};
 
 /// Whose a guest is, as far as a host has written down. It is written down before anything that it allows is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -60,7 +60,8 @@ pub struct VmSummary {
     "name": "web", "host": "host-a", "state": "running", "memory_bytes": 4_294_967_296_u64, "vcpus": 2, "is_current": true,
     "labels": { "tier": "front" }, "planned": "on",
     "info": {
-        "name": "web", "host": "host-a", "state": "running", "reason": null, "epoch": 3, "pid": 1201, "memory_bytes": 4_294_967_296_u64,
+        "name": "web", "host": "host-a", "state": "running", "reason": null,
+        "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "epoch": 3, "pid": 1201, "memory_bytes": 4_294_967_296_u64,
         "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": ["10.64.0.7"],
         "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2, "machine": "pc-q35-10.0", "accel": "kvm" }
     },
@@ -112,7 +113,8 @@ fn yes() -> bool {
 /// A VM that was made, started or stopped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
-    "name": "web", "host": "host-a", "state": "running", "reason": null, "epoch": 1, "pid": 1201, "memory_bytes": 4_294_967_296_u64,
+    "name": "web", "host": "host-a", "state": "running", "reason": null,
+        "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "epoch": 1, "pid": 1201, "memory_bytes": 4_294_967_296_u64,
     "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": ["10.64.0.7"],
     "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2, "machine": "pc-q35-10.0", "accel": "kvm" },
     "host_reason": "56 GiB of 64 GiB of memory and 30.0 of 32 cores left"

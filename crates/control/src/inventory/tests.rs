@@ -11,6 +11,7 @@ fn vm(name: &str, state: VmState, epoch: u64) -> HostEvent {
         state,
         reason: None,
         in_doubt: false,
+        incarnation: godwit_migration::handover::Incarnation::UNRECORDED,
         epoch,
         pid: None,
         memory_bytes: 1 << 30,
