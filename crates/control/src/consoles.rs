@@ -134,10 +134,11 @@ impl Console {
                 Ok(opened) => return Ok(opened),
                 Err(problem) => problem,
             };
-            // Nobody is going to change that soon.
-            let is_final = matches!(problem.code, ProblemCode::NotFound | ProblemCode::WrongState)
-                && runs_at(&self.state, &self.vm).is_err();
-            if is_final || Instant::now() >= until {
+            if matches!(problem.code, ProblemCode::NotFound | ProblemCode::WrongState) {
+                // The VM has ended since the host was asked: the inventory knows why.
+                runs_at(&self.state, &self.vm)?;
+            }
+            if Instant::now() >= until {
                 return Err(problem);
             }
             let host = runs_at(&self.state, &self.vm).map(|info| info.host.clone()).unwrap_or_default();
