@@ -9,7 +9,7 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict cance
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test sim schemathesis console console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt lint ci clean
+.PHONY: help deps build demo test check unit e2e sim schemathesis console console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,16 @@ build: deps ## Release build: godwit, the tracker library, the guest's image
 demo: build ## Bring a lab up, boot a guest, have the manager move it under load and empty a host; ends with the address of the console
 	scripts/demo.sh
 
-test: build ## All tests: unit and property tests, then the end-to-end tests one at a time
+test: build ## All tests: unit and property tests, end-to-end tests, the console in a browser
 	scripts/test.sh
+
+check: fmt-check lint unit ## What to run while you write code: format, clippy, unit and property tests
+
+unit: ## Unit and property tests
+	scripts/test.sh unit
+
+e2e: build ## End-to-end tests: real QEMU guests in labs, one lab at a time
+	scripts/test.sh e2e
 
 sim: ## 10,000 random lives of a guest with the production state machines (SIM=OPTIONS, see godwit-sim --help)
 	$(CARGO) run --release --locked -p godwit-sim -- $(SIM)
@@ -69,8 +77,11 @@ deb-test: build ## Install, run and upgrade the packages on a clean Debian 12 (d
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
+fmt-check:
+	$(CARGO) fmt --all --check
+
 lint: ## Clippy with warnings as errors
-	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 ci: ## What CI runs: formatting, lints, dependency policy, all tests
 	.ci/run

@@ -174,7 +174,7 @@ pub(crate) fn write_configs(
             migration_addresses: host.migration_addresses(&options.lanes(), options.family),
             qemu: tools.qemu.clone(),
             qemu_user: options.qemu_user.as_deref(),
-            qemu_users: options.qemu_user.is_none().then(|| host.qemu_users()),
+            qemu_users: options.qemu_user.is_none().then(|| host.qemu_users(options.place)),
             // The lab's hosts are one machine, and whoever has the lab has it anyway.
             vm_dirs: ["/"],
             tracker: tools.tracker.clone(),

@@ -48,6 +48,10 @@ pub struct LabOptions {
     /// What tests of faults need of the hosts.
     #[serde(default)]
     pub hooks: Hooks,
+    /// Number of the lab among those that are up on this machine at the same time, from 0. QEMUs of two
+    /// labs have no user in common.
+    #[serde(default)]
+    pub place: u32,
     /// Leads the names of the namespaces.
     pub prefix: String,
     /// Where all files of the lab live.
@@ -86,6 +90,7 @@ impl Default for LabOptions {
             tracker: None,
             insecure: false,
             hooks: Hooks::default(),
+            place: 0,
             prefix: DEFAULT_PREFIX.to_owned(),
             state_dir: PathBuf::from(DEFAULT_STATE_DIR),
             replace: false,

@@ -114,11 +114,12 @@ impl Host {
         11 + self.index
     }
 
-    /// The users of its QEMUs: the hosts are one machine, so each has its own part of the agents' default range.
-    pub(crate) fn qemu_users(&self) -> String {
+    /// Returns the range of its QEMUs' users. The hosts of all labs are one machine, so each has a range
+    /// of its own; those of the lab in place 0 are in the agents' default range.
+    pub(crate) fn qemu_users(&self, place: u32) -> String {
         const FIRST: u32 = 0x7f00_0000;
         const EACH: u32 = 0x1000;
-        let first = FIRST + u32::from(self.index) * EACH;
+        let first = FIRST + (place * MAX_HOSTS + u32::from(self.index)) * EACH;
         format!("{first}-{}", first + EACH - 1)
     }
 

@@ -3,8 +3,8 @@
 //! A [`Trial`] brings a lab up under a prefix and a directory of its own, so that it never meets a lab that
 //! somebody uses; boots guests and talks to them from the client's namespace; moves them through the agents' API
 //! and has the client's prober tell the blackout; and says what is left over when all is taken away. Everything
-//! blocks until it is so or a deadline is past. Trials of one machine wait for each other: they measure time, and
-//! two would measure each other.
+//! blocks until it is so or a deadline is past. Trials of one machine wait for each other, unless `turn` lets
+//! some of them run at the same time.
 
 mod agents;
 mod guest;
@@ -14,10 +14,10 @@ mod moving;
 mod needs;
 mod sampling;
 mod traces;
+mod turn;
 mod vcpus;
 mod wait;
 
-use std::fs::File;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +28,6 @@ use godwit_api::{Client, ClientError, CreateVm, LogSource, StopVm, VmInfo};
 use godwit_qemu::VmSpec;
 use tokio::runtime::Runtime;
 
-use crate::down::LabName;
 use crate::image::{self, GuestImage};
 use crate::options::LabOptions;
 use crate::topology::{LabPaths, Topology};
@@ -43,6 +42,8 @@ pub use traces::Traces;
 pub use vcpus::{Seen, VcpuWatch};
 pub use wait::{LIMIT, until};
 
+use turn::Turn;
+
 /// A lab of its own with everything to try migrations in it. Taken down when dropped; [`Trial::finish`] also says
 /// whether anything was left.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ pub struct Trial {
     runtime: Runtime,
     finished: bool,
     /// Held as long as the lab is up.
-    _turn: File,
+    _turn: Turn,
 }
 
 /// What the `godwit` command said.
@@ -86,12 +87,10 @@ impl Trial {
         if needs::skip(name, &Needs::lab())? {
             return Ok(None);
         }
-        let turn = wait_for_turn()?;
-        remove_abandoned()?;
-        // Short: the paths of unix sockets below it have 107 bytes.
-        let prefix = format!("{PREFIX}{}", std::process::id());
+        let turn = Turn::wait()?;
+        let prefix = turn::new_prefix();
         let state_dir = Path::new(DIRECTORY).join(&prefix);
-        let options = LabOptions { prefix, state_dir, ..options };
+        let options = LabOptions { prefix, state_dir, place: turn.place, ..options };
         let trial = Trial {
             name: name.to_owned(),
             paths: LabPaths::new(&options.state_dir),
@@ -300,30 +299,6 @@ impl Drop for Trial {
     }
 }
 
-/// Waits until no other trial runs on this machine.
-fn wait_for_turn() -> Result<File> {
-    let path = Path::new("/run/lock/godwit-trial.lock");
-    let file = File::create(path).with_context(|| format!("can't write {}", path.display()))?;
-    file.lock().context("can't wait for other trials")?;
-    Ok(file)
-}
-
-/// Takes down what trials left that were killed. Whoever has the turn is the only trial there is.
-fn remove_abandoned() -> Result<()> {
-    for entry in std::fs::read_dir(DIRECTORY)?.flatten() {
-        let file_name = entry.file_name();
-        let Some(prefix) = file_name.to_str() else { continue };
-        let number = prefix.strip_prefix(PREFIX).unwrap_or_default();
-        if !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()) {
-            eprintln!("trial: taking down lab {prefix}, whose trial was killed");
-            down(&LabName { prefix: prefix.to_owned(), state_dir: entry.path() })?;
-        }
-    }
-    Ok(())
-}
-
-/// Leads the names of trials' labs; their process id follows.
-const PREFIX: &str = "gwtrial";
 /// Where trials' labs lie.
 const DIRECTORY: &str = "/run";
 
