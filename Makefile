@@ -32,7 +32,7 @@ check: fmt-check lint unit ## What to run while you write code: format, clippy, 
 unit: ## Unit and property tests
 	scripts/test.sh unit
 
-e2e: build ## End-to-end tests: real QEMU guests in labs, one lab at a time
+e2e: build ## End-to-end tests: real QEMU guests in labs, two at a time
 	scripts/test.sh e2e
 
 sim: ## 10,000 random lives of a guest with the production state machines (SIM=OPTIONS, see godwit-sim --help)

@@ -10,11 +10,11 @@ CARGO=${CARGO:-cargo}
 
 unit() { $CARGO test --workspace --tests --locked --no-fail-fast; }
 
-# One lab at a time: the tests use all CPUs. The whole workspace is selected because cargo would build
-# the dependencies again, with other features, for a part of it.
+# Two labs at a time: a lab waits for its guest much of the time. The whole workspace is selected
+# because cargo would build the dependencies again, with other features, for a part of it.
 e2e() {
-  $CARGO test --release --workspace --locked --no-fail-fast \
-    --test end_to_end --test lab --test guest -- --test-threads=1
+  GODWIT_TRIALS_AT_ONCE=2 $CARGO test --release --workspace --locked --no-fail-fast \
+    --test end_to_end --test lab --test guest -- --test-threads=2
 }
 
 console() {
