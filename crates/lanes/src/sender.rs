@@ -3,7 +3,7 @@
 mod paced;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_ram::{PageRange, Region};
@@ -42,11 +42,16 @@ pub struct StreamSender {
 struct Output {
     link: Link,
     sent_bytes: Arc<AtomicU64>,
+    /// A send has failed. Part of its bytes may be on their way, so nothing may follow them.
+    is_broken: Arc<AtomicBool>,
 }
 
 impl Output {
     fn send(&self, bytes: &[u8]) -> Result<u64, LaneError> {
-        let sent = self.link.send(bytes)?;
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
+        }
+        let sent = self.link.send(bytes).inspect_err(|_| self.is_broken.store(true, Ordering::Relaxed))?;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         Ok(sent)
     }
@@ -55,7 +60,7 @@ impl Output {
 impl StreamSender {
     pub(crate) fn new(link: Link, sent_bytes: Arc<AtomicU64>, pace: Option<StreamPace>) -> Self {
         StreamSender {
-            output: Output { link, sent_bytes },
+            output: Output { link, sent_bytes, is_broken: Arc::default() },
             batch: Batch::default(),
             copy: Vec::new(),
             differences: Vec::new(),
@@ -74,10 +79,12 @@ impl StreamSender {
         self.output.sent_bytes.load(Ordering::Relaxed)
     }
 
-    /// Sends a message (not [`Message::Pages`], which [`StreamSender::unit`] sends).
+    /// Sends a message (not [`Message::Pages`], which [`StreamSender::unit`] sends). Returns when the kernel
+    /// has taken all of it.
     ///
     /// # Errors
-    /// [`LaneError`]: the stream is unusable afterwards.
+    /// [`LaneError`]: the kernel has not taken all of it, so the peer cannot read the message. Every later
+    /// send fails as well.
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
         self.batch.clear();
         self.batch.message(message);

@@ -2,8 +2,10 @@
 //! `drive::source` carries out what it decides, and the tests do so against an in-memory peer.
 //!
 //! Who may run the guest, state by state:
-//! - up to and including [`State::LastPages`]: the source, whatever fails;
-//! - [`State::Committed`]: the destination. The commit point is the action [`Action::SendCommit`];
+//! - up to and including [`State::HandingOver`]: the source, whatever fails;
+//! - [`State::Committed`]: the destination. The commit point is [`Event::CommitSent`]: the kernel has taken
+//!   the last byte of the commit. A send that fails has not handed all of its frame over, and nothing
+//!   follows on a stream after a failed send. So the destination cannot have a commit whose send failed;
 //! - [`State::PagingIn`]: the destination, which can't go on without the pages that are here;
 //! - back at the source only by the destination's explicit refusal, as long as it has not said that it runs the guest.
 
@@ -55,6 +57,8 @@ pub enum Event {
     DeviceStateEnded,
     /// The last pages asked for are handed to the wire.
     LastPagesSent(Sweep),
+    /// The kernel has taken all of the commit: the answer to [`Action::SendCommit`].
+    CommitSent,
     /// The destination runs the guest.
     PeerRunning(Running),
     /// The destination does not and will not run the guest.
@@ -109,7 +113,8 @@ pub enum Verdict {
     Unknown,
 }
 
-/// What is to be done. The driver carries actions out in order.
+/// What is to be done. The driver carries actions out in order, and takes no event between them. It drops
+/// the rest of a list at the first message that cannot be sent; [`Event::LaneLost`] follows.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Tell the destination what comes.
@@ -154,7 +159,7 @@ pub enum Action {
     /// Send the device state that was written since the guest stopped, and its end. After the last page, so that the
     /// destination's hypervisor, which reads queues in guest memory while it loads, reads what the source's left there.
     SendDeviceState,
-    /// The commit point: from here on the destination owns the guest.
+    /// Send the commit. Answered by [`Event::CommitSent`]: from then on the destination owns the guest.
     SendCommit,
     /// Tell the destination to forget it. Best effort.
     AbortPeer(Failure),
@@ -228,6 +233,8 @@ pub enum State {
     Stopping,
     /// The guest stands still; last pages and device state travel.
     LastPages,
+    /// The end of the pages, the rest of the device state and the commit are being written.
+    HandingOver,
     /// The destination owns the guest.
     Committed,
     /// The lane broke after the commit.
@@ -243,6 +250,11 @@ pub enum State {
 }
 
 impl State {
+    /// Returns whether the guest stands still, or is about to, and is the source's.
+    pub(crate) fn holds_guest(self) -> bool {
+        matches!(self, State::Stopping | State::LastPages | State::HandingOver)
+    }
+
     /// The destination's answers come in an order; afterwards one may come late.
     fn expects_order(self) -> bool {
         !matches!(
@@ -389,6 +401,10 @@ impl Source {
                 self.device_state_ended = true;
                 self.sweep_once_more()
             }
+            (State::HandingOver, Event::CommitSent) => {
+                self.committed_at = Some(now);
+                self.to(State::Committed, vec![])
+            }
             (State::Committed, Event::PeerRunning(running)) => self.peer_runs(now, Some(running)),
             (State::InDoubt, Event::Verdict(Verdict::Runs)) => self.peer_runs(now, None),
             (State::RollingBack, Event::GuestResumed(resumed)) => self.resumed(now, resumed),
@@ -427,13 +443,16 @@ impl Source {
             (State::LastPages, Event::RemainingTold { .. }) => {
                 self.last_pages_at = Some(now);
                 self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, Sweep::default());
-                self.commit(now)
+                self.hand_over()
             }
             (State::PagingIn, Event::PeerRunning(running)) => {
                 (self.running, self.runs_there) = (Some(*running), true);
                 vec![]
             }
-            (State::LastPages | State::Committed | State::InDoubt, Event::PagedIn(ended)) => {
+            (
+                State::LastPages | State::HandingOver | State::Committed | State::InDoubt,
+                Event::PagedIn(ended),
+            ) => {
                 self.served = Some(ended.clone());
                 vec![]
             }
@@ -478,7 +497,7 @@ impl Source {
             (_, Event::Failed(_)) => self.give_up(now, Outcome::Failed, failure, true),
             (state, Event::LaneLost(_)) if failure.code == FailureCode::LaneLost => {
                 let began = state != State::Connecting || self.resumes;
-                self.is_cut = began && !matches!(state, State::Stopping | State::LastPages);
+                self.is_cut = began && !state.holds_guest();
                 self.give_up(now, Outcome::Failed, failure, false)
             }
             (_, _) => self.give_up(now, Outcome::Failed, failure, false),
@@ -490,7 +509,7 @@ impl Source {
         // Its writers before the peer, which may keep a word to it waiting.
         let mut actions = vec![Action::StopTracking];
         actions.extend(tell.then(|| Action::AbortPeer(failure.clone())));
-        if matches!(self.state, State::Stopping | State::LastPages) {
+        if self.state.holds_guest() {
             // The guest first, the peer after: every millisecond here is one in which the guest stands still.
             let mut resume = self.roll_back(now, outcome, failure);
             resume.append(&mut actions);
@@ -601,12 +620,11 @@ impl Source {
             self.last_pages_at = Some(now);
             return self.sweep_once_more();
         }
-        self.commit(now)
+        self.hand_over()
     }
 
-    fn commit(&mut self, now: Duration) -> Vec<Action> {
-        self.committed_at = Some(now);
-        self.to(State::Committed, vec![Action::EndPages, Action::SendDeviceState, Action::SendCommit])
+    fn hand_over(&mut self) -> Vec<Action> {
+        self.to(State::HandingOver, vec![Action::EndPages, Action::SendDeviceState, Action::SendCommit])
     }
 
     fn page_in_prepared(&mut self, now: Duration, done: impl FnOnce(&mut PreparedPageIn)) -> Vec<Action> {

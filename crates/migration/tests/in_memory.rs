@@ -74,8 +74,16 @@ struct World {
     writes_per_step: usize,
     pages_sent: u64,
     pages_applied: u64,
+    /// Messages that the source has tried to send.
+    said: usize,
+    /// Number of the message that the source's socket does not take, and no message after it.
+    fails_at: Option<usize>,
     log: Vec<String>,
 }
+
+/// The socket has not taken a message.
+#[derive(Debug)]
+struct NotSent;
 
 impl World {
     fn new(seed: u64, writes_per_step: usize) -> Self {
@@ -108,6 +116,8 @@ impl World {
             writes_per_step,
             pages_sent: 0,
             pages_applied: 0,
+            said: 0,
+            fails_at: None,
             log: Vec::new(),
         }
     }
@@ -141,6 +151,20 @@ impl World {
         }
     }
 
+    /// Sends a message of the source.
+    fn say(&mut self, word: Word) -> Result<(), NotSent> {
+        let number = self.said;
+        self.said += 1;
+        if self.fails_at.is_none_or(|at| number < at) {
+            self.send(word);
+            return Ok(());
+        }
+        if self.lane_up {
+            self.cut_lane();
+        }
+        Err(NotSent)
+    }
+
     fn sweep(&mut self, untouched: bool) -> Sweep {
         let pages: Vec<usize> = if untouched {
             (0..PAGES).filter(|page| !self.dirty.contains(page)).collect()
@@ -162,9 +186,9 @@ impl World {
         }
     }
 
-    fn source_acts(&mut self, action: SourceAction) {
+    fn source_acts(&mut self, action: SourceAction) -> Result<(), NotSent> {
         match action {
-            SourceAction::SendBegin => self.send(Word::Begin),
+            SourceAction::SendBegin => self.say(Word::Begin)?,
             SourceAction::StartTracking => {
                 self.tracking = true;
                 self.dirty.clear();
@@ -173,7 +197,7 @@ impl World {
                 let sweep = self.sweep(round == 0);
                 self.source_events.push_back(SourceEvent::RoundSent(sweep));
             }
-            SourceAction::Drain => self.send(Word::RoundEnd(self.source.round())),
+            SourceAction::Drain => self.say(Word::RoundEnd(self.source.round()))?,
             SourceAction::CountRemaining => {
                 let pages = self.dirty.len() as u64;
                 let round_trip = Duration::from_millis(1);
@@ -197,7 +221,7 @@ impl World {
             SourceAction::TellRemaining => {
                 let missing = std::mem::take(&mut self.dirty);
                 let pages = missing.len() as u64;
-                self.send(Word::Remaining(missing));
+                self.say(Word::Remaining(missing))?;
                 self.source_events.push_back(SourceEvent::RemainingTold { pages });
             }
             // See World::step.
@@ -218,11 +242,14 @@ impl World {
                 self.source_events.push_back(SourceEvent::LastPagesSent(sweep));
             }
             SourceAction::SendDeviceState => {
-                self.send(Word::DeviceState);
-                self.send(Word::DeviceStateEnd(100));
+                self.say(Word::DeviceState)?;
+                self.say(Word::DeviceStateEnd(100))?;
             }
-            SourceAction::EndPages => self.send(Word::PagesEnd(self.pages_sent)),
-            SourceAction::SendCommit => self.send(Word::Commit),
+            SourceAction::EndPages => self.say(Word::PagesEnd(self.pages_sent))?,
+            SourceAction::SendCommit => {
+                self.say(Word::Commit)?;
+                self.source_takes(SourceEvent::CommitSent);
+            }
             SourceAction::AbortPeer(failure) => self.send(Word::Abort(failure)),
             SourceAction::ResumeGuest => {
                 assert!(!self.destination_runs, "resumed at the source while the destination runs it");
@@ -241,6 +268,7 @@ impl World {
             }
             SourceAction::Finish => self.source_finished = true,
         }
+        Ok(())
     }
 
     fn destination_acts(&mut self, action: DestinationAction) {
@@ -357,7 +385,9 @@ impl World {
     fn source_takes(&mut self, event: SourceEvent) {
         self.log.push(format!("source {:?} ← {event:?}", self.source.state()));
         for action in self.source.on(self.now, event) {
-            self.source_acts(action);
+            if self.source_acts(action).is_err() {
+                break;
+            }
         }
     }
 
@@ -368,30 +398,32 @@ impl World {
         }
     }
 
+    /// Cuts the lane. What was in flight has arrived or not.
+    fn cut_lane(&mut self) {
+        self.lane_up = false;
+        if self.random().is_multiple_of(2) {
+            self.to_destination.clear();
+        }
+        if self.random().is_multiple_of(2) {
+            self.to_source.clear();
+        }
+        while let Some(word) = self.to_destination.pop_front() {
+            if let Some(event) = self.word_at_destination(word) {
+                self.destination_takes(event);
+            }
+        }
+        let lost = Failure::new(FailureCode::LaneLost, "cut");
+        self.destination_events.push_back(DestinationEvent::LaneLost(lost.clone()));
+        while let Some(event) = self.destination_events.pop_front() {
+            self.destination_takes(event);
+        }
+        self.source_events.push_back(SourceEvent::LaneLost(lost));
+    }
+
     fn inject(&mut self, fault: Fault) {
         let failed = |what: &str| Failure::new(FailureCode::HypervisorFailed, what);
         match fault {
-            Fault::LaneCut => {
-                self.lane_up = false;
-                // What was in flight may have arrived or not.
-                if self.random().is_multiple_of(2) {
-                    self.to_destination.clear();
-                }
-                if self.random().is_multiple_of(2) {
-                    self.to_source.clear();
-                }
-                while let Some(word) = self.to_destination.pop_front() {
-                    if let Some(event) = self.word_at_destination(word) {
-                        self.destination_takes(event);
-                    }
-                }
-                let lost = Failure::new(FailureCode::LaneLost, "cut");
-                self.destination_events.push_back(DestinationEvent::LaneLost(lost.clone()));
-                while let Some(event) = self.destination_events.pop_front() {
-                    self.destination_takes(event);
-                }
-                self.source_events.push_back(SourceEvent::LaneLost(lost));
-            }
+            Fault::LaneCut => self.cut_lane(),
             Fault::SourceFails => self.source_events.push_front(SourceEvent::Failed(failed("source"))),
             Fault::DestinationFails => {
                 // While the guest is being started, a failure is the answer to that: it does not run.
@@ -462,6 +494,24 @@ fn a_fault_at_any_step_leaves_exactly_one_guest() {
                 let mut world = World::new(seed, 3);
                 world.run(fault, at);
                 world.check(fault, at);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_that_cannot_be_sent_leaves_the_guest_at_the_source_without_a_question() {
+    for (writes, page_in) in [(3, PageIn::default()), (40, PageIn::Now)] {
+        for seed in 0..20 {
+            let mut whole = World::with(seed, writes, page_in);
+            whole.run(Fault::None, 0);
+            for at in 0..whole.said {
+                let mut world = World { fails_at: Some(at), ..World::with(seed, writes, page_in) };
+                world.run(Fault::None, 0);
+                world.check(Fault::LaneCut, at);
+                let said = world.log.join("\n");
+                assert!(world.source_runs, "message {at}: {said}");
+                assert!(!said.contains("Verdict"), "message {at}: {said}");
             }
         }
     }
@@ -540,6 +590,7 @@ fn what_nobody_knows_is_no_refusal() {
     let seconds = (1..).map(Duration::from_secs);
     let actions: Vec<_> = seconds.zip(script).flat_map(|(now, event)| source.on(now, event)).collect();
     assert_eq!(actions.last(), Some(&SourceAction::SendCommit), "{actions:?}");
+    assert_eq!(source.on(second, SourceEvent::CommitSent), []);
     let lost = Failure::new(FailureCode::Internal, "the thread is gone");
     // Before it is known who runs it: kept in mind until it is.
     assert_eq!(source.on(second, SourceEvent::PagedIn(Err(NotServed::Lost(lost)))), []);
@@ -599,6 +650,7 @@ fn silence_after_the_commit_is_doubt() {
     ];
     let actions: Vec<_> = script.into_iter().flat_map(|event| source.on(second, event)).collect();
     assert_eq!(actions.last(), Some(&SourceAction::SendCommit));
+    assert_eq!(source.on(second, SourceEvent::CommitSent), []);
     let lost = Failure::new(FailureCode::LaneLost, "cut");
     assert_eq!(source.on(second, SourceEvent::LaneLost(lost)), [SourceAction::AskVerdict]);
     assert_eq!(source.on(second, SourceEvent::CancelRequested), []);

@@ -359,7 +359,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.inbox.looks();
                 self.look_at_the_streams(at);
             }
-            Input::StreamBroke { number } => self.say(&Message::CloseStream { stream: wire_number(number) }),
+            Input::StreamBroke { number } => {
+                let _ = self.say(&Message::CloseStream { stream: wire_number(number) });
+            }
             Input::PageInStreams { open } => self.page_in_streams(at, open),
             Input::PagedIn(ended) => self.paged_in(at, ended),
         }
@@ -408,7 +410,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn take(&mut self, at: Instant, event: Event) {
         let now = at.saturating_duration_since(self.job.begun);
         for action in self.machine.on(now, event) {
-            self.act(action);
+            hold::at("source", action.name());
+            if self.act(action).is_err() {
+                // The rest would follow what is missing, and keep the machine from what to do now.
+                break;
+            }
         }
     }
 
@@ -418,17 +424,17 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             HypervisorEvent::DeviceState(bytes) if self.machine.state() == State::LastPages => {
                 self.held_device_state.push(bytes);
             }
-            HypervisorEvent::DeviceState(bytes) => self.send_device_state(&bytes),
+            // A lane that breaks by it is an event of its own.
+            HypervisorEvent::DeviceState(bytes) => drop(self.send_device_state(&bytes)),
             HypervisorEvent::DeviceStateEnded => self.take(at, Event::DeviceStateEnded),
             HypervisorEvent::Failed(failure) => self.take(at, Event::Failed(failure)),
         }
     }
 
-    fn send_device_state(&mut self, bytes: &[u8]) {
+    fn send_device_state(&mut self, bytes: &[u8]) -> Result<(), LaneBroke> {
         self.device_state_bytes += bytes.len() as u64;
-        for chunk in bytes.chunks(MAX_DEVICE_STATE_CHUNK as usize) {
-            self.say(&Message::DeviceState(chunk.to_vec()));
-        }
+        let mut chunks = bytes.chunks(MAX_DEVICE_STATE_CHUNK as usize);
+        chunks.try_for_each(|chunk| self.say(&Message::DeviceState(chunk.to_vec())))
     }
 
     /// No guest stands still without end: not for a link that crawls, not for a peer that only answers pings.
@@ -436,13 +442,15 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         let overdue = |limit| self.switchover_since.is_some_and(|since| since.elapsed() > limit);
         let round_trip = self.round_trip();
         match self.machine.state() {
-            State::Stopping | State::LastPages
-                if overdue(HEARD_LIMIT) && self.last_heard.elapsed() > HEARD_LIMIT + 4 * round_trip =>
+            state
+                if state.holds_guest()
+                    && overdue(HEARD_LIMIT)
+                    && self.last_heard.elapsed() > HEARD_LIMIT + 4 * round_trip =>
             {
                 let detail = "the destination fell silent while the guest stood still";
                 self.take(Instant::now(), Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)));
             }
-            State::Stopping | State::LastPages if overdue(STOPPED_LIMIT) => {
+            state if state.holds_guest() && overdue(STOPPED_LIMIT) => {
                 self.take(Instant::now(), Event::Failed(overdue_failure()));
             }
             State::Draining
@@ -486,25 +494,29 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 
-    /// Sends a message; a lane that breaks by it is an event like any other.
-    fn say(&mut self, message: &Message) {
-        if let Err(error) = self.sender.send(message) {
+    /// Sends a message. If that fails, [`Event::LaneLost`] comes next.
+    fn say(&mut self, message: &Message) -> Result<(), LaneBroke> {
+        self.sender.send(message).map_err(|error| {
             self.lane_broke(&error);
-        }
+            LaneBroke
+        })
     }
 
     fn lane_broke(&mut self, error: &LaneError) {
-        self.waiting.push_back(Instant::now(), Input::Machine(Event::LaneLost(lane_failure(error))));
+        self.later(Event::LaneLost(lane_failure(error)));
     }
 
-    fn act(&mut self, action: Action) {
-        hold::at("source", action.name());
+    /// Carries an action out.
+    ///
+    /// # Errors
+    /// A message of it could not be sent: no action that the machine gave after it may follow.
+    fn act(&mut self, action: Action) -> Result<(), LaneBroke> {
         match action {
             Action::SendBegin => {
                 let block_pages = self.job.regions.iter().map(|region| region.pages()).collect();
-                self.say(&Message::Begin(Begin { epoch: self.job.epoch, run: self.job.runs, block_pages }));
+                self.say(&Message::Begin(Begin { epoch: self.job.epoch, run: self.job.runs, block_pages }))?;
                 // On a lane that is still empty the pings tell the round trip best.
-                (0..3).for_each(|_| self.ping());
+                (0..3).try_for_each(|_| self.ping())?;
             }
             Action::StartTracking => {
                 if let Err(error) = self.job.tracker.start() {
@@ -513,14 +525,14 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             Action::SendRound { round } => self.send_round(round),
             Action::Drain => {
-                self.open_windows();
+                self.open_windows()?;
                 self.awaited = Some(Awaited::Applied);
                 self.waiting.push_back(Instant::now(), Input::Moved);
             }
             Action::CountRemaining => self.count_remaining(),
             Action::Throttle { pages_per_s } => self.throttle(pages_per_s),
-            Action::PreparePageIn => self.prepare_page_in(),
-            Action::TellRemaining => self.tell_remaining(),
+            Action::PreparePageIn => self.prepare_page_in()?,
+            Action::TellRemaining => self.tell_remaining()?,
             Action::ServePages => {
                 // What it was for is over, and the destination waits for its end.
                 self.job.control.finish_sending();
@@ -537,17 +549,19 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::SendLastPages { round } => self.send_last_pages(round),
             Action::SendDeviceState => {
                 for bytes in std::mem::take(&mut self.held_device_state) {
-                    self.send_device_state(&bytes);
+                    self.send_device_state(&bytes)?;
                 }
-                self.say(&Message::DeviceStateEnd { bytes: self.device_state_bytes });
+                self.say(&Message::DeviceStateEnd { bytes: self.device_state_bytes })?;
             }
             Action::EndPages => {
                 if let Some(end) = self.pages_end.take() {
-                    self.say(&Message::PagesEnd(end));
+                    self.say(&Message::PagesEnd(end))?;
                 }
             }
             Action::SendCommit => {
-                self.say(&Message::Commit { epoch: self.job.epoch });
+                self.say(&Message::Commit { epoch: self.job.epoch })?;
+                // The commit point: the destination may run the guest, and this host may not.
+                self.take(Instant::now(), Event::CommitSent);
                 self.page_in.kept.let_hot_go();
                 hold::at("source", "committed");
             }
@@ -574,6 +588,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             Action::Finish => self.finished = true,
         }
+        Ok(())
     }
 
     fn begin_switchover(&mut self, page_in: bool) {
@@ -620,7 +635,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         if pages_in {
             self.last_ping = Instant::now();
         } else {
-            self.ping();
+            // Checked by the next message.
+            let _ = self.ping();
         }
         let sent = SentSoFar { bytes: self.wire_bytes(), expansion: self.dispatch.encodings().expansion() };
         let told =
@@ -628,10 +644,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });
     }
 
-    fn ping(&mut self) {
+    fn ping(&mut self) -> Result<(), LaneBroke> {
         self.last_ping = Instant::now();
         self.dispatch.asked();
-        self.say(&Message::Ping { sent_ns: self.clock_ns(self.last_ping) });
+        self.say(&Message::Ping { sent_ns: self.clock_ns(self.last_ping) })
     }
 
     fn clock_ns(&self, at: Instant) -> u64 {
@@ -658,6 +674,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         }
     }
 }
+
+/// The lane broke by a message that could not be sent; [`Event::LaneLost`] says how.
+#[derive(Debug)]
+struct LaneBroke;
 
 /// What the streams are waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

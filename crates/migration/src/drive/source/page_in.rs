@@ -8,7 +8,7 @@ use godwit_ram::PageRange;
 use godwit_ram::pages::normalise;
 use godwit_wire::{BlockRun, Message, PagedIn};
 
-use super::{Connect, Driver};
+use super::{Connect, Driver, LaneBroke};
 use crate::drive::page_in::{AskAgain, KeptPages, SessionStream, open_session, serve};
 use crate::drive::sweep::memory_failure;
 use crate::drive::{Hello, Inbox, Input, SourceHypervisor, Tracking};
@@ -134,12 +134,12 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         let _ = self.page_in.orders.send(order);
     }
 
-    pub(super) fn prepare_page_in(&mut self) {
+    pub(super) fn prepare_page_in(&mut self) -> Result<(), LaneBroke> {
         (self.page_in.peer_ready, self.page_in.streams_ready) = (false, false);
         let narrow = self.lanes.figures().iter().any(|lane| lane.vanishing_mtu.is_some());
         self.page_in.kept.set_round_trip(self.round_trip());
         self.order(Order::Prepare(if narrow { Carries::PagesNarrowly } else { Carries::Pages }));
-        self.say(&Message::PreparePageIn);
+        self.say(&Message::PreparePageIn)
     }
 
     pub(super) fn page_in_peer(&mut self, at: Instant, able: bool) {
@@ -169,32 +169,36 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     }
 
     /// What is dirty at this moment, the guest standing still and its devices too, and what was before, is all that it will lack.
-    pub(super) fn tell_remaining(&mut self) {
-        match self.take_all_dirty() {
-            Ok(just_written) => {
-                self.page_in.kept.set_hot(block_runs(&just_written));
-                let mut dirty = std::mem::take(&mut self.page_in.dirty_before);
-                dirty.resize(just_written.len(), Vec::new());
-                for (dirty, written) in dirty.iter_mut().zip(just_written) {
-                    dirty.extend(written);
-                    normalise(dirty);
-                }
-                let runs = block_runs(&dirty);
-                let pages = runs.iter().map(|run| run.count).sum();
-                self.say_remaining(&runs);
-                self.pages_end = self.dispatch.seal();
-                if self.pages_end.is_none() {
-                    let detail = "pages that were sent before the guest stopped did not arrive";
-                    return self.later(Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)));
-                }
-                self.page_in.pages = pages;
-                self.remaining_pages = pages;
-                self.page_in.since = Some(Instant::now());
-                self.order(Order::Begin(runs));
-                self.later(Event::RemainingTold { pages });
+    pub(super) fn tell_remaining(&mut self) -> Result<(), LaneBroke> {
+        let just_written = match self.take_all_dirty() {
+            Ok(just_written) => just_written,
+            Err(failure) => {
+                self.later(Event::Failed(failure));
+                return Ok(());
             }
-            Err(failure) => self.later(Event::Failed(failure)),
+        };
+        self.page_in.kept.set_hot(block_runs(&just_written));
+        let mut dirty = std::mem::take(&mut self.page_in.dirty_before);
+        dirty.resize(just_written.len(), Vec::new());
+        for (dirty, written) in dirty.iter_mut().zip(just_written) {
+            dirty.extend(written);
+            normalise(dirty);
         }
+        let runs = block_runs(&dirty);
+        let pages = runs.iter().map(|run| run.count).sum();
+        self.say_remaining(&runs)?;
+        self.pages_end = self.dispatch.seal();
+        if self.pages_end.is_none() {
+            let detail = "pages that were sent before the guest stopped did not arrive";
+            self.later(Event::LaneLost(Failure::new(FailureCode::LaneLost, detail)));
+            return Ok(());
+        }
+        self.page_in.pages = pages;
+        self.remaining_pages = pages;
+        self.page_in.since = Some(Instant::now());
+        self.order(Order::Begin(runs));
+        self.later(Event::RemainingTold { pages });
+        Ok(())
     }
 
     /// Of each block.
@@ -217,16 +221,17 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         Ok(dirty)
     }
 
-    fn say_remaining(&mut self, runs: &[BlockRun]) {
+    fn say_remaining(&mut self, runs: &[BlockRun]) -> Result<(), LaneBroke> {
         let mut rest = runs.to_vec();
         while !rest.is_empty() {
             let message = Message::Remaining { runs: rest };
-            self.say(&message);
+            self.say(&message)?;
             let taken = message.encode(&mut Vec::new());
-            let Message::Remaining { runs } = message else { return };
+            let Message::Remaining { runs } = message else { return Ok(()) };
             rest = runs;
             rest.drain(..taken);
         }
+        Ok(())
     }
 
     pub(super) fn paged_in(&mut self, at: Instant, ended: Result<Option<PagedIn>, NotServed>) {

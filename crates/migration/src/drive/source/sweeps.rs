@@ -11,7 +11,7 @@ use super::figures::{SentSoFar, progress_of};
 use super::lanes::Lanes;
 use super::streams::wire_number;
 use super::waiting::Waiting;
-use super::{Awaited, Driver, PING_INTERVAL, STOPPED_LIMIT};
+use super::{Awaited, Driver, LaneBroke, PING_INTERVAL, STOPPED_LIMIT};
 use crate::clock::PeerClock;
 use crate::drive::dispatch::Dispatch;
 use crate::drive::sweep::{Sample, Scope, Sweeper, memory_failure};
@@ -174,22 +174,24 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     /// Over a long way a round that was small leaves windows behind that a switchover would have to open while the guest stands
     /// still. Padding opens them before: on the control stream for the device state, on each data stream for its share of what
     /// the last sweep would send. The round is over when it has arrived.
-    pub(super) fn open_windows(&mut self) {
+    pub(super) fn open_windows(&mut self) -> Result<(), LaneBroke> {
         if self.round_trip() < LONG_ROUND_TRIP {
-            return;
+            return Ok(());
         }
         let last_pages = (self.remaining_pages * PAGE_SIZE).clamp(LEAST_LAST_PAGES, MOST_LAST_PAGES);
         self.dispatch.pad(last_pages.min(self.limited_window()));
         // The control stream waits for no limit, so that it can always speak; the data streams do so for it.
         self.control_padding = DEVICE_STATE_ROOM.min(self.limited_window());
         if let Err(error) = self.sender.pad(self.control_padding) {
-            return self.lane_broke(&error);
+            self.lane_broke(&error);
+            return Err(LaneBroke);
         }
         if let Ok(near) = self.job.control.local() {
             self.job.pace.charge(near.ip(), self.control_padding);
         }
-        self.ping();
+        self.ping()?;
         self.window_ping = Some((self.clock_ns(self.last_ping), self.last_ping));
+        Ok(())
     }
 
     /// How long the padding's arrival is waited for: it is to save time, not to cost it.
