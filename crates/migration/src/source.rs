@@ -350,8 +350,9 @@ impl Source {
             (State::Connecting, Event::Connected) => {
                 // While the destination prepares, the guest shows what is hot in its memory.
                 self.ledger.tracking_begins(now);
-                let mut actions = vec![Action::SendBegin];
-                actions.extend((!self.resumes).then_some(Action::StartTracking));
+                let mut actions = Vec::from_iter((!self.resumes).then_some(Action::StartTracking));
+                // Last: where it cannot be sent, the migration goes on by another lane, with this tracking.
+                actions.push(Action::SendBegin);
                 self.to(State::Preparing, actions)
             }
             (State::Preparing, Event::PeerReady) => self.to(State::Sampling, vec![Action::CountRemaining]),

@@ -1,30 +1,52 @@
-//! Migrations that an operator cancels, at any moment before the commit: what the guest's users feel of it.
+//! Migrations that end before the commit, because an operator cancels them or because the socket to the
+//! destination breaks: what the guest's users feel of it.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, request_to};
-
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, request_to, until};
 use godwit_lab::{BitRate, Hooks, LabOptions, clock};
 use godwit_migration::{EngineKind, Outcome, Phase, Report, millis};
 use godwit_qemu::ByteSize;
+use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::figures::Spread;
 use crate::machine::Machine;
 use crate::results::{self, as_text};
 
-/// When to cancel: as soon as a phase has begun, or at a point that is held until the cancel has come. A switchover takes milliseconds, and
-/// most are over before a cancel comes.
-const MOMENTS: [(Phase, Option<&str>); 4] = [
-    (Phase::PreCopy, None),
-    (Phase::Convergence, None),
-    (Phase::Switchover, None),
+/// When and how a migration is ended.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Moment {
+    phase: Phase,
+    /// The point of the source at which the migration waits until it is ended; none: it is ended as soon as
+    /// the phase has begun. A switchover takes milliseconds, and most are over before a cancel comes.
+    held: Option<&'static str>,
+    by: EndedBy,
+}
+
+/// What ends a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum EndedBy {
+    Cancel,
+    /// The destination's agent is killed, so the source's next writes fail.
+    SocketError,
+}
+
+const MOMENTS: [Moment; 5] = [
+    Moment { phase: Phase::PreCopy, held: None, by: EndedBy::Cancel },
+    Moment { phase: Phase::Convergence, held: None, by: EndedBy::Cancel },
+    Moment { phase: Phase::Switchover, held: None, by: EndedBy::Cancel },
     // The guest stands still, its last pages are on their way, and the commit is not.
-    (Phase::Switchover, Some("source.write-device-state")),
+    Moment { phase: Phase::Switchover, held: Some("source.write-device-state"), by: EndedBy::Cancel },
+    // All is written but the end of the pages, the device state and the commit.
+    Moment { phase: Phase::Switchover, held: Some("source.end-pages"), by: EndedBy::SocketError },
 ];
+/// Migrations that are ended by a socket error.
+const SOCKET_ERRORS: u32 = 20;
 /// What a cancelled guest may be silent for at most.
 const PROMISED_MS: f64 = 100.0;
 /// Migrations begun for each one that is to be cancelled, at most.
@@ -63,7 +85,7 @@ pub(crate) struct Settings {
     check: bool,
 }
 
-/// One cancelled migration.
+/// One migration that was ended.
 #[derive(Debug, Clone, Serialize)]
 struct Run {
     /// From the command's start until the migration was over; where a point was held, from when it was let go.
@@ -77,9 +99,8 @@ struct Run {
 /// One moment's.
 #[derive(Debug, Serialize)]
 struct Part {
-    moment: Phase,
-    /// The point that was held.
-    held: Option<&'static str>,
+    #[serde(flatten)]
+    moment: Moment,
     /// Migrations that were over before they could be cancelled.
     too_late: u32,
     runs: Vec<Run>,
@@ -93,7 +114,8 @@ struct Part {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     println!(
-        "settings  guest of {} with {} in use, {}; link {}; {} cancelled migrations a moment, by `godwit migration cancel`\n",
+        "settings  guest of {} with {} in use, {}; link {}; {} migrations a moment, ended by `godwit migration \
+         cancel`; {SOCKET_ERRORS} by a socket error\n",
         settings.memory, settings.fill, settings.workload, settings.link, settings.runs
     );
     let hooks = Hooks { holds: true, ..Hooks::default() };
@@ -108,14 +130,14 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let mut guest = trial.guest("a", &plan)?;
     println!(
         "{:16} {:>4} {:>8}  silence of the guest, ms       until it was over, ms",
-        "cancelled in", "n", "too late"
+        "ended in", "n", "too late"
     );
     let mut parts = Vec::new();
-    for (moment, held) in MOMENTS {
-        let part = measure(settings, &trial, &mut guest, moment, held)?;
+    for moment in MOMENTS {
+        let part = measure(settings, &trial, &mut guest, moment)?;
         println!(
             "{:16} {:4} {:8}  {:30} {}{}",
-            format!("{}{}", moment.name(), if held.is_some() { ", held" } else { "" }),
+            moment.title(),
             part.runs.len(),
             part.too_late,
             text(part.silence_ms),
@@ -125,7 +147,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         parts.push(part);
     }
     println!(
-        "\nheld: the guest stands still at a point before the commit until the cancel has come; times are from then on."
+        "\nheld: the guest stands still at a point before the commit until the cancel has come; broken: until the \
+         destination's agent has been killed. Times are from then on, until the guest answers a client."
     );
     guest.verify()?;
     trial.finish()?;
@@ -139,31 +162,50 @@ fn text(spread: Option<Spread>) -> String {
     })
 }
 
-fn measure(
-    settings: &Settings,
-    trial: &Trial,
-    guest: &mut Guest,
-    moment: Phase,
-    held: Option<&'static str>,
-) -> Result<Part> {
-    let (mut runs, mut too_late) = (Vec::new(), 0);
-    for _ in 0..settings.runs * MOST_TRIES {
-        let cancelled = match held {
-            None => cancel_in(trial, guest, moment)?,
-            Some(point) => cancel_at(trial, guest, point)?,
+impl EndedBy {
+    /// How a migration ends that is ended so.
+    fn outcome(self) -> Outcome {
+        match self {
+            EndedBy::Cancel => Outcome::Cancelled,
+            EndedBy::SocketError => Outcome::Failed,
+        }
+    }
+}
+
+impl Moment {
+    fn title(self) -> String {
+        let how = match (self.by, self.held) {
+            (EndedBy::SocketError, _) => ", broken",
+            (EndedBy::Cancel, Some(_)) => ", held",
+            (EndedBy::Cancel, None) => "",
         };
-        match cancelled {
+        format!("{}{how}", self.phase.name())
+    }
+}
+
+fn measure(settings: &Settings, trial: &Trial, guest: &mut Guest, moment: Moment) -> Result<Part> {
+    let (mut runs, mut too_late) = (Vec::new(), 0);
+    let wanted = if moment.by == EndedBy::SocketError { SOCKET_ERRORS } else { settings.runs };
+    for _ in 0..wanted * MOST_TRIES {
+        let ended = match moment.held {
+            None => cancel_in(trial, guest, moment.phase)?,
+            Some(point) => end_at(trial, guest, point, moment.by)?,
+        };
+        match ended {
             Some(run) => runs.push(run),
             None => too_late += 1,
         }
-        if runs.len() == settings.runs as usize {
+        if runs.len() == wanted as usize {
             break;
         }
     }
     let silence_ms = Spread::of(runs.iter().map(|run| run.silence_ms));
     let over_ms = Spread::of(runs.iter().map(|run| run.over_ms));
-    let met = silence_ms.map(|spread| spread.max <= PROMISED_MS);
-    Ok(Part { moment, held, too_late, runs, silence_ms, over_ms, met })
+    let met = silence_ms.map(|spread| match moment.by {
+        EndedBy::Cancel => spread.max <= PROMISED_MS,
+        EndedBy::SocketError => spread.median <= PROMISED_MS,
+    });
+    Ok(Part { moment, too_late, runs, silence_ms, over_ms, met })
 }
 
 /// One migration that is cancelled as soon as that phase is told; none: it was over by then.
@@ -176,28 +218,44 @@ fn cancel_in(trial: &Trial, guest: &mut Guest, moment: Phase) -> Result<Option<R
     // Refused where it is over by now.
     trial.godwit(&["migration", "cancel", &migration.id])?;
     let report = migration.report()?;
-    felt(guest, &request.to, &report, since_ns, millis(asked.elapsed()))
+    felt(guest, &request.to, &report, EndedBy::Cancel, since_ns, millis(asked.elapsed()))
 }
 
-/// One migration that stands still at a point until it has been cancelled; none: it was over all the same.
-fn cancel_at(trial: &Trial, guest: &mut Guest, point: &str) -> Result<Option<Run>> {
+/// One migration that waits at a point until it is ended; none: it completed all the same.
+fn end_at(trial: &Trial, guest: &mut Guest, point: &str, by: EndedBy) -> Result<Option<Run>> {
     let request = request_to(&guest.to_other_host().to, EngineKind::Godwit);
     let held = trial.hold(&guest.host, point)?;
     guest.watch()?;
     let migration = trial.begin_migration(&guest.name, &guest.host, &request)?;
     held.reached(LIMIT)?;
-    migration.cancel()?;
+    match by {
+        EndedBy::Cancel => migration.cancel()?,
+        EndedBy::SocketError => trial.end_agent(&request.to, Signal::KILL)?,
+    }
     let (let_go, let_go_ns) = (Instant::now(), clock::monotonic_ns());
     drop(held);
     // Its first answer ends a silence that began before.
     let answered_ns = guest.wait_answer()?;
     let report = migration.report()?;
-    let run = felt(guest, &request.to, &report, answered_ns, millis(let_go.elapsed()))?;
+    let run = felt(guest, &request.to, &report, by, answered_ns, millis(let_go.elapsed()))?;
+    if by == EndedBy::SocketError {
+        trial.start_missing()?;
+        until("the shadow is discarded", LIMIT, || {
+            Ok(trial.vm(&request.to, &guest.name).is_err().then_some(()))
+        })?;
+    }
     Ok(run.map(|run| Run { silence_ms: run.silence_ms.max(millis_between(let_go_ns, answered_ns)), ..run }))
 }
 
-/// What the guest's users felt of a migration that is over; none where it was not cancelled.
-fn felt(guest: &mut Guest, to: &str, report: &Report, since_ns: u64, over_ms: f64) -> Result<Option<Run>> {
+/// What the guest's users felt of a migration that is over; none where it completed.
+fn felt(
+    guest: &mut Guest,
+    to: &str,
+    report: &Report,
+    by: EndedBy,
+    since_ns: u64,
+    over_ms: f64,
+) -> Result<Option<Run>> {
     if report.outcome == Outcome::Completed {
         to.clone_into(&mut guest.host);
     }
@@ -205,9 +263,9 @@ fn felt(guest: &mut Guest, to: &str, report: &Report, since_ns: u64, over_ms: f6
     let gaps = guest.gaps(since_ns, until_ns)?;
     guest.unwatch()?;
     match report.outcome {
-        Outcome::Cancelled => {}
+        outcome if outcome == by.outcome() => {}
         Outcome::Completed => return Ok(None),
-        Outcome::Failed | Outcome::InDoubt => bail!("{report:#?}"),
+        _ => bail!("{report:#?}"),
     }
     let gap_ms = gaps.longest_gap_ns.map(|gap_ns| millis(Duration::from_nanos(gap_ns)));
     let silence_ms = gap_ms.unwrap_or_else(|| millis_between(since_ns, until_ns));

@@ -29,7 +29,13 @@ impl World {
     pub(crate) fn step(&mut self, host: HostId) {
         let Some(step) = self.hosts[host].steps.pop_front() else { return };
         match step {
-            Step::Source(action) => self.source_acts(host, &action),
+            Step::Source(action) => {
+                if self.source_acts(host, &action).is_err() {
+                    self.hosts[host].steps.retain(|step| !matches!(step, Step::Source(_)));
+                    self.source_takes(host, godwit_migration::source::Event::LaneLost(crate::source::lost()));
+                }
+            }
+            Step::SourceTakes(event) => self.source_takes(host, event),
             Step::Destination(action) => self.destination_acts(host, action),
             Step::StopGuest => self.stop_guest(host),
             Step::TellReleased => self.source_takes(host, godwit_migration::source::Event::Released),

@@ -41,6 +41,8 @@ pub enum Choice {
     CrashQemu(HostId),
     /// A lane is cut: what is on its way to the destination, or to the source, is lost or not.
     Cut(u32, bool, bool),
+    /// The source's socket takes nothing more: its next send fails. What is on its way is lost or not.
+    Break(u32, bool),
     /// A letter is lost that is no part of a lane.
     Lose(usize),
     /// It arrives twice.
@@ -63,6 +65,7 @@ impl Choice {
                 | Choice::CrashHost(..)
                 | Choice::CrashQemu(..)
                 | Choice::Cut(..)
+                | Choice::Break(..)
                 | Choice::Lose(..)
                 | Choice::Double(..)
                 | Choice::FillDisk(..)
@@ -96,6 +99,7 @@ impl World {
                 for lost in 0..4 {
                     all.push(Choice::Cut(attempt, lost & 1 == 1, lost & 2 == 2));
                 }
+                all.extend([false, true].map(|lost| Choice::Break(attempt, lost)));
             }
         }
         all

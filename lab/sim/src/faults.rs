@@ -26,7 +26,7 @@ impl World {
                 self.kill(host, true);
                 match &self.hosts[host].work {
                     Work::Sending(_) => {
-                        self.source_takes(host, source::Event::Failed(failure("QEMU is gone")));
+                        self.source_notices(host, source::Event::Failed(failure("QEMU is gone")));
                     }
                     Work::Receiving(_) => {
                         self.destination_takes(host, destination::Event::Failed(failure("QEMU is gone")));
@@ -47,6 +47,12 @@ impl World {
                     let is_lost = if receivers[letter.to] { to_destination } else { to_source };
                     letter.attempt != attempt || !letter.word.is_of_lane() || !is_lost
                 });
+            }
+            Choice::Break(attempt, lost) => {
+                limits.cuts -= 1;
+                self.cut.insert(attempt);
+                self.broken.insert(attempt);
+                self.letters.retain(|letter| letter.attempt != attempt || !letter.word.is_of_lane() || !lost);
             }
             Choice::Lose(place) => {
                 limits.losses -= 1;

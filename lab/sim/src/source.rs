@@ -92,8 +92,22 @@ impl World {
         sending.events += 1;
         let now = EVENT_TIME * sending.events;
         let actions = sending.machine.0.on(now, event);
+        // The next event waits until all of them are carried out.
+        let waits = here.steps.iter().position(|step| matches!(step, Step::SourceTakes(_)));
+        let waiting = here.steps.split_off(waits.unwrap_or(here.steps.len()));
         here.steps.extend(actions.into_iter().map(Step::Source));
+        here.steps.extend(waiting);
         self.goes_on(host);
+    }
+
+    /// Something happens beside the driver, which takes it when it has carried out what it is at.
+    pub(crate) fn source_notices(&mut self, host: HostId, event: Event) {
+        let steps = &mut self.hosts[host].steps;
+        if steps.iter().any(|step| matches!(step, Step::Source(_))) {
+            steps.push_back(Step::SourceTakes(event));
+        } else {
+            self.source_takes(host, event);
+        }
     }
 
     /// Sends what is dirty (or, in round 0, what is not).
@@ -111,25 +125,35 @@ impl World {
             sending.unsent.extend(&pages);
         }
         if count > 0 {
-            self.tell_peer(host, Word::Pages(content));
+            // A data stream: the driver learns of its end from the control stream.
+            let _ = self.tell_peer(host, Word::Pages(content));
         }
         Sweep { pages: count, bytes: count * 4128 + SWEEP_BYTES, ..Sweep::default() }
     }
 
-    fn tell_peer(&mut self, host: HostId, word: Word) {
-        if let Work::Sending(sending) = &self.hosts[host].work {
-            let (to, attempt) = (sending.to, sending.attempt);
-            self.say(host, to, attempt, word);
+    fn tell_peer(&mut self, host: HostId, word: Word) -> Result<(), NotSent> {
+        let Work::Sending(sending) = &self.hosts[host].work else { return Ok(()) };
+        let (to, attempt) = (sending.to, sending.attempt);
+        if self.broken.contains(&attempt) {
+            return Err(NotSent);
         }
+        self.say(host, to, attempt, word);
+        Ok(())
     }
 
     /// Carries one action out.
-    pub(crate) fn source_acts(&mut self, host: HostId, action: &Action) {
-        let Work::Sending(sending) = &self.hosts[host].work else { return };
+    pub(crate) fn source_acts(&mut self, host: HostId, action: &Action) -> Result<(), NotSent> {
+        let Work::Sending(sending) = &self.hosts[host].work else { return Ok(()) };
         let (pages_sent, round, resumes) = (sending.pages_sent, sending.machine.0.round(), sending.resumes);
         let offered = Standing::offered(self.hosts[host].epoch);
+        let scans =
+            matches!(action, Action::SendRound { .. } | Action::SendLastPages { .. } | Action::TellRemaining);
+        if scans && self.hosts[host].process.is_none() {
+            self.source_takes(host, Event::Failed(failure("QEMU is gone")));
+            return Ok(());
+        }
         match *action {
-            Action::SendBegin => self.tell_peer(host, Word::Begin { epoch: offered }),
+            Action::SendBegin => self.tell_peer(host, Word::Begin { epoch: offered })?,
             Action::StartTracking => {
                 if let Some(process) = &mut self.hosts[host].process {
                     process.tracked = true;
@@ -140,19 +164,19 @@ impl World {
                 let sweep = self.sweep(host, round == 0 && !resumes);
                 self.source_takes(host, Event::RoundSent(sweep));
             }
-            Action::Drain => self.tell_peer(host, Word::RoundEnd(round)),
+            Action::Drain => self.tell_peer(host, Word::RoundEnd(round))?,
             Action::CountRemaining => {
                 let dirty = self.hosts[host].process.as_ref().map_or(0, |process| process.dirty.len());
                 self.source_takes(host, remaining(dirty as u64));
             }
             Action::Throttle { .. } => self.source_takes(host, Event::CannotThrottle),
             Action::LetWritersGo | Action::StopTracking | Action::ServePages => {}
-            Action::PreparePageIn => self.tell_peer(host, Word::PreparePageIn),
+            Action::PreparePageIn => self.tell_peer(host, Word::PreparePageIn)?,
             Action::TellRemaining => {
-                let Some(process) = &mut self.hosts[host].process else { return };
+                let Some(process) = &mut self.hosts[host].process else { return Ok(()) };
                 let missing = std::mem::take(&mut process.dirty);
                 let pages = missing.len() as u64;
-                self.tell_peer(host, Word::Remaining(missing));
+                self.tell_peer(host, Word::Remaining(missing))?;
                 self.source_takes(host, Event::RemainingTold { pages });
             }
             Action::BeginSwitchover { page_in } => self.begin_switchover(host, page_in),
@@ -162,12 +186,15 @@ impl World {
                 self.source_takes(host, Event::LastPagesSent(sweep));
             }
             Action::SendDeviceState => {
-                self.tell_peer(host, Word::StateFed);
-                self.tell_peer(host, Word::StateEnd);
+                self.tell_peer(host, Word::StateFed)?;
+                self.tell_peer(host, Word::StateEnd)?;
             }
-            Action::EndPages => self.tell_peer(host, Word::PagesEnd { sent: pages_sent }),
-            Action::SendCommit => self.tell_peer(host, Word::Commit { epoch: offered }),
-            Action::AbortPeer(_) => self.tell_peer(host, Word::Abort),
+            Action::EndPages => self.tell_peer(host, Word::PagesEnd { sent: pages_sent })?,
+            Action::SendCommit => {
+                self.tell_peer(host, Word::Commit { epoch: offered })?;
+                self.source_takes(host, Event::CommitSent);
+            }
+            Action::AbortPeer(_) => drop(self.tell_peer(host, Word::Abort)),
             Action::ResumeGuest => {
                 let resumed = self.let_go(host);
                 self.source_takes(host, Event::GuestResumed(resumed));
@@ -183,6 +210,7 @@ impl World {
             }
             Action::Finish => self.source_ends(host),
         }
+        Ok(())
     }
 
     fn begin_switchover(&mut self, host: HostId, page_in: bool) {
@@ -281,7 +309,7 @@ impl World {
             Word::Refused => Event::PeerRefused(failure("refused")),
             _ => return,
         };
-        self.source_takes(host, event);
+        self.source_notices(host, event);
     }
 
     /// The destination's answer to the question for a verdict.
@@ -360,6 +388,10 @@ impl World {
         }
     }
 }
+
+/// The source's socket has not taken a message.
+#[derive(Debug)]
+pub(crate) struct NotSent;
 
 /// What becomes of kept pages.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use godwit_migration::destination::{Action as DestinationAction, Destination};
 use godwit_migration::handover::{Known, Role, Standing};
-use godwit_migration::source::{Action as SourceAction, Source};
+use godwit_migration::source::{Action as SourceAction, Event as SourceEvent, Source};
 use godwit_migration::{PageIn, Policy};
 
 use crate::rules::Rules;
@@ -220,6 +220,8 @@ pub(crate) enum Work {
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Source(SourceAction),
+    /// The source's driver takes an event that came while it carried actions out.
+    SourceTakes(SourceEvent),
     /// QEMU stops the guest.
     StopGuest,
     /// The source's driver is told that the guest is released.
@@ -385,6 +387,8 @@ pub struct World {
     pub(crate) letters: Vec<Letter>,
     /// Lanes that carry nothing any more.
     pub(crate) cut: BTreeSet<Attempt>,
+    /// Those of them whose source learns it from its next send, which fails.
+    pub(crate) broken: BTreeSet<Attempt>,
     /// How many letters have been said on each attempt's lane, by direction.
     pub(crate) said: BTreeMap<(Attempt, HostId), u32>,
     pub(crate) attempts: Attempt,
@@ -422,7 +426,7 @@ impl World {
         let mut letters: Vec<String> = self.letters.iter().map(|letter| format!("{letter:?}")).collect();
         letters.sort();
         (
-            (self.limits, self.hosts.clone(), letters, self.cut.clone()),
+            (self.limits, self.hosts.clone(), letters, self.cut.clone(), self.broken.clone()),
             (self.attempts, self.truth.clone(), self.dead, self.violation.clone()),
         )
     }
@@ -450,6 +454,7 @@ impl World {
             hosts: (0..options.hosts).map(host).collect(),
             letters: Vec::new(),
             cut: BTreeSet::new(),
+            broken: BTreeSet::new(),
             said: BTreeMap::new(),
             attempts: 0,
             truth: vec![0; options.pages],
