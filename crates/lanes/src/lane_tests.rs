@@ -44,6 +44,27 @@ fn pages_of_all_shapes_arrive_among_messages() {
     pages_of_all_shapes_arrive(&near, &far);
 }
 
+#[test]
+fn nothing_follows_a_message_that_could_not_be_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    for (near, far) in [streams(), secure_streams(&folder)] {
+        near.limit_sending(Duration::from_millis(20)).unwrap();
+        let mut sender = near.sender();
+        let chunk = Message::DeviceState(vec![7; 60_000]);
+        // The peer reads nothing: the socket is full after a while.
+        let failed = (0..10_000).find_map(|_| sender.send(&chunk).err());
+        assert!(matches!(failed, Some(LaneError::Silent)), "{failed:?}");
+        // There is room again.
+        let (sent, mut receiver) = (near.sent_bytes(), far.receiver());
+        std::thread::scope(|scope| {
+            scope.spawn(|| while receiver.receive().is_ok() {});
+            assert!(sender.send(&Message::Commit { epoch: 2 }).is_err());
+            assert_eq!(near.sent_bytes(), sent);
+            near.close();
+        });
+    }
+}
+
 /// Both ends of a stream under certificates of one authority.
 fn secure_streams(folder: &tempfile::TempDir) -> (Stream, Stream) {
     let authority = Authority::create(folder.path(), "test", 1).unwrap();

@@ -177,6 +177,15 @@ impl Stream {
         Ok(self.link.socket().set_read_timeout(Some(limit))?)
     }
 
+    /// Sets for how long a send may wait for a peer that takes nothing; by default it waits until the
+    /// connection breaks.
+    ///
+    /// # Errors
+    /// [`LaneError::Io`] where the kernel refuses it.
+    pub fn limit_sending(&self, limit: Duration) -> Result<(), LaneError> {
+        Ok(self.link.socket().set_write_timeout(Some(limit))?)
+    }
+
     /// Ends the lane: both halves' calls return at once. What was sent still goes out.
     pub fn close(&self) {
         // A lane that is gone already is closed.

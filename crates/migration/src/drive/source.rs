@@ -593,6 +593,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn begin_switchover(&mut self, page_in: bool) {
         self.switchover_since = Some(Instant::now());
+        // A peer that stops to read must not keep the guest stopped.
+        if let Err(error) = self.job.control.limit_sending(HEARD_LIMIT + 4 * self.round_trip()) {
+            tracing::debug!(%error, "sends of the switchover have no limit of their own");
+        }
         self.job.tracker.let_stop();
         let noted = if page_in { self.note_what_is_dirty() } else { Ok(()) };
         let begun = noted.and_then(|()| self.job.hypervisor.begin_switchover(self.inbox, page_in));
