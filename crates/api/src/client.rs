@@ -192,6 +192,13 @@ impl Client {
         Client { secure: Some((Arc::clone(identity.client()), host.into())), ..Client::new(endpoint) }
     }
 
+    /// A client that shows `identity` and speaks only to the manager of this name: no host's certificate passes for it.
+    #[must_use]
+    pub fn to_manager(endpoint: Endpoint, identity: &Identity, manager: impl Into<String>) -> Self {
+        let secure = Some((Arc::clone(identity.client_of_managers()), manager.into()));
+        Client { secure, ..Client::new(endpoint) }
+    }
+
     /// The same, which shows no certificate, for who lets people in by something else.
     pub(crate) fn trusting(endpoint: Endpoint, trust: &Trust, name: impl Into<String>) -> Self {
         Client { secure: Some((Arc::clone(trust.client()), name.into())), ..Client::new(endpoint) }

@@ -11,20 +11,23 @@ use crate::output::{Output, fields};
 
 pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> {
     match command {
-        PkiCommand::Init { place, name, days } => {
-            let authority = Authority::create(&place.dir, &name, days)?;
-            let path = authority.certificate();
+        PkiCommand::Init { place, name, web, days } => {
+            let make = if web { Authority::create_web } else { Authority::create };
+            let path = make(&place.dir, &name, days)?.certificate();
+            let needed = if web { "browsers import it" } else { "every host needs a copy" };
             output.result(&json!({ "certificate": path }), || {
-                format!("made {}: every host needs a copy; ca.key beside it stays here", path.display())
+                format!("made {}: {needed}; ca.key beside it stays here", path.display())
             })?;
         }
         PkiCommand::Issue { name, place, addresses, operator, monitor, days } => {
+            let authority = Authority::open(&place.dir)?;
             let role = match (operator, monitor) {
                 (true, _) => Role::Operator,
                 (_, true) => Role::Monitor,
+                _ if authority.is_web() => Role::Web,
                 _ => Role::Host,
             };
-            let issued = Authority::open(&place.dir)?.issue(&Grant { name, role, addresses, days })?;
+            let issued = authority.issue(&Grant { name, role, addresses, days })?;
             tell(&issued, output)?;
         }
         PkiCommand::Renew { name, place, days } => {
@@ -63,6 +66,7 @@ fn role(description: &Description) -> &'static str {
         Role::Host => "host",
         Role::Operator => "operator",
         Role::Monitor => "monitor",
+        Role::Web => "web server",
     }
 }
 
@@ -96,7 +100,9 @@ impl From<PkiError> for Failure {
             PkiError::Exists { .. } => Exit::Conflict,
             PkiError::NoAuthority { .. } => Exit::NotFound,
             PkiError::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Exit::NotFound,
-            PkiError::BadName { .. } | PkiError::Unreadable { .. } => Exit::Usage,
+            PkiError::BadName { .. } | PkiError::Unreadable { .. } | PkiError::OtherAuthority { .. } => {
+                Exit::Usage
+            }
             _ => Exit::Failure,
         };
         Failure::told(exit, &error)

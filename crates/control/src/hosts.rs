@@ -36,6 +36,24 @@ impl Hosts {
 
     /// A client of a host's agent at this address.
     pub(crate) fn client(&self, host: &str, address: &str) -> Result<Client, Problem> {
+        self.reach(address, |endpoint, identity| Client::secure(endpoint, identity, host))
+    }
+
+    /// A client of another manager, which has to show a manager's certificate.
+    pub(crate) fn manager_client(&self, manager: &str, address: &str) -> Result<Client, Problem> {
+        self.reach(address, |endpoint, identity| Client::to_manager(endpoint, identity, manager))
+    }
+
+    /// What this manager shows; none: agents and managers are spoken to in the clear.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    fn reach(
+        &self,
+        address: &str,
+        secure: impl FnOnce(Endpoint, &Identity) -> Client,
+    ) -> Result<Client, Problem> {
         let wrong = |detail: String, mend: &str| Problem::new(ProblemCode::InvalidRequest, detail, mend);
         let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
         if !is_plain(address) {
@@ -43,7 +61,7 @@ impl Hosts {
             return Err(wrong(detail, "write https://NAME:PORT, 255 characters at most"));
         }
         match (&self.identity, &endpoint) {
-            (Some(identity), Endpoint::Tls(_)) => Ok(Client::secure(endpoint, identity, host)),
+            (Some(identity), Endpoint::Tls(_)) => Ok(secure(endpoint, identity)),
             (None, Endpoint::Tcp(_)) => Ok(Client::new(endpoint)),
             (Some(_), _) => {
                 Err(wrong(format!("{address} is unprotected, and this manager is not"), "write https://"))

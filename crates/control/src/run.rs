@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Router;
 use axum_server::Handle;
 use godwit_api::control::Problem;
-use godwit_pki::{Description, Identity, PkiError, describe};
+use godwit_pki::{Description, Identity, PkiError, ServerConfig, describe, web_server};
 use http::Uri;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
@@ -46,6 +46,9 @@ pub enum RunError {
     /// Its certificate can't be used.
     #[error("{0} (correct [tls] in the configuration; `godwit pki` makes certificates)")]
     Certificate(#[from] PkiError),
+    /// The certificate for browsers can't be used.
+    #[error("{0} (correct [web] in the configuration; docs/manager.md, \"Browsers\")")]
+    Web(PkiError),
     /// An authority or an issuer of the configuration can't be used.
     #[error(transparent)]
     Door(#[from] DoorError),
@@ -121,7 +124,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         warn_of_strange_addresses(&describe(&tls.certificate)?, &config);
     }
     let doors = Doors::open(&config)?;
-    let listeners = listen(&config.listen)?;
+    let listeners = listen_all(&config, identity.as_ref())?;
     make_private(&config.state_dir)?;
     let store: Arc<dyn Store> = Arc::new(MeasuredStore(open_store(&config)?));
     let candidate = Candidate { name: config.name.clone(), address: config.public_address() };
@@ -140,11 +143,11 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let _socket = RemovedAtEnd(config.socket.clone());
     servers.spawn(serve_local(local, server::local(app.clone())));
     let places = Arc::<Places>::default();
-    for listener in listeners {
+    for (listener, tls) in listeners {
         let served = connections::serve(
             listener,
             app.clone(),
-            identity.clone(),
+            tls,
             handle.clone(),
             Arc::clone(&places),
             Patience::default(),
@@ -235,6 +238,22 @@ fn allow_many_files() {
     if let Err(error) = setrlimit(Resource::Nofile, most) {
         tracing::warn!(%error, "the manager may run out of files with many hosts");
     }
+}
+
+/// A listener, and what it shows; none: nothing protects it.
+type Listening = (TcpListener, Option<Arc<ServerConfig>>);
+
+/// The addresses for hosts and commands, and those for browsers.
+fn listen_all(config: &Config, identity: Option<&Identity>) -> Result<Vec<Listening>, RunError> {
+    let users = identity.map(|identity| Arc::clone(identity.server_for_users()));
+    let mut all: Vec<Listening> =
+        listen(&config.listen)?.into_iter().map(|listener| (listener, users.clone())).collect();
+    if let Some(web) = &config.web {
+        let authority = config.tls.as_ref().map(|tls| tls.authority.as_path());
+        let tls = web_server(authority, &web.certificate, &web.key).map_err(RunError::Web)?;
+        all.extend(listen(&web.listen)?.into_iter().map(|listener| (listener, Some(Arc::clone(&tls)))));
+    }
+    Ok(all)
 }
 
 fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RunError> {

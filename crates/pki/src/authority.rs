@@ -26,6 +26,8 @@ pub struct Authority {
     dir: PathBuf,
     certificate: PathBuf,
     issuer: Issuer<'static, KeyPair>,
+    /// It issues certificates for browsers alone, and the cluster trusts none of them.
+    is_web: bool,
 }
 
 /// What a certificate is to say.
@@ -65,9 +67,24 @@ impl Authority {
     /// # Errors
     /// [`PkiError::Exists`] where there is one already; nothing is half made.
     pub fn create(dir: &Path, name: &str, days: u32) -> Result<Authority, PkiError> {
+        Authority::make(dir, name, days, None)
+    }
+
+    /// Makes an authority for what browsers connect to: people import its certificate, and it signs for no host.
+    ///
+    /// # Errors
+    /// Those of [`Authority::create`].
+    pub fn create_web(dir: &Path, name: &str, days: u32) -> Result<Authority, PkiError> {
+        Authority::make(dir, name, days, Some(Role::Web))
+    }
+
+    fn make(dir: &Path, name: &str, days: u32, kind: Option<Role>) -> Result<Authority, PkiError> {
         fs::create_dir_all(dir).map_err(file_error(dir, "made"))?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.distinguished_name.push(DnType::CommonName, name);
+        if let Some(kind) = kind {
+            params.distinguished_name.push(DnType::OrganizationalUnitName, kind.unit());
+        }
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         (params.not_before, params.not_after) = validity(days);
@@ -109,7 +126,24 @@ impl Authority {
         let issuer = Issuer::from_ca_cert_pem(&read(certificate)?, pair)
             .map_err(|error| unreadable(certificate, &error))?;
         let dir = certificate.parent().unwrap_or(Path::new("")).to_owned();
-        Ok(Authority { dir, certificate: certificate.to_owned(), issuer })
+        let is_web = describe(certificate)?.role == Role::Web;
+        Ok(Authority { dir, certificate: certificate.to_owned(), issuer, is_web })
+    }
+
+    /// Whether it issues certificates for browsers alone.
+    #[must_use]
+    pub fn is_web(&self) -> bool {
+        self.is_web
+    }
+
+    /// Refuses a role that this kind of authority does not issue: one that browsers trust signs for no host.
+    fn check_role(&self, role: Role) -> Result<(), PkiError> {
+        if (role == Role::Web) == self.is_web {
+            return Ok(());
+        }
+        let kind = if self.is_web { "browsers" } else { "the cluster" };
+        let role = role.unit().trim_start_matches("godwit ");
+        Err(PkiError::OtherAuthority { path: self.certificate.clone(), role, kind })
     }
 
     /// The authority's own certificate: what every host must know.
@@ -125,6 +159,7 @@ impl Authority {
     /// [`PkiError::BadRequest`], [`PkiError::BadName`], [`PkiError::File`].
     pub fn sign(&self, request: &str, grant: &Grant) -> Result<Signed, PkiError> {
         check_name(&grant.name)?;
+        self.check_role(grant.role)?;
         let bad = |error: rcgen::Error| PkiError::BadRequest { why: error.to_string() };
         let mut request = CertificateSigningRequestParams::from_pem(request).map_err(bad)?;
         request.params = contents(grant)?;
@@ -172,6 +207,7 @@ impl Authority {
 
     /// Each file is written under another name and then takes its place.
     fn write(&self, grant: &Grant, issued: &Issued) -> Result<(), PkiError> {
+        self.check_role(grant.role)?;
         let params = contents(grant)?;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
@@ -195,11 +231,13 @@ fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     params.distinguished_name.push(DnType::OrganizationalUnitName, grant.role.unit());
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    // Who only asks passes for no host, whatever its name.
-    if grant.role != Role::Monitor {
-        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
-    }
+    use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    params.extended_key_usages = match grant.role {
+        Role::Host | Role::Operator => vec![ClientAuth, ServerAuth],
+        // Who only asks passes for no host, whatever its name.
+        Role::Monitor => vec![ClientAuth],
+        Role::Web => vec![ServerAuth],
+    };
     (params.not_before, params.not_after) = validity(grant.days);
     Ok(params)
 }

@@ -21,6 +21,8 @@ pub enum Role {
     Operator,
     /// Who monitors: read the metrics of hosts.
     Monitor,
+    /// A server that browsers connect to: nothing in the cluster. An authority of its own issues it.
+    Web,
 }
 
 impl Role {
@@ -30,11 +32,12 @@ impl Role {
             Role::Host => "godwit host",
             Role::Operator => "godwit operator",
             Role::Monitor => "godwit monitor",
+            Role::Web => "godwit web",
         }
     }
 
     fn of_unit(unit: &str) -> Option<Role> {
-        [Role::Host, Role::Operator, Role::Monitor].into_iter().find(|role| role.unit() == unit)
+        [Role::Host, Role::Operator, Role::Monitor, Role::Web].into_iter().find(|role| role.unit() == unit)
     }
 }
 
@@ -110,6 +113,14 @@ pub fn describe_der(der: &[u8]) -> Option<Description> {
         not_before: certificate.validity().not_before.to_datetime(),
         not_after: certificate.validity().not_after.to_datetime(),
     })
+}
+
+/// Whether a certificate carries this authority's signature.
+pub(crate) fn is_signed_by(certificate: &[u8], authority: &[u8]) -> bool {
+    let read = |der| X509Certificate::from_der(der).ok().map(|(_, certificate)| certificate);
+    read(certificate)
+        .zip(read(authority))
+        .is_some_and(|(one, issuer)| one.verify_signature(Some(issuer.public_key())).is_ok())
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {

@@ -7,14 +7,16 @@ mod authority;
 mod certificate;
 mod identity;
 mod join;
+mod verify;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 pub use authority::{Authority, Grant, Issued, Signed, check_name};
 pub use certificate::{Description, Role, describe, describe_der};
-pub use identity::{Identity, Peer, Trust};
+pub use identity::{Identity, Peer, Trust, web_server};
 pub use join::{Fingerprint, request, requested_key};
+pub use rustls::ServerConfig;
 
 /// What this machine calls itself, without its domain: the name of an agent or a manager that is given none.
 #[must_use]
@@ -105,6 +107,25 @@ pub enum PkiError {
     BadRequest {
         /// What is wrong with it.
         why: String,
+    },
+    /// A certificate for browsers that the cluster's authority has issued.
+    #[error(
+        "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that trust that authority trust every host \
+        (make an authority for browsers with `godwit pki init --web` and issue the certificate there)"
+    )]
+    ClusterAuthority {
+        /// The certificate.
+        path: PathBuf,
+    },
+    /// An authority is asked for a certificate of a kind that it does not issue.
+    #[error("cannot issue a certificate for {role}: {path} is an authority for {kind} (name another --dir)")]
+    OtherAuthority {
+        /// The authority's certificate.
+        path: PathBuf,
+        /// The role that the certificate was to have.
+        role: &'static str,
+        /// What the authority issues.
+        kind: &'static str,
     },
     /// A certificate can't be made.
     #[error("a certificate can't be made: {0}")]

@@ -6,9 +6,10 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use godwit_pki::{Authority, Grant, Identity, Issued, Peer, PkiError, Role, describe};
-use rustls::{ClientConnection, ServerConnection, StreamOwned};
+use godwit_pki::{Authority, Grant, Identity, Issued, Peer, PkiError, Role, Trust, describe, web_server};
+use rustls::{ClientConfig, ClientConnection, ServerConnection, StreamOwned};
 
 fn grant(name: &str) -> Grant {
     Grant { name: name.to_owned(), role: Role::Host, addresses: vec!["10.0.0.1".parse().unwrap()], days: 30 }
@@ -28,20 +29,36 @@ fn made(dir: &Path) -> (Authority, Identity, Identity) {
 
 /// Whom each end of a connection sees, or why there is none.
 fn connect(client: &Identity, server: &Identity, expected: &str) -> Result<(Peer, Peer), String> {
+    let (seen, served) = connect_by(client.client(), server, expected)?;
+    Ok((seen, served.unwrap()))
+}
+
+/// The same by what a client shows and trusts; one that shows no certificate is seen as nobody.
+fn connect_by(
+    client: &Arc<ClientConfig>,
+    server: &Identity,
+    expected: &str,
+) -> Result<(Peer, Option<Peer>), String> {
+    // A manager's listener asks for a certificate and does not insist.
+    let asks = if client.client_auth_cert_resolver.has_certs() {
+        server.server()
+    } else {
+        server.server_for_users()
+    };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             let (socket, _) = listener.accept().unwrap();
-            let connection = ServerConnection::new(server.server().clone()).unwrap();
+            let connection = ServerConnection::new(asks.clone()).unwrap();
             let mut stream = StreamOwned::new(connection, socket);
             let mut word = [0; 5];
             stream.read_exact(&mut word).map_err(|error| error.to_string())?;
             stream.write_all(b"world").map_err(|error| error.to_string())?;
-            Ok::<_, String>(Peer::of(stream.conn.peer_certificates()).unwrap())
+            Ok::<_, String>(Peer::of(stream.conn.peer_certificates()))
         });
         let name = Identity::server_name(expected).unwrap();
-        let connection = ClientConnection::new(client.client().clone(), name).unwrap();
+        let connection = ClientConnection::new(Arc::clone(client), name).unwrap();
         let mut stream = StreamOwned::new(connection, TcpStream::connect(to).unwrap());
         let mut word = [0; 5];
         let said = stream.write_all(b"hello").and_then(|()| stream.read_exact(&mut word));
@@ -73,6 +90,52 @@ fn who_monitors_asks_and_passes_for_no_host() {
     let (_, seen) = connect(&monitor, &a, "a").unwrap();
     assert_eq!(seen, Peer { name: "prometheus".into(), role: Role::Monitor });
     connect(&a, &monitor, "prometheus").unwrap_err();
+}
+
+#[test]
+fn no_host_passes_for_a_manager_whatever_its_certificate_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, _, m1) = made(dir.path());
+    let issued = authority.issue(&Grant { role: Role::Operator, ..grant("m2") }).unwrap();
+    let m2 = identity(&authority, &issued);
+    connect_by(m1.client_of_managers(), &m2, "m2").unwrap();
+    std::fs::remove_file(&issued.certificate).unwrap();
+    std::fs::remove_file(&issued.key).unwrap();
+    // A host's, by the name of a manager.
+    let liar = identity(&authority, &authority.issue(&grant("m2")).unwrap());
+    connect(&m1, &liar, "m2").unwrap();
+    let refused = connect_by(m1.client_of_managers(), &liar, "m2").unwrap_err();
+    assert!(refused.contains("not a manager's"), "{refused}");
+    let trust = Trust::load(&authority.certificate()).unwrap();
+    assert!(connect_by(trust.client(), &liar, "m2").unwrap_err().contains("not a manager's"));
+}
+
+#[test]
+fn what_browsers_trust_is_of_an_authority_that_signs_no_host() {
+    let (dir, web_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (cluster, a, _) = made(dir.path());
+    let web = Authority::create_web(web_dir.path(), "web", 365).unwrap();
+    assert!(web.is_web() && !cluster.is_web() && Authority::open(web_dir.path()).unwrap().is_web());
+    for role in [Role::Host, Role::Operator, Role::Monitor] {
+        let refused = web.issue(&Grant { role, ..grant("x") }).unwrap_err();
+        assert!(matches!(refused, PkiError::OtherAuthority { .. }), "{refused}");
+    }
+    let request = godwit_pki::request(&dir.path().join("new.key")).unwrap();
+    assert!(matches!(web.sign(&request, &grant("x")), Err(PkiError::OtherAuthority { .. })));
+    let for_web = Grant { role: Role::Web, ..grant("m1.example") };
+    assert!(matches!(cluster.issue(&for_web), Err(PkiError::OtherAuthority { .. })));
+    let shown = web.issue(&for_web).unwrap();
+    let ca = cluster.certificate();
+    web_server(Some(&ca), &shown.certificate, &shown.key).unwrap();
+    // The cluster's authority is none for browsers.
+    let (certificate, key) = (dir.path().join("root.pem"), dir.path().join("root.key"));
+    let refused = web_server(Some(&ca), &certificate, &key).unwrap_err();
+    assert!(matches!(refused, PkiError::ClusterAuthority { .. }), "{refused}");
+    // Nor does anybody in the cluster take what it issues, even who trusts its authority by mistake.
+    let mistaken = Identity::load(&web.certificate(), &shown.certificate, &shown.key).unwrap();
+    connect(&mistaken, &a, "a").unwrap_err();
+    let refused = connect_by(mistaken.client_of_managers(), &mistaken, "m1.example").unwrap_err();
+    assert!(refused.contains("not a manager's"), "{refused}");
 }
 
 #[test]

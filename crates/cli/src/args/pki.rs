@@ -9,13 +9,17 @@ use clap::{Args, Subcommand};
 pub(crate) enum PkiCommand {
     /// Make an authority
     #[command(after_help = "Example:
-  godwit pki init --dir /etc/godwit/pki --name lab")]
+  godwit pki init --dir /etc/godwit/pki --name lab
+  godwit pki init --web --dir /etc/godwit/web-pki --name lab-web")]
     Init {
         #[command(flatten)]
         place: PkiPlace,
         /// What it is called
         #[arg(long, default_value = "godwit")]
         name: String,
+        /// For browsers: it signs what the manager shows them, and nothing for the cluster
+        #[arg(long)]
+        web: bool,
         /// How long it is good for
         #[arg(long, value_name = "DAYS", default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36500))]
         days: u32,
@@ -24,7 +28,8 @@ pub(crate) enum PkiCommand {
     #[command(after_help = "Examples:
   godwit pki issue a --address 10.77.0.11 --address fd77::11 --dir /etc/godwit/pki
   godwit pki issue admin --operator --days 30 --dir /etc/godwit/pki
-  godwit pki issue prometheus --monitor --dir /etc/godwit/pki")]
+  godwit pki issue prometheus --monitor --dir /etc/godwit/pki
+  godwit pki issue m1.example --address 192.0.2.5 --dir /etc/godwit/web-pki")]
     Issue {
         /// What the configurations call the host
         name: String,

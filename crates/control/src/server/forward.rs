@@ -123,7 +123,7 @@ async fn reach(
     Candidate { name, address }: Candidate,
 ) -> Result<Result<Leader, Problem>, Problem> {
     // By the network and by TLS if this manager has it: never by a socket, which would make everybody root.
-    let client = manager.hosts().client(&name, &address).map_err(|problem| {
+    let client = manager.hosts().manager_client(&name, &address).map_err(|problem| {
         let detail = format!("manager {name} leads and can't be asked: {}", problem.detail);
         Problem::new(ProblemCode::NoLeader, detail, "correct `address` and `listen` of its configuration")
     })?;

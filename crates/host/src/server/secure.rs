@@ -107,6 +107,9 @@ fn may(role: Role, method: &Method, path: &str) -> bool {
     if role == Role::Operator {
         return true;
     }
+    if role == Role::Web {
+        return false;
+    }
     if role == Role::Monitor {
         return path == "/metrics" && matches!(*method, Method::GET | Method::HEAD);
     }
