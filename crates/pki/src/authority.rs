@@ -1,5 +1,6 @@
 //! The authority: its own certificate and key in a directory, and the certificates it issues.
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::net::IpAddr;
@@ -12,13 +13,15 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
-use crate::certificate::{Role, describe};
+use crate::certificate::{Description, Role, describe, describe_der};
+use crate::revocation::{RevocationList, Serial};
 use crate::{PkiError, check_key, file_error};
 
 /// Clocks of hosts differ: a certificate is good from an hour before it was made.
 const CLOCKS_DIFFER: Duration = Duration::hours(1);
 const CERTIFICATE: &str = "ca.pem";
 const KEY: &str = "ca.key";
+const LIST: &str = "crl.pem";
 
 /// A directory with an authority.
 #[derive(Debug)]
@@ -59,6 +62,8 @@ pub struct Signed {
     pub certificate: String,
     /// The authority's own, PEM.
     pub authority: String,
+    /// What the certificate says.
+    pub description: Description,
 }
 
 impl Authority {
@@ -163,10 +168,12 @@ impl Authority {
         let bad = |error: rcgen::Error| PkiError::BadRequest { why: error.to_string() };
         let mut request = CertificateSigningRequestParams::from_pem(request).map_err(bad)?;
         request.params = contents(grant)?;
-        let certificate = request.signed_by(&self.issuer)?.pem();
+        let certificate = request.signed_by(&self.issuer)?;
+        let description = describe_der(certificate.der())
+            .ok_or_else(|| PkiError::BadRequest { why: "its certificate cannot be read".to_owned() })?;
         let path = &self.certificate;
         let authority = fs::read_to_string(path).map_err(file_error(path, "read"))?;
-        Ok(Signed { certificate, authority })
+        Ok(Signed { certificate: certificate.pem(), authority, description })
     }
 
     /// Issues a certificate with a key of its own, as `NAME.pem` and `NAME.key` in the authority's directory.
@@ -198,6 +205,53 @@ impl Authority {
         Ok(issued)
     }
 
+    /// Signs a list of revoked certificates with the times, seconds since 1970. Later lists need higher numbers.
+    ///
+    /// # Errors
+    /// [`PkiError::BadList`]: it would be too long. [`PkiError::Make`].
+    pub fn list(&self, number: u64, revoked: BTreeMap<Serial, i64>) -> Result<RevocationList, PkiError> {
+        RevocationList::sign(&self.issuer, number, revoked)
+    }
+
+    /// Where this authority keeps its own list of revoked certificates.
+    #[must_use]
+    pub fn list_file(&self) -> PathBuf {
+        self.dir.join(LIST)
+    }
+
+    /// Its own list; none: it has revoked nothing.
+    ///
+    /// # Errors
+    /// [`PkiError::File`], [`PkiError::BadList`].
+    pub fn own_list(&self) -> Result<Option<RevocationList>, PkiError> {
+        let path = self.list_file();
+        match fs::read_to_string(&path) {
+            Ok(text) => RevocationList::read(&text, &self.certificate).map(Some),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(file_error(&path, "read")(error)),
+        }
+    }
+
+    /// Adds certificates to its own list and writes it: an empty one too, where there is none yet.
+    ///
+    /// # Errors
+    /// [`PkiError::File`], [`PkiError::BadList`]; the list before stays.
+    pub fn revoke(&self, serials: impl IntoIterator<Item = Serial>) -> Result<RevocationList, PkiError> {
+        let before = self.own_list()?;
+        let now = OffsetDateTime::now_utc().unix_timestamp();
+        let (number, mut revoked) =
+            before.map_or((0, BTreeMap::new()), |list| (list.number(), list.revoked().clone()));
+        for serial in serials {
+            revoked.entry(serial).or_insert(now);
+        }
+        let list = self.list(next_list_number(number), revoked)?;
+        let (path, fresh) = (self.list_file(), self.dir.join(format!("{LIST}.new")));
+        let _ = fs::remove_file(&fresh);
+        write_new(&fresh, list.pem(), 0o644)?;
+        fs::rename(&fresh, &path).map_err(file_error(&path, "written"))?;
+        Ok(list)
+    }
+
     fn files(&self, name: &str) -> Issued {
         Issued {
             certificate: self.dir.join(format!("{name}.pem")),
@@ -226,6 +280,7 @@ impl Authority {
 /// What a certificate says.
 fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     let mut params = CertificateParams::new(vec![grant.name.clone()])?;
+    params.serial_number = Some(Serial::draw()?.number());
     params.subject_alt_names.extend(grant.addresses.iter().map(|address| SanType::IpAddress(*address)));
     params.distinguished_name.push(DnType::CommonName, grant.name.clone());
     params.distinguished_name.push(DnType::OrganizationalUnitName, grant.role.unit());
@@ -240,6 +295,14 @@ fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     };
     (params.not_before, params.not_after) = validity(grant.days);
     Ok(params)
+}
+
+/// The number of the list after this one. Numbers go by time, so that an authority whose list was lost still signs later
+/// ones.
+#[must_use]
+pub fn next_list_number(number: u64) -> u64 {
+    let now = OffsetDateTime::now_utc().unix_timestamp();
+    number.saturating_add(1).max(u64::try_from(now).unwrap_or(0))
 }
 
 fn validity(days: u32) -> (OffsetDateTime, OffsetDateTime) {
@@ -259,7 +322,7 @@ pub fn check_name(name: &str) -> Result<(), PkiError> {
     if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')) {
         return bad("it has other characters");
     }
-    if name == "ca" {
+    if name == "ca" || name == "crl" {
         return bad("that is the authority's own");
     }
     let edge = |c: char| c == '-' || c == '.';

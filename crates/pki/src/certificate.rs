@@ -10,6 +10,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::FromDer;
 
+use crate::revocation::Serial;
 use crate::{PkiError, file_error};
 
 /// What a certificate's holder may do.
@@ -52,6 +53,8 @@ pub struct Description {
     pub is_authority: bool,
     /// Addresses that it also stands for.
     pub addresses: Vec<IpAddr>,
+    /// Its serial number, by which it can be revoked.
+    pub serial: Serial,
     /// Who issued it.
     pub issuer: String,
     /// Good from here on.
@@ -109,6 +112,7 @@ pub fn describe_der(der: &[u8]) -> Option<Description> {
         role: unit.and_then(Role::of_unit).unwrap_or(Role::Host),
         is_authority: certificate.is_ca(),
         addresses: addresses.collect(),
+        serial: Serial::of(certificate.raw_serial())?,
         issuer: issuer.unwrap_or_default().to_owned(),
         not_before: certificate.validity().not_before.to_datetime(),
         not_after: certificate.validity().not_after.to_datetime(),

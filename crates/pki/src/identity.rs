@@ -11,13 +11,15 @@ use rustls::crypto::aws_lc_rs;
 use rustls::crypto::ring::cipher_suite;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use time::OffsetDateTime;
 
 use crate::certificate::{Role, describe, describe_der, is_signed_by};
-use crate::verify::{AuthorityKnown, Servers, by_roots};
+use crate::revocation::{Revocations, Serial};
+use crate::verify::{AuthorityKnown, Clients, Servers, by_roots};
 use crate::{Fingerprint, PkiError, check_key};
 
 /// What a host shows, and what it expects to be shown.
@@ -25,6 +27,8 @@ use crate::{Fingerprint, PkiError, check_key};
 pub struct Identity {
     name: String,
     addresses: Vec<IpAddr>,
+    serial: Serial,
+    revocations: Revocations,
     client: Arc<ClientConfig>,
     managers_client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
@@ -38,6 +42,8 @@ pub struct Peer {
     pub name: String,
     /// What it may do.
     pub role: Role,
+    /// The serial number of its certificate.
+    pub serial: Serial,
 }
 
 impl Peer {
@@ -45,7 +51,7 @@ impl Peer {
     #[must_use]
     pub fn of(certificates: Option<&[CertificateDer<'_>]>) -> Option<Peer> {
         let description = describe_der(certificates?.first()?)?;
-        Some(Peer { name: description.name, role: description.role })
+        Some(Peer { name: description.name, role: description.role, serial: description.serial })
     }
 }
 
@@ -55,6 +61,19 @@ impl Identity {
     /// # Errors
     /// [`PkiError::File`], [`PkiError::Unreadable`], [`PkiError::OutOfDate`], [`PkiError::OpenKey`], [`PkiError::Mismatch`].
     pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, PkiError> {
+        Identity::load_with(authority, certificate, key, &Revocations::default())
+    }
+
+    /// Reads the same, and refuses certificates that are on one of these lists at the time of a handshake.
+    ///
+    /// # Errors
+    /// Those of [`Identity::load`].
+    pub fn load_with(
+        authority: &Path,
+        certificate: &Path,
+        key: &Path,
+        revocations: &Revocations,
+    ) -> Result<Identity, PkiError> {
         let own = describe(certificate)?;
         if let Some(why) = own.out_of_date(OffsetDateTime::now_utc()) {
             return Err(PkiError::OutOfDate { path: certificate.to_owned(), why });
@@ -75,8 +94,9 @@ impl Identity {
         let versions: &[_] = &[&rustls::version::TLS13];
         let client = |managers_alone: bool| {
             let known = AuthorityKnown::Whole(by_roots(&roots, &provider)?);
-            let verifier = Servers { known, managers_alone, provider: Arc::clone(&provider) };
-            let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            let (provider, revocations) = (Arc::clone(&provider), revocations.clone());
+            let verifier = Servers { known, managers_alone, provider: Arc::clone(&provider), revocations };
+            let mut client = ClientConfig::builder_with_provider(provider)
                 .with_protocol_versions(versions)?
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(verifier))
@@ -89,19 +109,24 @@ impl Identity {
         let (client, managers_client) = (client(false)?, client(true)?);
         let verifier =
             || WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
-        let (required, offered) = (verifier().build(), verifier().allow_unauthenticated().build());
+        let checked = |built: Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError>| {
+            let inner = built.map_err(|error| mismatch(error.to_string()))?;
+            Ok::<_, PkiError>(Arc::new(Clients { inner, revocations: revocations.clone() }))
+        };
+        let required = checked(verifier().build())?;
+        let offered = checked(verifier().allow_unauthenticated().build())?;
         let server = || {
             ServerConfig::builder_with_provider(Arc::clone(&provider))
                 .with_protocol_versions(versions)
                 .map_err(|error| mismatch(error.to_string()))
         };
         let mut users = server()?
-            .with_client_cert_verifier(offered.map_err(|error| mismatch(error.to_string()))?)
+            .with_client_cert_verifier(offered)
             .with_single_cert(chain_for_users, key_der.clone_key())
             .map_err(|error| mismatch(error.to_string()))?;
         users.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let mut server = server()?
-            .with_client_cert_verifier(required.map_err(|error| mismatch(error.to_string()))?)
+            .with_client_cert_verifier(required)
             .with_single_cert(chain, key_der)
             .map_err(|error| mismatch(error.to_string()))?;
         for server in [&mut server, &mut users] {
@@ -109,7 +134,17 @@ impl Identity {
             server.send_tls13_tickets = 0;
         }
         let (server, users) = (Arc::new(server), Arc::new(users));
-        Ok(Identity { name: own.name, addresses: own.addresses, client, managers_client, server, users })
+        let revocations = revocations.clone();
+        Ok(Identity {
+            name: own.name,
+            addresses: own.addresses,
+            serial: own.serial,
+            revocations,
+            client,
+            managers_client,
+            server,
+            users,
+        })
     }
 
     /// The same, which judges others' certificates by another clock than the host's: the time since 1970 as `now` tells it. Tests
@@ -140,6 +175,18 @@ impl Identity {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The serial number of its certificate.
+    #[must_use]
+    pub fn serial(&self) -> &Serial {
+        &self.serial
+    }
+
+    /// The lists of revoked certificates that its handshakes read.
+    #[must_use]
+    pub fn revocations(&self) -> &Revocations {
+        &self.revocations
     }
 
     /// Addresses that its certificate stands for.
@@ -211,10 +258,16 @@ impl Trust {
     }
 
     fn by(known: AuthorityKnown, provider: Arc<CryptoProvider>) -> Result<Trust, rustls::Error> {
+        let revocations = Revocations::default();
         let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Servers { known, managers_alone: true, provider }))
+            .with_custom_certificate_verifier(Arc::new(Servers {
+                known,
+                managers_alone: true,
+                provider,
+                revocations,
+            }))
             .with_no_client_auth();
         client.resumption = Resumption::disabled();
         Ok(Trust(Arc::new(client)))

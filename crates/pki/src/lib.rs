@@ -7,15 +7,17 @@ mod authority;
 mod certificate;
 mod identity;
 mod join;
+mod revocation;
 mod verify;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-pub use authority::{Authority, Grant, Issued, Signed, check_name};
+pub use authority::{Authority, Grant, Issued, Signed, check_name, next_list_number};
 pub use certificate::{Description, Role, describe, describe_der};
 pub use identity::{Identity, Peer, Trust, web_server};
 pub use join::{Fingerprint, request, requested_key};
+pub use revocation::{MOST_LIST_BYTES, MOST_REVOKED, RevocationList, Revocations, Serial};
 pub use rustls::ServerConfig;
 
 /// What this machine calls itself, without its domain: the name of an agent or a manager that is given none.
@@ -126,6 +128,22 @@ pub enum PkiError {
         role: &'static str,
         /// What the authority issues.
         kind: &'static str,
+    },
+    /// A revocation list that cannot be used.
+    #[error(
+        "cannot use the revocation list: {why} (take it anew from the manager, or from `godwit pki crl`)"
+    )]
+    BadList {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A revocation list that an earlier one is newer than.
+    #[error("cannot use the revocation list: its number is {number}, and list {newest} is here already")]
+    OldList {
+        /// Its number.
+        number: u64,
+        /// The number of the list that stays.
+        newest: u64,
     },
     /// A certificate can't be made.
     #[error("a certificate can't be made: {0}")]

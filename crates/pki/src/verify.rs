@@ -6,10 +6,12 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 
 use crate::Fingerprint;
 use crate::certificate::{Role, describe_der};
+use crate::revocation::Revocations;
 
 /// A verifier of servers' certificates by these authorities.
 pub(crate) fn by_roots(
@@ -38,6 +40,7 @@ pub(crate) struct Servers {
     /// Only a manager passes: an operator's certificate.
     pub(crate) managers_alone: bool,
     pub(crate) provider: Arc<CryptoProvider>,
+    pub(crate) revocations: Revocations,
 }
 
 impl Servers {
@@ -66,10 +69,14 @@ impl ServerCertVerifier for Servers {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verified = self.verifier(others)?.verify_server_cert(shown, &[], name, ocsp, now)?;
-        let is_manager = || describe_der(shown).is_some_and(|holder| holder.role == Role::Operator);
-        if self.managers_alone && !is_manager() {
+        let Some(holder) = describe_der(shown) else { return Err(CertificateError::BadEncoding.into()) };
+        if self.managers_alone && holder.role != Role::Operator {
             return Err(rustls::Error::General("its certificate is a host's, not a manager's".to_owned()));
         }
+        if self.revocations.has(&holder.serial) {
+            return Err(CertificateError::Revoked.into());
+        }
+        self.revocations.note_seen(holder);
         Ok(verified)
     }
 
@@ -95,5 +102,59 @@ impl ServerCertVerifier for Servers {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Checks a client's certificate: its authority, and that it is not revoked.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    pub(crate) inner: Arc<dyn ClientCertVerifier>,
+    pub(crate) revocations: Revocations,
+}
+
+impl ClientCertVerifier for Clients {
+    fn client_auth_mandatory(&self) -> bool {
+        self.inner.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.inner.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let verified = self.inner.verify_client_cert(shown, others, now)?;
+        let Some(holder) = describe_der(shown) else { return Err(CertificateError::BadEncoding.into()) };
+        if self.revocations.has(&holder.serial) {
+            Err(CertificateError::Revoked.into())
+        } else {
+            Ok(verified)
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.inner.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.inner.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.inner.supported_verify_schemes()
     }
 }

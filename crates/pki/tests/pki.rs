@@ -2,13 +2,17 @@
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use godwit_pki::{Authority, Grant, Identity, Issued, Peer, PkiError, Role, Trust, describe, web_server};
+use godwit_pki::{
+    Authority, Grant, Identity, Issued, Peer, PkiError, RevocationList, Role, Serial, Trust, describe,
+    web_server,
+};
 use rustls::{ClientConfig, ClientConnection, ServerConnection, StreamOwned};
 
 fn grant(name: &str) -> Grant {
@@ -75,8 +79,9 @@ fn both_ends_know_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let (_, a, b) = made(dir.path());
     let (seen_by_client, seen_by_server) = connect(&b, &a, "a").unwrap();
-    assert_eq!(seen_by_client, Peer { name: "a".into(), role: Role::Host });
-    assert_eq!(seen_by_server, Peer { name: "root".into(), role: Role::Operator });
+    assert_eq!((seen_by_client.name.as_str(), seen_by_client.role), ("a", Role::Host));
+    assert_eq!((seen_by_server.name.as_str(), seen_by_server.role), ("root", Role::Operator));
+    assert_eq!(seen_by_client.serial, *a.serial());
     assert_eq!(a.name(), "a");
 }
 
@@ -88,7 +93,7 @@ fn who_monitors_asks_and_passes_for_no_host() {
     assert_eq!(describe(&issued.certificate).unwrap().role, Role::Monitor);
     let monitor = identity(&authority, &issued);
     let (_, seen) = connect(&monitor, &a, "a").unwrap();
-    assert_eq!(seen, Peer { name: "prometheus".into(), role: Role::Monitor });
+    assert_eq!((seen.name.as_str(), seen.role), ("prometheus", Role::Monitor));
     connect(&a, &monitor, "prometheus").unwrap_err();
 }
 
@@ -136,6 +141,81 @@ fn what_browsers_trust_is_of_an_authority_that_signs_no_host() {
     connect(&mistaken, &a, "a").unwrap_err();
     let refused = connect_by(mistaken.client_of_managers(), &mistaken, "m1.example").unwrap_err();
     assert!(refused.contains("not a manager's"), "{refused}");
+}
+
+#[test]
+fn a_revoked_certificate_is_refused_in_both_directions_from_the_next_handshake_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, a, root) = made(dir.path());
+    let b = identity(&authority, &authority.issue(&grant("b")).unwrap());
+    connect(&a, &b, "b").unwrap();
+    let list = authority.list(1, [(b.serial().clone(), 0)].into()).unwrap();
+    let list = RevocationList::read(list.pem(), &authority.certificate()).unwrap();
+    assert!(a.revocations().accept(list.clone()).unwrap());
+    assert!(!a.revocations().accept(list).unwrap(), "it has that one");
+    // As a server, as a manager's server and as a client.
+    assert!(connect(&a, &b, "b").unwrap_err().contains("Revoked"));
+    assert!(connect_by(a.client_of_managers(), &b, "b").is_err());
+    let refused = connect(&b, &a, "a").unwrap_err();
+    assert!(refused.contains("Revoked") || refused.contains("alert"), "{refused}");
+    // Others go on, also with those that have not heard of the list.
+    connect(&root, &a, "a").unwrap();
+    connect(&a, &root, "root").unwrap();
+    connect(&root, &b, "b").unwrap();
+    // The same by a list of the configuration, and people's listeners know it too.
+    let own = authority.revoke([b.serial().clone()]).unwrap();
+    root.revocations().configure(Some(own));
+    connect(&root, &b, "b").unwrap_err();
+}
+
+#[test]
+fn an_older_list_or_one_of_somebody_else_takes_no_place() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (authority, a, _) = made(dir.path());
+    let foreign = Authority::create(elsewhere.path(), "test", 30).unwrap();
+    let ca = authority.certificate();
+    let of = |serial: &Serial| BTreeMap::from([(serial.clone(), 0)]);
+    let newest = authority.list(7, of(a.serial())).unwrap();
+    a.revocations().accept(RevocationList::read(newest.pem(), &ca).unwrap()).unwrap();
+    for number in [0, 6, 7] {
+        let older =
+            RevocationList::read(authority.list(number, BTreeMap::new()).unwrap().pem(), &ca).unwrap();
+        let refused = a.revocations().accept(older).unwrap_err();
+        assert!(matches!(refused, PkiError::OldList { newest: 7, .. }), "{refused}");
+        assert!(a.revocations().has(a.serial()));
+    }
+    // Of an authority of the same name, and of a host that calls itself so.
+    let host = Authority::load(&dir.path().join("a.pem"), &dir.path().join("a.key")).unwrap();
+    let mut forged = vec![foreign.list(9, BTreeMap::new()).unwrap().pem().to_owned()];
+    forged.extend(host.list(9, BTreeMap::new()).ok().map(|list| list.pem().to_owned()));
+    forged.push(String::new());
+    forged.push(std::fs::read_to_string(&ca).unwrap());
+    forged.push(newest.pem().replacen('A', "B", 1));
+    forged.push("x".repeat(godwit_pki::MOST_LIST_BYTES + 1));
+    for text in forged {
+        let refused = RevocationList::read(&text, &ca).unwrap_err();
+        assert!(matches!(refused, PkiError::BadList { .. }), "{refused}");
+    }
+    let many = (1..=5001).map(|n: u32| (format!("{n:08x}").parse::<Serial>().unwrap(), 0)).collect();
+    assert!(matches!(authority.list(8, many), Err(PkiError::BadList { .. })));
+}
+
+#[test]
+fn an_authority_keeps_its_own_list_and_a_full_one_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, a, root) = made(dir.path());
+    assert!(authority.own_list().unwrap().is_none());
+    let first = authority.revoke([a.serial().clone()]).unwrap();
+    let second = authority.revoke([root.serial().clone()]).unwrap();
+    assert!(second.number() > first.number());
+    let kept = authority.own_list().unwrap().unwrap();
+    assert_eq!(kept, second);
+    assert!([a.serial(), root.serial()].into_iter().all(|serial| kept.revoked().contains_key(serial)));
+    let serial = |n: usize| format!("{n:040x}").replacen("00", "41", 1).parse::<Serial>().unwrap();
+    let full = authority.list(1, (0..godwit_pki::MOST_REVOKED).map(|n| (serial(n), 0)).collect()).unwrap();
+    assert!(full.pem().len() <= godwit_pki::MOST_LIST_BYTES, "{}", full.pem().len());
+    let read = RevocationList::read(full.pem(), &authority.certificate()).unwrap();
+    assert_eq!(read.revoked().len(), godwit_pki::MOST_REVOKED);
 }
 
 #[test]

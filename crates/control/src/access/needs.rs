@@ -151,7 +151,7 @@ mod tests {
         for (method, path, wanted) in REQUESTS {
             let (template, flag) =
                 path.split_once('?').map_or((path, None), |(path, flag)| (path, Some(flag)));
-            let asked = template.replace('{', "").replace('}', "");
+            let asked = template.replace(['{', '}'], "");
             let query: Vec<_> = flag.iter().map(|flag| ((*flag).to_owned(), "true".to_owned())).collect();
             let method: Method = method.parse().unwrap();
             assert_eq!(needed(&method, &asked, &query), wanted, "{method} {path}");
