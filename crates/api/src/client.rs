@@ -29,7 +29,7 @@ use tokio_rustls::rustls::ClientConfig;
 use crate::{
     ApiError, CreateVm, ErrorCode, HostEvents, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted,
     MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, Resolve,
-    Resolved, SetLimit, SetPeers, StopVm, VmInfo,
+    Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.
@@ -365,6 +365,11 @@ impl Client {
     /// Names the hosts that VMs can be moved to, beside those of the host's configuration; in the place of those named before.
     pub async fn set_peers(&self, peers: &SetPeers) -> Result<SetPeers, ClientError> {
         self.put("/v1/peers", peers).await
+    }
+
+    /// Names the certificates that are revoked, by a list that the authority has signed.
+    pub async fn set_revocations(&self, list: &SetRevocations) -> Result<RevocationsTaken, ClientError> {
+        self.put("/v1/revocations", list).await
     }
 
     /// Probes the lanes from this client's host to another; ends with the last event, or with its reader.

@@ -83,7 +83,7 @@ impl FromStr for Serial {
             .map(|c| c.to_digit(16))
             .collect::<Option<_>>()
             .ok_or_else(wrong)?;
-        if digits.is_empty() || digits.len() % 2 != 0 {
+        if digits.is_empty() || !digits.len().is_multiple_of(2) {
             return Err(wrong());
         }
         let bytes: Option<Vec<u8>> =
