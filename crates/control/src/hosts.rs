@@ -5,22 +5,27 @@ use std::sync::Arc;
 
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_api::{Client, Endpoint};
-use godwit_pki::Identity;
+use godwit_pki::{Identity, Revocations};
 
 use crate::naming::Named;
+use crate::revoking::Spread;
 use crate::state::State;
 
 /// How agents are reached.
 pub(crate) struct Hosts {
     pub(crate) state: Arc<State>,
     pub(crate) named: Named,
+    /// Certificates that are revoked.
+    pub(crate) revocations: Revocations,
+    pub(crate) spread: Spread,
     /// None: agents are spoken to in the clear.
     identity: Option<Identity>,
 }
 
 impl Hosts {
     pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> Hosts {
-        Hosts { state, named: Named::default(), identity }
+        let revocations = identity.as_ref().map(|own| own.revocations().clone()).unwrap_or_default();
+        Hosts { state, named: Named::default(), revocations, spread: Spread::default(), identity }
     }
 
     /// Whether the manager shows a certificate.

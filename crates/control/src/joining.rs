@@ -14,6 +14,7 @@ use crate::inventory::HostPlan;
 use crate::keeper::Keeper;
 use crate::manager::Manager;
 use crate::records::{HOSTS, JOIN_TOKENS, SavedHost};
+use crate::revoking::{CERTIFICATES, SavedCertificate};
 use crate::state::now_unix_ms;
 use crate::store::Transaction;
 
@@ -135,7 +136,12 @@ impl Manager {
         let used = JOIN_TOKENS
             .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
             .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
-        let write = keeper.put(used.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
+        // By its serial number the certificate can be revoked.
+        let serial = signed.description.serial.to_string();
+        let noted = CERTIFICATES
+            .insert(used, &serial, &SavedCertificate::of(&signed.description))
+            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+        let write = keeper.put(noted.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
         keeper.write(write).await?;
         self.plan_host(&request.host, plan);
         Ok(Joined { address, certificate: signed.certificate, authority: signed.authority })

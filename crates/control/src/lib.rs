@@ -68,6 +68,7 @@ mod rates;
 mod records;
 mod refusals;
 mod repeats;
+mod revoking;
 #[cfg(test)]
 mod rig;
 mod rules;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Router;
 use axum_server::Handle;
 use godwit_api::control::Problem;
-use godwit_pki::{Description, Identity, PkiError, ServerConfig, describe, web_server};
+use godwit_pki::{Description, Identity, PkiError, Revocations, ServerConfig, describe, web_server};
 use http::Uri;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
@@ -117,7 +117,9 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         return Err(RunError::SocketInUse { path: config.socket.clone() });
     }
     let identity = match &config.tls {
-        Some(tls) => Some(Identity::load(&tls.authority, &tls.certificate, &tls.key)?),
+        Some(tls) => {
+            Some(Identity::load_with(&tls.authority, &tls.certificate, &tls.key, &Revocations::watching())?)
+        }
         None => None,
     };
     if let Some(tls) = &config.tls {

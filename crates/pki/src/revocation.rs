@@ -4,7 +4,7 @@
 //! its number never goes back, and it does not expire, as a host that hears no manager must not forget what it knew.
 //! Handshakes read the newest list, so that one that arrives counts for the next connection.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -218,7 +218,14 @@ struct Held {
     /// Of a file of the configuration.
     configured: Option<RevocationList>,
     /// Servers' certificates that were good; none: nobody asks for them.
-    seen: Option<BTreeMap<Serial, Description>>,
+    seen: Option<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    all: BTreeMap<Serial, Description>,
+    /// Those that nobody has taken yet.
+    fresh: BTreeSet<Serial>,
 }
 
 impl fmt::Debug for Revocations {
@@ -232,7 +239,7 @@ impl Revocations {
     /// Lists of a manager, which also has to know what certificates its hosts show.
     #[must_use]
     pub fn watching() -> Revocations {
-        let held = Held { seen: Some(BTreeMap::new()), ..Held::default() };
+        let held = Held { seen: Some(Seen::default()), ..Held::default() };
         Revocations(Arc::new(RwLock::new(held)))
     }
 
@@ -288,21 +295,32 @@ impl Revocations {
     #[must_use]
     pub fn take_seen(&self) -> Vec<Description> {
         let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        held.seen.as_mut().map_or_else(Vec::new, |seen| std::mem::take(seen).into_values().collect())
+        let Some(Seen { all, fresh }) = held.seen.as_mut() else { return Vec::new() };
+        std::mem::take(fresh).iter().filter_map(|serial| all.get(serial).cloned()).collect()
+    }
+
+    /// The holder of a server's certificate that was good, where this watches.
+    #[must_use]
+    pub fn holder(&self, serial: &Serial) -> Option<String> {
+        let held = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        held.seen.as_ref()?.all.get(serial).map(|seen| seen.name.clone())
     }
 
     /// Notes a server's certificate that is good.
     pub(crate) fn note_seen(&self, description: Description) {
-        let is_noted = |seen: &BTreeMap<Serial, Description>| {
-            seen.len() >= MOST_SEEN || seen.contains_key(&description.serial)
-        };
+        let is_noted = |seen: &Seen| seen.all.contains_key(&description.serial);
         // Most are noted already, or nobody asks.
         if self.0.read().unwrap_or_else(PoisonError::into_inner).seen.as_ref().is_none_or(is_noted) {
             return;
         }
         let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(seen) = held.seen.as_mut() {
-            seen.insert(description.serial.clone(), description);
+            if seen.all.len() >= MOST_SEEN {
+                // Those that still count are seen again.
+                *seen = Seen::default();
+            }
+            seen.fresh.insert(description.serial.clone());
+            seen.all.insert(description.serial.clone(), description);
         }
     }
 }

@@ -25,11 +25,12 @@ const INSPECT: Need = Need { role: Some(Role::Admin), is_noted: false };
 const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and what it needs. A path with `?NAME` is the request with that flag set.
-const REQUESTS: [(&str, &str, Need); 52] = [
+const REQUESTS: [(&str, &str, Need); 55] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
     ("GET", "/api/v1/audit", INSPECT),
+    ("GET", "/api/v1/certificates", INSPECT),
     ("GET", "/api/v1/cluster", LOOK),
     ("GET", "/api/v1/cpu-baseline", LOOK),
     ("PUT", "/api/v1/cpu-baseline", GOVERN),
@@ -61,6 +62,8 @@ const REQUESTS: [(&str, &str, Need); 52] = [
     ("GET", "/api/v1/moves/{id}/report", LOOK),
     ("GET", "/api/v1/moves/{id}/samples", LOOK),
     ("GET", "/api/v1/networks", LOOK),
+    ("GET", "/api/v1/revocations", LOOK),
+    ("PUT", "/api/v1/revocations/{serial}", GOVERN),
     ("GET", "/api/v1/rules", LOOK),
     ("POST", "/api/v1/rules", GOVERN),
     ("GET", "/api/v1/rules/{rule}", LOOK),

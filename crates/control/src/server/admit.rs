@@ -7,6 +7,7 @@ use axum::extract::{ConnectInfo, Query, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode, Role};
+use godwit_pki::Revocations;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Uri};
 
@@ -43,12 +44,12 @@ pub(super) struct OnlyLooked;
 
 impl Came {
     /// A server that says nothing of its connections is taken for none of root's.
-    fn of(request: &Request) -> Came {
+    fn of(request: &Request, revocations: &Revocations) -> Came {
         let extensions = request.extensions();
         if let Some(Came::BySocket) = extensions.get::<Came>() {
             return Came::BySocket;
         }
-        if let Some(came) = forward::came(request) {
+        if let Some(came) = forward::came(request, revocations) {
             return came;
         }
         let address = extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
@@ -65,7 +66,7 @@ impl Came {
 
 /// Lets a request through that its sender may make; [`Caller`] is among the request's extensions from here on.
 pub(super) async fn admit(State(manager): State<Arc<Manager>>, mut request: Request, next: Next) -> Response {
-    let came = Came::of(&request);
+    let came = Came::of(&request, &manager.hosts.revocations);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let need = need_of(&method, request.uri());
     // What a GET does that is noted, its parameters say.

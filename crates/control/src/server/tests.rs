@@ -59,8 +59,9 @@ impl Managed {
         let leadership = Arc::new(store.lead(&candidate).await.unwrap());
         let keeper = Keeper::new(Arc::clone(&store) as _, leadership, candidate);
         let state = Arc::<Cluster>::default();
-        let manager = Manager::open(keeper, state, None).await.unwrap();
+        let manager = Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, None);
         manager.doors.set(doors);
+        manager.lead(keeper).await.unwrap();
         Managed { store, app: router(Arc::clone(&manager)), manager }
     }
 
