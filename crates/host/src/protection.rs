@@ -82,7 +82,7 @@ impl Protection {
                     self.lists.send_replace(());
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the configured list of revoked certificates is not taken")
+                    tracing::warn!(%error, "the configured list of revoked certificates is not taken");
                 }
             }
         }
