@@ -1,7 +1,7 @@
 //! Certificates that are revoked: which there are, the list that the authority signs, and that every agent gets it.
 //!
 //! The list in the store is what counts: the manager that leads signs it, every manager reads it, and each handshake of a
-//! manager checks it ([`Revocations`]). Which certificates a host has is noted when one is issued and when one is seen.
+//! manager checks it. Which certificates a host has is noted when one is issued and when one is seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use godwit_api::control::{CertificateInfo, HostState, Problem, ProblemCode, RevokedCertificates};
 use godwit_api::{ClientError, SetRevocations};
-use godwit_pki::{Description, PkiError, RevocationList, Revocations, Role, Serial, next_list_number};
+use godwit_pki::{Description, Identity, PkiError, RevocationList, Role, Serial, next_list_number};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -276,7 +276,7 @@ pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
     loop {
         look.tick().await;
         let Some(hosts) = hosts.upgrade() else { return };
-        note_seen(&hosts.revocations, &keeper, &mut seen).await;
+        note_seen(&hosts, &keeper, &mut seen).await;
         let Some(list) = hosts.revocations.newest() else { continue };
         let lacking = hosts.lacking(list.number());
         let (hosts, list): (&Arc<Hosts>, &RevocationList) = (&hosts, &list);
@@ -285,8 +285,22 @@ pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
 }
 
 /// Notes certificates that hosts have shown, also those that were issued by hand. What cannot be written waits.
-async fn note_seen(revocations: &Revocations, keeper: &Keeper, waiting: &mut Vec<Description>) {
-    waiting.extend(revocations.take_seen().into_iter().filter(|seen| seen.role == Role::Host));
+async fn note_seen(hosts: &Hosts, keeper: &Keeper, waiting: &mut Vec<Description>) {
+    let own = hosts.identity().map_or(&[][..], Identity::addresses);
+    let fresh = hosts.revocations.take_seen().into_iter().filter(|seen| seen.role == Role::Host);
+    waiting.extend(fresh.inspect(|seen| {
+        // Earlier versions let a joining host choose its addresses.
+        let shared: Vec<_> = seen.addresses.iter().filter(|address| own.contains(address)).collect();
+        if !shared.is_empty() {
+            let (host, serial) = (&seen.name, &seen.serial);
+            tracing::warn!(
+                host,
+                %serial,
+                ?shared,
+                "a host's certificate stands for addresses of this manager: have the host join anew and revoke it, unless both are one machine"
+            );
+        }
+    }));
     while let Some(seen) = waiting.last() {
         let serial = seen.serial.to_string();
         let noted = match keeper.find(CERTIFICATES, &serial).await {

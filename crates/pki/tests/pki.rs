@@ -201,6 +201,35 @@ fn an_older_list_or_one_of_somebody_else_takes_no_place() {
 }
 
 #[test]
+fn a_list_that_was_altered_anywhere_or_cut_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (authority, a, _) = made(dir.path());
+    let ca = authority.certificate();
+    let list = authority.list(7, [(a.serial().clone(), 0)].into()).unwrap();
+    let (begin, end) = ("-----BEGIN X509 CRL-----", "-----END X509 CRL-----");
+    let body = list.pem().split_once(begin).unwrap().1.split_once(end).unwrap().0;
+    let body: String = body.split_whitespace().collect();
+    let read = |body: &str| RevocationList::read(&format!("{begin}\n{body}\n{end}\n"), &ca);
+    assert_eq!(read(&body).unwrap().revoked(), list.revoked());
+    let mut refused = 0;
+    for at in 0..body.len() {
+        for other in ["A", "b", "7", "/"] {
+            let mut altered = body.clone();
+            altered.replace_range(at..=at, other);
+            // The signature covers what the list says, and not every byte around it.
+            match read(&altered) {
+                Ok(read) => assert_eq!((read.number(), read.revoked()), (7, list.revoked()), "{at} {other}"),
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    assert!(refused > body.len() * 3, "{refused}");
+    for length in (0..body.len()).step_by(4) {
+        assert!(read(&body[..length]).is_err(), "{length}");
+    }
+}
+
+#[test]
 fn an_authority_keeps_its_own_list_and_a_full_one_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let (authority, a, root) = made(dir.path());
