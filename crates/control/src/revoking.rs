@@ -209,6 +209,10 @@ impl Manager {
 }
 
 fn failed(error: &PkiError) -> Problem {
+    if let PkiError::BadList { .. } = error {
+        let mend = "see crl.pem beside the certificate of [authority]; where the list is full, make a new authority (docs/recover.md)";
+        return Problem::new(ProblemCode::WrongState, error.to_string(), mend);
+    }
     let mend = "see the files of [authority] in the manager's configuration";
     Problem::new(ProblemCode::ManagerFailed, error.to_string(), mend)
 }

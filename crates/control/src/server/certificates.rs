@@ -36,7 +36,7 @@ async fn show_revoked(State(manager): State<Arc<Manager>>) -> Result<Json<Revoke
 
 /// Revokes a certificate, of a host or anybody else: agents and managers refuse it from the next connection on. It is never good again.
 #[utoipa::path(put, path = "/api/v1/revocations/{serial}", operation_id = "revoke_certificate", tag = "access",
-    params(("serial" = String, Path, description = "Its serial number, hexadecimal digits")), responses(
+    params(("serial" = String, Path, description = "Its serial number, hexadecimal digits", pattern = "^([0-9a-fA-F]{2}){1,20}$")), responses(
     (status = 200, description = "The list as it is now", body = RevokedCertificates),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
