@@ -29,7 +29,7 @@ use tokio_rustls::rustls::ClientConfig;
 use crate::{
     ApiError, CreateVm, ErrorCode, HostEvents, HostInfo, LimitOf, Limits, LogSource, MigrationAccepted,
     MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents, ProbeRequest, RateLimit, Resolve,
-    Resolved, SetLimit, SetPeers, StopVm, VmInfo,
+    Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 
 /// How long a connection may take: agents are near each other.
@@ -190,6 +190,13 @@ impl Client {
     #[must_use]
     pub fn secure(endpoint: Endpoint, identity: &Identity, host: impl Into<String>) -> Self {
         Client { secure: Some((Arc::clone(identity.client()), host.into())), ..Client::new(endpoint) }
+    }
+
+    /// A client that shows `identity` and speaks only to the manager of this name: no host's certificate passes for it.
+    #[must_use]
+    pub fn to_manager(endpoint: Endpoint, identity: &Identity, manager: impl Into<String>) -> Self {
+        let secure = Some((Arc::clone(identity.client_of_managers()), manager.into()));
+        Client { secure, ..Client::new(endpoint) }
     }
 
     /// The same, which shows no certificate, for who lets people in by something else.
@@ -358,6 +365,11 @@ impl Client {
     /// Names the hosts that VMs can be moved to, beside those of the host's configuration; in the place of those named before.
     pub async fn set_peers(&self, peers: &SetPeers) -> Result<SetPeers, ClientError> {
         self.put("/v1/peers", peers).await
+    }
+
+    /// Names the certificates that are revoked, by a list that the authority has signed.
+    pub async fn set_revocations(&self, list: &SetRevocations) -> Result<RevocationsTaken, ClientError> {
+        self.put("/v1/revocations", list).await
     }
 
     /// Probes the lanes from this client's host to another; ends with the last event, or with its reader.

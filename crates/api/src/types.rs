@@ -485,6 +485,23 @@ pub struct SetPeers {
     pub peers: BTreeMap<String, String>,
 }
 
+/// `PUT /v1/revocations`: the certificates that are revoked, in the place of the list before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetRevocations {
+    /// An X.509 revocation list that the cluster's authority has signed, PEM.
+    pub list: String,
+}
+
+/// The answer to [`SetRevocations`]: the list counts from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevocationsTaken {
+    /// Its number.
+    pub number: u64,
+    /// Certificates that it names.
+    pub certificates: usize,
+}
+
 /// What `GET /v1/watch` sends: everything that the host has, `known`, and then each change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostEvent {

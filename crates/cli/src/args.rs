@@ -25,7 +25,8 @@ use control::parse_label;
 
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
 pub(crate) use control::{
-    ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
+    CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
+    TokenCommand,
 };
 pub(crate) use lab::{GuestCommand, LabCommand, LabPlace, LabUpArgs};
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};

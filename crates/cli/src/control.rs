@@ -3,16 +3,19 @@
 use std::path::Path;
 
 use godwit_api::control::{
-    AddHost, Cluster, CreateToken, HostSummary, ManagedHost, ManagerClient, ManagerError, ProblemCode,
-    TOKEN_VARIABLE, TokenInfo, UpdateHost, VmSummary,
+    AddHost, CertificateInfo, Cluster, CreateToken, HostSummary, ManagedHost, ManagerClient, ManagerError,
+    ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost, VmSummary,
 };
 use godwit_api::{Endpoint, ErrorCode};
 use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
 use godwit_lab::BitRate;
-use godwit_pki::Trust;
+use godwit_pki::{Trust, describe};
+use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand};
+use crate::args::{
+    CertificateCommand, ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
+};
 use crate::baseline;
 use crate::events;
 use crate::exit::{Exit, Failure};
@@ -80,6 +83,7 @@ pub(crate) async fn ask(
         ControlCommand::Events { behind } => return events::follow(&manager, behind, output).await,
         ControlCommand::Audit { lines } => return moves::audit(&manager, usize::from(lines), output).await,
         ControlCommand::Token { command } => token(command, &manager, output).await?,
+        ControlCommand::Certificate { command } => certificates(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
         // Do not ask: main has run them.
         ControlCommand::Run { .. } | ControlCommand::Backup { .. } | ControlCommand::Openapi => {}
@@ -205,6 +209,40 @@ fn host_row(host: &HostSummary) -> Vec<String> {
 fn vm_row(vm: &VmSummary) -> Vec<String> {
     let state = if vm.is_current { vm.state.to_string() } else { format!("{} (host away)", vm.state) };
     vec![vm.name.clone(), vm.host.clone(), state, byte_count(vm.memory_bytes), vm.vcpus.to_string()]
+}
+
+async fn certificates(
+    command: CertificateCommand,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), Failure> {
+    match command {
+        CertificateCommand::List => {
+            let all = manager.certificates().await?;
+            let rows: Vec<_> = all.iter().map(certificate_row).collect();
+            output.result(&all, || table(&["serial", "host", "good until", "revoked"], &rows))
+        }
+        CertificateCommand::Revoke { serial, file } => {
+            let of_file = file.map(|file| describe(&file).map(|said| said.serial)).transpose()?;
+            let serial = serial.or(of_file).unwrap_or_default().to_string();
+            let list = manager.revoke_certificate(&serial).await?;
+            let told = json!({ "revoked": serial, "number": list.number, "certificates": list.certificates });
+            output.result(&told, || {
+                format!("certificate {serial} is revoked: every agent gets list {}", list.number)
+            })
+        }
+        CertificateCommand::Crl => {
+            let list = manager.revocations().await?;
+            output.result(&list, || list.list.trim_end().to_owned())
+        }
+    }
+}
+
+fn certificate_row(certificate: &CertificateInfo) -> Vec<String> {
+    let CertificateInfo { serial, holder, ends_unix_ms, revoked_unix_ms, .. } = certificate;
+    let time = |unix_ms: Option<u64>| unix_ms.map_or_else(|| "-".to_owned(), utc);
+    let holder = holder.clone().unwrap_or_else(|| "-".to_owned());
+    vec![serial.clone(), holder, time(*ends_unix_ms), time(*revoked_unix_ms)]
 }
 
 async fn token(command: TokenCommand, manager: &ManagerClient, output: Output) -> Result<(), Failure> {

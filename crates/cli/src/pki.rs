@@ -11,20 +11,23 @@ use crate::output::{Output, fields};
 
 pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> {
     match command {
-        PkiCommand::Init { place, name, days } => {
-            let authority = Authority::create(&place.dir, &name, days)?;
-            let path = authority.certificate();
+        PkiCommand::Init { place, name, web, days } => {
+            let make = if web { Authority::create_web } else { Authority::create };
+            let path = make(&place.dir, &name, days)?.certificate();
+            let needed = if web { "browsers import it" } else { "every host needs a copy" };
             output.result(&json!({ "certificate": path }), || {
-                format!("made {}: every host needs a copy; ca.key beside it stays here", path.display())
+                format!("made {}: {needed}; ca.key beside it stays here", path.display())
             })?;
         }
         PkiCommand::Issue { name, place, addresses, operator, monitor, days } => {
+            let authority = Authority::open(&place.dir)?;
             let role = match (operator, monitor) {
                 (true, _) => Role::Operator,
                 (_, true) => Role::Monitor,
+                _ if authority.is_web() => Role::Web,
                 _ => Role::Host,
             };
-            let issued = Authority::open(&place.dir)?.issue(&Grant { name, role, addresses, days })?;
+            let issued = authority.issue(&Grant { name, role, addresses, days })?;
             tell(&issued, output)?;
         }
         PkiCommand::Renew { name, place, days } => {
@@ -35,6 +38,22 @@ pub(crate) fn run(command: PkiCommand, output: Output) -> Result<Exit, Failure> 
                 other => other.into(),
             })?;
             tell(&issued, output)?;
+        }
+        PkiCommand::Revoke { files, serials, place } => {
+            let authority = Authority::open(&place.dir)?;
+            let named = files.iter().map(|file| describe(file).map(|said| said.serial));
+            let revoked = named.chain(serials.into_iter().map(Ok)).collect::<Result<Vec<_>, _>>()?;
+            let list = authority.revoke(revoked)?;
+            let (path, names) = (authority.list_file(), list.revoked().len());
+            let told = json!({ "list": path, "number": list.number(), "certificates": names });
+            output.result(&told, || {
+                format!("{} has {names} revoked certificates: give it to every agent", path.display())
+            })?;
+        }
+        PkiCommand::Crl { place } => {
+            let list = Authority::open(&place.dir)?.revoke([])?;
+            let told = json!({ "number": list.number(), "list": list.pem() });
+            output.result(&told, || list.pem().trim_end().to_owned())?;
         }
         PkiCommand::Show { file } => {
             let description = describe(&file)?;
@@ -63,6 +82,7 @@ fn role(description: &Description) -> &'static str {
         Role::Host => "host",
         Role::Operator => "operator",
         Role::Monitor => "monitor",
+        Role::Web => "web server",
     }
 }
 
@@ -71,6 +91,7 @@ fn as_json(description: &Description) -> Value {
         "name": description.name,
         "role": role(description),
         "addresses": description.addresses,
+        "serial": description.serial.to_string(),
         "issuer": description.issuer,
         "not_before_unix_s": description.not_before.unix_timestamp(),
         "not_after_unix_s": description.not_after.unix_timestamp(),
@@ -84,6 +105,7 @@ fn as_text(description: &Description) -> String {
         ("name", description.name.clone()),
         ("role", role(description).to_owned()),
         ("addresses", addresses),
+        ("serial", description.serial.to_string()),
         ("issued by", description.issuer.clone()),
         ("good from", description.not_before.date().to_string()),
         ("good until", description.not_after.date().to_string()),
@@ -96,7 +118,10 @@ impl From<PkiError> for Failure {
             PkiError::Exists { .. } => Exit::Conflict,
             PkiError::NoAuthority { .. } => Exit::NotFound,
             PkiError::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Exit::NotFound,
-            PkiError::BadName { .. } | PkiError::Unreadable { .. } => Exit::Usage,
+            PkiError::BadName { .. }
+            | PkiError::Unreadable { .. }
+            | PkiError::OtherAuthority { .. }
+            | PkiError::BadList { .. } => Exit::Usage,
             _ => Exit::Failure,
         };
         Failure::told(exit, &error)

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use godwit_pki::{Authority, Grant, Identity, Role};
+use godwit_pki::{Authority, Grant, Identity, RevocationList, Role, Serial, describe};
 
 /// How long the manager may take until it answers.
 const LONGEST_START: Duration = Duration::from_secs(60);
@@ -62,7 +63,17 @@ fn manager(dir: &Path, role: Role) -> Manager {
     manager
 }
 
+fn authority_of(dir: &Path) -> PathBuf {
+    dir.join("authority/ca.pem")
+}
+
 impl Manager {
+    /// The revoked certificates, and when each was.
+    fn list(&self, authority: &Path) -> BTreeMap<Serial, i64> {
+        let printed = self.ask("certificate crl");
+        RevocationList::read(&printed, authority).unwrap().revoked().clone()
+    }
+
     fn ask(&self, line: &str) -> String {
         let socket = self.socket.display();
         let output = godwit(&format!("control {line} --manager unix:{socket}")).output().unwrap();
@@ -102,6 +113,11 @@ fn a_host_joins_by_its_token() {
     assert_eq!(fs::read_dir(host.join("pki")).unwrap().count(), 3, "nothing is left behind");
     assert!(fs::read_to_string(host.join("agent.toml")).unwrap().contains("name = \"c\""));
     assert!(manager.ask("host list").contains("https://127.0.0.1:1"));
+    // By its serial number it can be revoked, and is when its host is forgotten.
+    let shown = describe(&file("c.pem")).unwrap().serial.to_string();
+    assert!(manager.ask("certificate list").contains(&shown));
+    manager.ask("certificate revoke 4100");
+    assert!(!manager.list(&authority_of(dir.path())).contains_key(&shown.parse().unwrap()));
     // Once more is no harm, and asks nobody.
     let before = fs::read(file("c.pem")).unwrap();
     let again = manager.join(&host, &token);
@@ -114,6 +130,8 @@ fn a_host_joins_by_its_token() {
     assert!(!refused.status.success() && said(&refused).contains("has been used"), "{}", said(&refused));
     assert_eq!(fs::read_dir(thief.join("pki")).unwrap().count(), 0);
     assert!(!thief.join("agent.toml").exists());
+    manager.ask("host forget c");
+    assert!(manager.list(&authority_of(dir.path())).contains_key(&shown.parse().unwrap()));
 }
 
 #[test]

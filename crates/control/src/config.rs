@@ -36,6 +36,9 @@ pub struct Config {
     /// Its certificate, an operator's, and whom it trusts; none: only with `insecure`.
     #[serde(default)]
     pub tls: Option<TlsConfig>,
+    /// Addresses for browsers, with a certificate that the cluster's authority has not issued.
+    #[serde(default)]
+    pub web: Option<WebConfig>,
     /// The authority that signs certificates of hosts that join; none: none can.
     #[serde(default)]
     pub authority: Option<AuthorityConfig>,
@@ -63,6 +66,18 @@ pub struct TlsConfig {
     /// The authority's certificate.
     pub authority: PathBuf,
     /// This manager's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// Addresses for browsers: the same API and console as at `listen`, by a certificate of another authority.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WebConfig {
+    /// The addresses.
+    pub listen: Vec<SocketAddr>,
+    /// The certificate that browsers are shown, with its chain if it has one.
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
@@ -243,6 +258,7 @@ mod tests {
         for table in [
             "",
             "[tls]\n",
+            "[web]\n",
             "[authority]\n",
             "[oidc]\n",
             "[audit]\n",

@@ -19,7 +19,7 @@ use axum_server::accept::Accept;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use axum_server::{Handle, Server};
 use futures::{StreamExt, stream};
-use godwit_pki::Identity;
+use godwit_pki::ServerConfig;
 use hyper::body::Body as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -174,7 +174,7 @@ impl AsyncWrite for Placed {
 pub(crate) async fn serve(
     listener: TcpListener,
     app: Router,
-    identity: Option<Identity>,
+    tls: Option<Arc<ServerConfig>>,
     handle: Handle<SocketAddr>,
     places: Arc<Places>,
     patience: Patience,
@@ -183,9 +183,9 @@ pub(crate) async fn serve(
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     let server = axum_server::from_tcp(listener)?.handle(handle);
     let placing = Placing(places);
-    match identity {
-        Some(identity) => {
-            let tls = RustlsConfig::from_config(Arc::clone(identity.server_for_users()));
+    match tls {
+        Some(tls) => {
+            let tls = RustlsConfig::from_config(tls);
             let server = server.acceptor(RustlsAcceptor::new(tls).acceptor(placing));
             patient(server, patience).serve(service).await
         }

@@ -5,22 +5,27 @@ use std::sync::Arc;
 
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_api::{Client, Endpoint};
-use godwit_pki::Identity;
+use godwit_pki::{Identity, Revocations};
 
 use crate::naming::Named;
+use crate::revoking::Spread;
 use crate::state::State;
 
 /// How agents are reached.
 pub(crate) struct Hosts {
     pub(crate) state: Arc<State>,
     pub(crate) named: Named,
+    /// Certificates that are revoked.
+    pub(crate) revocations: Revocations,
+    pub(crate) spread: Spread,
     /// None: agents are spoken to in the clear.
     identity: Option<Identity>,
 }
 
 impl Hosts {
     pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> Hosts {
-        Hosts { state, named: Named::default(), identity }
+        let revocations = identity.as_ref().map(|own| own.revocations().clone()).unwrap_or_default();
+        Hosts { state, named: Named::default(), revocations, spread: Spread::default(), identity }
     }
 
     /// Whether the manager shows a certificate.
@@ -36,6 +41,24 @@ impl Hosts {
 
     /// A client of a host's agent at this address.
     pub(crate) fn client(&self, host: &str, address: &str) -> Result<Client, Problem> {
+        self.reach(address, |endpoint, identity| Client::secure(endpoint, identity, host))
+    }
+
+    /// A client of another manager, which has to show a manager's certificate.
+    pub(crate) fn manager_client(&self, manager: &str, address: &str) -> Result<Client, Problem> {
+        self.reach(address, |endpoint, identity| Client::to_manager(endpoint, identity, manager))
+    }
+
+    /// What this manager shows; none: agents and managers are spoken to in the clear.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    fn reach(
+        &self,
+        address: &str,
+        secure: impl FnOnce(Endpoint, &Identity) -> Client,
+    ) -> Result<Client, Problem> {
         let wrong = |detail: String, mend: &str| Problem::new(ProblemCode::InvalidRequest, detail, mend);
         let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
         if !is_plain(address) {
@@ -43,7 +66,7 @@ impl Hosts {
             return Err(wrong(detail, "write https://NAME:PORT, 255 characters at most"));
         }
         match (&self.identity, &endpoint) {
-            (Some(identity), Endpoint::Tls(_)) => Ok(Client::secure(endpoint, identity, host)),
+            (Some(identity), Endpoint::Tls(_)) => Ok(secure(endpoint, identity)),
             (None, Endpoint::Tcp(_)) => Ok(Client::new(endpoint)),
             (Some(_), _) => {
                 Err(wrong(format!("{address} is unprotected, and this manager is not"), "write https://"))

@@ -1,18 +1,20 @@
 //! Hosts join: an admin makes a token for one of them, the host shows it with a key of its own making, and has a certificate and a place
 //! among the hosts.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use godwit_api::control::{
     JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined, Problem, ProblemCode,
 };
-use godwit_pki::{Grant, PkiError, Role, check_name, requested_key};
+use godwit_pki::{Grant, Identity, PkiError, Role, check_name, requested_key};
 
 use crate::access::{Caller, JoinTokenRecord, JoinUse, Secret, unknown_join_token};
 use crate::inventory::HostPlan;
 use crate::keeper::Keeper;
 use crate::manager::Manager;
 use crate::records::{HOSTS, JOIN_TOKENS, SavedHost};
+use crate::revoking::{CERTIFICATES, SavedCertificate};
 use crate::state::now_unix_ms;
 use crate::store::Transaction;
 
@@ -36,6 +38,7 @@ impl Manager {
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 10080"));
         }
         check_name(&grant.host).map_err(|error| of_pki(&error))?;
+        self.check_not_a_manager(&grant.host)?;
         if let Some(address) = &grant.address {
             self.hosts.client(&grant.host, address)?;
         }
@@ -85,6 +88,26 @@ impl Manager {
         self.planning(|manager, leading| async move { manager.let_in(&leading.keeper, request).await }).await
     }
 
+    /// Refuses a host's name by which this manager is known: the host's certificate would be valid for it.
+    fn check_not_a_manager(&self, host: &str) -> Result<(), Problem> {
+        let names = [host_of(&self.candidate().address), self.hosts.identity().map(Identity::name)];
+        if !names.into_iter().flatten().any(|name| name.eq_ignore_ascii_case(host)) {
+            return Ok(());
+        }
+        let detail = format!("a host cannot be called {host}: this manager is");
+        Err(Problem::new(ProblemCode::InvalidRequest, detail, "give the host a name of its own"))
+    }
+
+    /// Addresses that the certificate of a host stands for: the agent's address of its token, which an admin has named.
+    /// What the host itself says of addresses is not used, as it could name the manager's or another host's.
+    fn certificate_addresses(&self, token: &JoinTokenRecord) -> Vec<IpAddr> {
+        let named = |address: &str| host_of(address)?.parse::<IpAddr>().ok();
+        let own = self.hosts.identity().map_or(&[][..], Identity::addresses);
+        let is_own =
+            |address: &IpAddr| own.contains(address) || named(&self.candidate().address) == Some(*address);
+        token.address.as_deref().and_then(named).filter(|address| !is_own(address)).into_iter().collect()
+    }
+
     async fn let_in(&self, keeper: &Keeper, request: JoinRequest) -> Result<Joined, Problem> {
         let signing = self.doors.authority()?;
         if request.addresses.len() > MOST_ADDRESSES {
@@ -103,7 +126,7 @@ impl Manager {
         let grant = Grant {
             name: request.host.clone(),
             role: Role::Host,
-            addresses: request.addresses.clone(),
+            addresses: self.certificate_addresses(&token),
             days: CERTIFICATE_DAYS,
         };
         let signed = signing.authority.sign(&request.request, &grant).map_err(|error| of_pki(&error))?;
@@ -113,11 +136,23 @@ impl Manager {
         let used = JOIN_TOKENS
             .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
             .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
-        let write = keeper.put(used.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
+        // By its serial number the certificate can be revoked.
+        let serial = signed.description.serial.to_string();
+        let noted = CERTIFICATES
+            .insert(used, &serial, &SavedCertificate::of(&signed.description))
+            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+        let write = keeper.put(noted.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
         keeper.write(write).await?;
         self.plan_host(&request.host, plan);
         Ok(Joined { address, certificate: signed.certificate, authority: signed.authority })
     }
+}
+
+/// The host part of `scheme://HOST:PORT`, without brackets.
+fn host_of(address: &str) -> Option<&str> {
+    let (_, authority) = address.split_once("://")?;
+    let (host, _) = authority.rsplit_once(':')?;
+    Some(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
 fn empty_plan() -> HostPlan {

@@ -12,6 +12,7 @@ use crate::keeper::Keeper;
 use crate::moves::{FollowedAgents, Moves};
 use crate::naming;
 use crate::repeats::Repeats;
+use crate::revoking;
 use crate::state::State;
 
 /// One leadership's work. It ends with its drop; migrations that have begun go on at their hosts.
@@ -36,6 +37,7 @@ impl Leading {
         let migrations = told.listen();
         let mut tasks = JoinSet::new();
         tasks.spawn(naming::name_all(Arc::downgrade(&hosts)));
+        tasks.spawn(revoking::spread_all(Arc::downgrade(&hosts), Arc::clone(&keeper)));
         let agents = Arc::new(FollowedAgents { hosts, state: Arc::clone(&state) });
         let moves =
             Arc::new(Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?);

@@ -21,6 +21,7 @@
 //! | `rules`, `baseline`, `limits` | what operators set for the whole cluster |
 //! | `consoles` | a VM's console, which follows the VM |
 //! | `joining`, `doors`, `oidc`, `forgetting` | how hosts and people come in, and what keeps a host from being forgotten |
+//! | `revoking` | certificates that are good no more: the list of them, which every agent gets |
 //!
 //! | what surrounds it | |
 //! |---|---|
@@ -68,6 +69,7 @@ mod rates;
 mod records;
 mod refusals;
 mod repeats;
+mod revoking;
 #[cfg(test)]
 mod rig;
 mod rules;

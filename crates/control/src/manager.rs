@@ -29,6 +29,7 @@ use crate::preflight::check_qemu;
 use crate::rates::Rates;
 use crate::records::{HOSTS, SavedHost, SavedToken, SavedVm, TOKENS, VMS};
 use crate::refusals::Refusals;
+use crate::revoking::{REVOCATIONS, SavedRevocations};
 use crate::rules::{RULES, SavedRule};
 use crate::state::{State, now_unix_ms};
 use crate::store::{Candidate, Store, StoreError};
@@ -124,6 +125,8 @@ impl Manager {
         SavedBaseline::set_all(self, keeper.read_all(BASELINE).await?);
         SavedRule::set_all(self, keeper.read_all(RULES).await?);
         SavedLimits::set_all(self, keeper.read_all(LIMITS).await?);
+        // Before any host is followed.
+        SavedRevocations::set_all(self, keeper.read_all(REVOCATIONS).await?);
         SavedVm::set_all(self, vms);
         SavedHost::set_all(self, hosts);
         let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));
@@ -199,6 +202,13 @@ impl Manager {
         match self.hosts.client(name, &address) {
             Ok(client) => self.following.follow(name, client),
             Err(problem) => self.state.lost(name, &problem.to_string()),
+        }
+    }
+
+    /// Connects anew to a host that is known.
+    pub(crate) fn follow_anew(&self, name: &str) {
+        if let Ok(client) = self.hosts.client_of(name) {
+            self.following.follow(name, client);
         }
     }
 
@@ -336,7 +346,8 @@ impl Manager {
         .await
     }
 
-    /// Knows a host no more. One that is in use only with `force`: its moves end as failed then, and its drain ends.
+    /// Knows a host no more, and revokes its certificates. One that is in use only with `force`: its moves end as failed
+    /// then, and its drain ends.
     pub(crate) async fn forget_host(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Problem> {
         let name = name.to_owned();
         self.planning(move |manager, leading| async move {
@@ -344,6 +355,8 @@ impl Manager {
             if !force {
                 check_unused(&name, &leading, &manager.state.inventory())?;
             }
+            // A host that is gone for good shows its certificate to nobody any more.
+            manager.revoke_host(&leading.keeper, &name).await?;
             leading.keeper.remove(HOSTS, &name).await?;
             manager.leave_host(&name);
             leading.moves.look();

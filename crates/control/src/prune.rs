@@ -9,6 +9,7 @@ use crate::access::repeat::KEPT_MS;
 use crate::keeper::Keeper;
 use crate::manager::Manager;
 use crate::records::{JOIN_TOKENS, REPEATS, TOKENS};
+use crate::revoking::CERTIFICATES;
 use crate::state::now_unix_ms;
 
 const INTERVAL: Duration = Duration::from_secs(3600);
@@ -47,8 +48,9 @@ pub(crate) async fn prune(manager: &Manager, keeper: &Keeper, now_unix_ms: u64) 
         .prune(JOIN_TOKENS, |token| token.expires_unix_ms() + JOIN_TOKENS_KEPT_MS <= now_unix_ms)
         .await?;
     let repeats = keeper.prune(REPEATS, |asked| asked.unix_ms() + KEPT_MS <= now_unix_ms).await?;
+    let certificates = keeper.prune(CERTIFICATES, |noted| noted.is_over(now_unix_ms)).await?;
     if let Ok(leading) = manager.leading() {
         leading.repeats.expire(now_unix_ms).await;
     }
-    Ok(tokens.len() + join_tokens.len() + repeats.len())
+    Ok(tokens.len() + join_tokens.len() + repeats.len() + certificates.len())
 }

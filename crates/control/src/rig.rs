@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use godwit_api::{HostEvent, HostInfo, VmInfo};
+use godwit_pki::Identity;
 use godwit_qemu::Baseline;
 use serde_json::{Value, json};
 
@@ -25,10 +26,19 @@ fn candidate(name: &str) -> Candidate {
 
 /// A manager that leads.
 pub(crate) async fn leader(store: Arc<dyn Store>) -> Arc<Manager> {
+    lead(store, None).await
+}
+
+/// A manager that leads and has a certificate.
+pub(crate) async fn secure_leader(store: Arc<dyn Store>, identity: Identity) -> Arc<Manager> {
+    lead(store, Some(identity)).await
+}
+
+async fn lead(store: Arc<dyn Store>, identity: Option<Identity>) -> Arc<Manager> {
     let candidate = candidate("m1");
     let leadership = Arc::new(store.lead(&candidate).await.unwrap());
     let keeper = Keeper::new(store, leadership, candidate);
-    Manager::open(keeper, Arc::<State>::default(), None).await.unwrap()
+    Manager::open(keeper, Arc::<State>::default(), identity).await.unwrap()
 }
 
 /// A manager that does not lead, and follows the store as long as what comes with it is kept.

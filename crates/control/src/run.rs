@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Router;
 use axum_server::Handle;
 use godwit_api::control::Problem;
-use godwit_pki::{Description, Identity, PkiError, describe};
+use godwit_pki::{Description, Identity, PkiError, Revocations, ServerConfig, describe, web_server};
 use http::Uri;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
@@ -46,6 +46,9 @@ pub enum RunError {
     /// Its certificate can't be used.
     #[error("{0} (correct [tls] in the configuration; `godwit pki` makes certificates)")]
     Certificate(#[from] PkiError),
+    /// The certificate for browsers can't be used.
+    #[error("{0} (correct [web] in the configuration; docs/manager.md, \"Browsers\")")]
+    Web(PkiError),
     /// An authority or an issuer of the configuration can't be used.
     #[error(transparent)]
     Door(#[from] DoorError),
@@ -114,14 +117,16 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         return Err(RunError::SocketInUse { path: config.socket.clone() });
     }
     let identity = match &config.tls {
-        Some(tls) => Some(Identity::load(&tls.authority, &tls.certificate, &tls.key)?),
+        Some(tls) => {
+            Some(Identity::load_with(&tls.authority, &tls.certificate, &tls.key, &Revocations::watching())?)
+        }
         None => None,
     };
     if let Some(tls) = &config.tls {
         warn_of_strange_addresses(&describe(&tls.certificate)?, &config);
     }
     let doors = Doors::open(&config)?;
-    let listeners = listen(&config.listen)?;
+    let listeners = listen_all(&config, identity.as_ref())?;
     make_private(&config.state_dir)?;
     let store: Arc<dyn Store> = Arc::new(MeasuredStore(open_store(&config)?));
     let candidate = Candidate { name: config.name.clone(), address: config.public_address() };
@@ -140,11 +145,11 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let _socket = RemovedAtEnd(config.socket.clone());
     servers.spawn(serve_local(local, server::local(app.clone())));
     let places = Arc::<Places>::default();
-    for listener in listeners {
+    for (listener, tls) in listeners {
         let served = connections::serve(
             listener,
             app.clone(),
-            identity.clone(),
+            tls,
             handle.clone(),
             Arc::clone(&places),
             Patience::default(),
@@ -237,6 +242,22 @@ fn allow_many_files() {
     }
 }
 
+/// A listener, and what it shows; none: nothing protects it.
+type Listening = (TcpListener, Option<Arc<ServerConfig>>);
+
+/// The addresses for hosts and commands, and those for browsers.
+fn listen_all(config: &Config, identity: Option<&Identity>) -> Result<Vec<Listening>, RunError> {
+    let users = identity.map(|identity| Arc::clone(identity.server_for_users()));
+    let mut all: Vec<Listening> =
+        listen(&config.listen)?.into_iter().map(|listener| (listener, users.clone())).collect();
+    if let Some(web) = &config.web {
+        let authority = config.tls.as_ref().map(|tls| tls.authority.as_path());
+        let tls = web_server(authority, &web.certificate, &web.key).map_err(RunError::Web)?;
+        all.extend(listen(&web.listen)?.into_iter().map(|listener| (listener, Some(Arc::clone(&tls)))));
+    }
+    Ok(all)
+}
+
 fn listen(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, RunError> {
     let bound = addresses.iter().map(|&address| {
         let failed = |source| RunError::Listen { address, source };
@@ -288,5 +309,77 @@ struct RemovedAtEnd(PathBuf);
 impl Drop for RemovedAtEnd {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use axum::routing::get;
+    use godwit_pki::{Authority, Grant, Role, Trust};
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
+
+    use super::*;
+
+    /// What a browser trusts that has imported an authority.
+    fn importing(authority: &Path) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
+        let config = config.with_safe_default_protocol_versions().unwrap();
+        Arc::new(config.with_root_certificates(roots).with_no_client_auth())
+    }
+
+    #[tokio::test]
+    async fn browsers_are_shown_a_certificate_of_an_authority_that_signs_no_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cluster_dir, web_dir) = (dir.path().join("cluster"), dir.path().join("web"));
+        let cluster = Authority::create(&cluster_dir, "test", 30).unwrap();
+        let web = Authority::create_web(&web_dir, "test", 30).unwrap();
+        let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
+        let grant = |role| Grant { name: "m1".to_owned(), role, addresses: addresses.clone(), days: 30 };
+        let own = cluster.issue(&grant(Role::Operator)).unwrap();
+        let shown = web.issue(&grant(Role::Web)).unwrap();
+        let config = |certificate: &Path, key: &Path| {
+            let (ca, own_certificate, own_key) =
+                (cluster_dir.join("ca.pem"), own.certificate.display(), own.key.display());
+            let text = format!(
+                "name = \"m1\"\nlisten = [\"127.0.0.1:0\"]\n[tls]\nauthority = {ca:?}\ncertificate = \"{own_certificate}\"\n\
+                key = \"{own_key}\"\n[web]\nlisten = [\"127.0.0.1:0\"]\ncertificate = {certificate:?}\nkey = {key:?}\n"
+            );
+            Config::parse(&text, Path::new("control.toml")).unwrap()
+        };
+        let identity = Identity::load(&cluster.certificate(), &own.certificate, &own.key).unwrap();
+        // The manager's own certificate, which hosts check, is none for browsers.
+        let refused = listen_all(&config(&own.certificate, &own.key), Some(&identity)).unwrap_err();
+        assert!(matches!(refused, RunError::Web(PkiError::ClusterAuthority { .. })), "{refused}");
+        let all = listen_all(&config(&shown.certificate, &shown.key), Some(&identity)).unwrap();
+        let (mut servers, mut at) = (JoinSet::new(), Vec::new());
+        for (listener, tls) in all {
+            at.push(listener.local_addr().unwrap());
+            let app = Router::new().route("/", get(async || "ok"));
+            let places = Arc::<Places>::default();
+            servers.spawn(connections::serve(listener, app, tls, Handle::new(), places, Patience::default()));
+        }
+        let [for_hosts, for_browsers] = at[..] else { panic!("{at:?}") };
+        let trust = Trust::load(&cluster.certificate()).unwrap();
+        let (cluster_ca, web_ca) = (importing(&cluster.certificate()), importing(&web.certificate()));
+        for (trusts, to, is_served) in [
+            (trust.client(), for_hosts, true),
+            (trust.client(), for_browsers, false),
+            (&web_ca, for_browsers, true),
+            (&web_ca, for_hosts, false),
+            (&cluster_ca, for_browsers, false),
+        ] {
+            let socket = TcpStream::connect(to).await.unwrap();
+            let name = ServerName::try_from("127.0.0.1").unwrap();
+            let connected = TlsConnector::from(Arc::clone(trusts)).connect(name, socket).await;
+            assert_eq!(connected.is_ok(), is_served, "{to}: {:?}", connected.err());
+        }
     }
 }

@@ -13,6 +13,7 @@ use crate::manager::Manager;
 use crate::moves::SavedMove;
 use crate::plans::Planned;
 use crate::records::{SavedHost, SavedToken, SavedVm};
+use crate::revoking::SavedRevocations;
 use crate::rules::SavedRule;
 use crate::store::Store;
 use crate::store::records::{RecordError, Table};
@@ -31,6 +32,7 @@ impl Standby {
         tasks.spawn(follow::<SavedBaseline>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedRule>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedLimits>(Arc::clone(manager), Arc::clone(store)));
+        tasks.spawn(follow::<SavedRevocations>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedVm>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedHost>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedMove>(Arc::clone(manager), Arc::clone(store)));

@@ -15,8 +15,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use godwit_api::{ApiError, Client, ErrorCode, SetPeers, VmInfo};
+use godwit_api::{ApiError, Client, ErrorCode, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
 use godwit_migration::handover::Incarnation;
+use godwit_pki::Serial;
 use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
 
@@ -187,6 +188,26 @@ impl Agent {
     pub fn set_peers(&self, peers: SetPeers) -> Result<SetPeers, ApiError> {
         tokio::task::block_in_place(|| self.peers.set(&self.config, &self.store, peers))?;
         Ok(SetPeers { peers: self.peers.all() })
+    }
+
+    /// Takes a list of revoked certificates in the place of the one before.
+    ///
+    /// # Errors
+    /// It is not good, or an older one; this host has no certificate; the disk is full.
+    pub fn set_revocations(&self, list: &SetRevocations) -> Result<RevocationsTaken, ApiError> {
+        let Some(protection) = &self.protection else {
+            let message = format!("host {} has no certificate, and checks none", self.config.name);
+            return Err(ApiError::new(ErrorCode::WrongState, message, "give the host [tls]"));
+        };
+        tokio::task::block_in_place(|| protection.revoke(&list.list))
+    }
+
+    /// Waits until a certificate is revoked: for ever, where this host checks none.
+    pub(crate) async fn until_revoked(&self, serial: &Serial) {
+        match &self.protection {
+            Some(protection) => protection.until_revoked(serial).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Every VM, by name.

@@ -104,6 +104,9 @@ pub struct TlsConfig {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// A list of revoked certificates, beside the one that a manager sends: a file of `godwit pki crl`.
+    #[serde(default)]
+    pub revoked: Option<PathBuf>,
 }
 
 /// Limits of what migrations send; an operator may change them while the agent runs.

@@ -150,7 +150,7 @@ async fn ask(options: &JoinOptions, files: &Files) -> Result<String, JoinError> 
         token: token.to_string(),
         host: token.host.clone(),
         address: options.address.clone(),
-        addresses: options.migration_addresses.clone(),
+        addresses: Vec::new(),
         request: godwit_pki::request(&fresh.key)?,
     };
     let joined = client.join(&request).await.inspect_err(|error| {

@@ -103,7 +103,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     for listener in peers {
         if agent.identity().is_some() {
             let listener = secure::TlsListener::new(listener, agent.clone(), places.clone());
-            servers.spawn(serve_secure(listener, app.clone(), stopped.clone()));
+            servers.spawn(serve_secure(listener, agent.clone(), app.clone(), stopped.clone()));
         } else {
             servers.spawn(serve(listener, app.clone(), stopped.clone()));
         }
@@ -174,7 +174,12 @@ async fn serve_local(listener: UnixListener, app: Router, mut stopped: watch::Re
     }
 }
 
-async fn serve_secure(mut listener: secure::TlsListener, app: Router, mut stopped: watch::Receiver<bool>) {
+async fn serve_secure(
+    mut listener: secure::TlsListener,
+    agent: Arc<Agent>,
+    app: Router,
+    mut stopped: watch::Receiver<bool>,
+) {
     let patience = Patience::default();
     // Who may ask at all is looked at before anything of the body is read.
     let app = connections::reading(app, patience).layer(axum::middleware::from_fn(secure::guard));
@@ -186,9 +191,13 @@ async fn serve_secure(mut listener: secure::TlsListener, app: Router, mut stoppe
             _ = stopped.wait_for(|stopped| *stopped) => return,
         };
         let Some((stream, place, connection)) = accepted else { return };
-        let app = app.clone();
+        let (app, agent) = (app.clone(), agent.clone());
         connections.spawn(async move {
-            connections::serve(stream, app, ConnectInfo(connection), patience).await;
+            let shown = connection.clone();
+            tokio::select! {
+                () = connections::serve(stream, app, ConnectInfo(connection), patience) => {}
+                () = shown.until_revoked(&agent) => tracing::warn!("a connection ends: its certificate is revoked"),
+            }
             drop(place);
         });
     }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes, to_bytes};
 use godwit_api::{
-    Client, CreateVm, Endpoint, ErrorCode, LimitOf, Limits, MigrationEvent, MigrationRequest, RateLimit,
-    Resolve, VmState,
+    Client, ClientError, CreateVm, Endpoint, ErrorCode, HostInfo, LimitOf, Limits, MigrationEvent,
+    MigrationRequest, RateLimit, Resolve, SetRevocations, VmState,
 };
 use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_migration::handover::Known;
 use godwit_migration::{Outcome, Report};
-use godwit_pki::{Authority, Grant, Identity, Issued, Role};
+use godwit_pki::{Authority, Grant, Identity, Issued, Role, describe};
 use godwit_qemu::{AccelProbe, ResolvedSpec, VmSpec};
 use http::{HeaderMap, Method, StatusCode};
 use support::{TestHost, until};
@@ -84,8 +84,12 @@ fn protect(host: &mut TestHost) -> Authority {
     let own = issue(&authority, "a", Role::Host);
     host.config.insecure = false;
     host.config.peers.clear();
-    host.config.tls =
-        Some(TlsConfig { authority: authority.certificate(), certificate: own.certificate, key: own.key });
+    host.config.tls = Some(TlsConfig {
+        authority: authority.certificate(),
+        certificate: own.certificate,
+        key: own.key,
+        revoked: None,
+    });
     authority
 }
 
@@ -155,6 +159,59 @@ fn a_certificate_tells_who_may_what() {
             let spoken = from_b.post::<_, serde_json::Value>(path, &incoming).await.unwrap_err();
             assert_eq!(spoken.code(), Some(ErrorCode::Forbidden), "{path}: {spoken}");
         }
+    });
+}
+
+#[test]
+fn a_revoked_certificate_opens_no_connection_and_its_own_end() {
+    let Some(mut host) = TestHost::new() else { return };
+    let address: SocketAddr = "127.0.0.1:7700".parse().unwrap();
+    host.config.listen = vec![address];
+    let authority = protect(&mut host);
+    let foreign = Authority::create(&host.path().join("foreign"), "test", 30).unwrap();
+    let (b, thief) = (issue(&authority, "b", Role::Host), issue(&authority, "thief", Role::Operator));
+    let admin = issue(&authority, "admin", Role::Operator);
+    let of = |issued: &Issued| describe(&issued.certificate).unwrap().serial;
+    let list = |by: &Authority, number, revoked: &[&Issued]| SetRevocations {
+        list: by.list(number, revoked.iter().map(|one| (of(one), 0)).collect()).unwrap().pem().to_owned(),
+    };
+    let refused = |answer: Result<HostInfo, ClientError>| answer.unwrap_err().code().is_none();
+    let (from_b, from_thief, from_admin) = (
+        client_of(&authority, &b, address, "a"),
+        client_of(&authority, &thief, address, "a"),
+        client_of(&authority, &admin, address, "a"),
+    );
+    host.with_agent(async |_| {
+        let mut followed = from_thief.watch().await.unwrap();
+        followed.next().await.unwrap();
+        let newer = list(&authority, 2, &[&b, &thief]);
+        assert_eq!(from_b.set_revocations(&newer).await.unwrap_err().code(), Some(ErrorCode::Forbidden));
+        let taken = from_admin.set_revocations(&newer).await.unwrap();
+        assert_eq!((taken.number, taken.certificates), (2, 2));
+        assert!(refused(from_b.host().await) && refused(from_thief.host().await));
+        // What was open has ended.
+        while matches!(followed.next().await, Ok(Some(_))) {}
+        // The same list again is no harm; one that is older, or nobody's here, changes nothing.
+        from_admin.set_revocations(&newer).await.unwrap();
+        for (wrong, code) in [
+            (list(&authority, 1, &[]), ErrorCode::WrongState),
+            (list(&authority, 2, &[]), ErrorCode::WrongState),
+            (list(&foreign, 3, &[]), ErrorCode::InvalidRequest),
+            (SetRevocations { list: "nothing".to_owned() }, ErrorCode::InvalidRequest),
+        ] {
+            assert_eq!(from_admin.set_revocations(&wrong).await.unwrap_err().code(), Some(code));
+        }
+        assert!(refused(from_b.host().await));
+    });
+    // An agent that is started again has not forgotten; one with a file reads that too.
+    let file = authority.revoke([of(&admin)]).unwrap();
+    host.config.tls.as_mut().unwrap().revoked = Some(authority.list_file());
+    assert_eq!(file.revoked().len(), 1);
+    host.with_agent(async |_| {
+        assert!(refused(from_b.host().await) && refused(from_thief.host().await));
+        assert!(refused(from_admin.host().await));
+        let next = issue(&authority, "next", Role::Operator);
+        client_of(&authority, &next, address, "a").host().await.unwrap();
     });
 }
 

@@ -258,8 +258,12 @@ fn a_key_that_others_may_read_keeps_the_agent_from_starting() {
     fs::set_permissions(&own.key, Permissions::from_mode(0o644)).unwrap();
     host.config.insecure = false;
     host.config.peers.clear();
-    host.config.tls =
-        Some(TlsConfig { authority: authority.certificate(), certificate: own.certificate, key: own.key });
+    host.config.tls = Some(TlsConfig {
+        authority: authority.certificate(),
+        certificate: own.certificate,
+        key: own.key,
+        revoked: None,
+    });
     host.run(async {
         let RunError::State(error) = godwit_host::run(host.config.clone()).await.unwrap_err() else {
             panic!("another error");

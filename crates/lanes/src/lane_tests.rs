@@ -385,3 +385,37 @@ fn a_certificate_that_ends_keeps_no_open_stream_from_its_work_and_no_new_one_in(
     let (near, far) = (near.unwrap_err().to_string(), far.unwrap_err().to_string());
     assert!(near.contains("expired") && far.contains("CertificateExpired"), "{near}; {far}");
 }
+
+/// Cutting a stream of a migration could cost the guest: a list counts for streams that are opened after it.
+#[test]
+fn a_revoked_certificate_opens_no_new_stream_and_ends_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create(folder.path(), "test", 1).unwrap();
+    let identity = |name: &str| {
+        let grant = Grant { name: name.to_owned(), role: Role::Host, addresses: Vec::new(), days: 1 };
+        let issued = authority.issue(&grant).unwrap();
+        Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap()
+    };
+    let (a, b) = (identity("a"), identity("b"));
+    let secured = |from: &Identity, to: &Identity| {
+        let (near, far) = streams();
+        std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| far.secure_accepted(to));
+            // TLS 1.3: who connects learns from the first answer that it was refused.
+            let near = near.secure(from, to.name());
+            let accepted = accepting.join().unwrap().map(|(far, _)| far);
+            (near, accepted)
+        })
+    };
+    let (near, far) = secured(&a, &b);
+    let (near, far) = (near.unwrap(), far.unwrap());
+    let list = authority.list(1, [(a.serial().clone(), 0)].into()).unwrap();
+    b.revocations().accept(list).unwrap();
+    near.sender().send(&Message::UnitEnd).unwrap();
+    assert_eq!(far.receiver().receive().unwrap(), Incoming::Message(Message::UnitEnd));
+    // Neither as a source nor as a destination.
+    let refused = secured(&a, &b).1.unwrap_err().to_string();
+    assert!(refused.contains("Revoked"), "{refused}");
+    let refused = secured(&b, &a).0.unwrap_err().to_string();
+    assert!(refused.contains("Revoked") || refused.contains("revoked"), "{refused}");
+}

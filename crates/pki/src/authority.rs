@@ -1,5 +1,6 @@
 //! The authority: its own certificate and key in a directory, and the certificates it issues.
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::net::IpAddr;
@@ -12,13 +13,15 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
-use crate::certificate::{Role, describe};
+use crate::certificate::{Description, Role, describe, describe_der};
+use crate::revocation::{RevocationList, Serial};
 use crate::{PkiError, check_key, file_error};
 
 /// Clocks of hosts differ: a certificate is good from an hour before it was made.
 const CLOCKS_DIFFER: Duration = Duration::hours(1);
 const CERTIFICATE: &str = "ca.pem";
 const KEY: &str = "ca.key";
+const LIST: &str = "crl.pem";
 
 /// A directory with an authority.
 #[derive(Debug)]
@@ -26,6 +29,8 @@ pub struct Authority {
     dir: PathBuf,
     certificate: PathBuf,
     issuer: Issuer<'static, KeyPair>,
+    /// It issues certificates for browsers alone, and the cluster trusts none of them.
+    is_web: bool,
 }
 
 /// What a certificate is to say.
@@ -57,6 +62,8 @@ pub struct Signed {
     pub certificate: String,
     /// The authority's own, PEM.
     pub authority: String,
+    /// What the certificate says.
+    pub description: Description,
 }
 
 impl Authority {
@@ -65,9 +72,24 @@ impl Authority {
     /// # Errors
     /// [`PkiError::Exists`] where there is one already; nothing is half made.
     pub fn create(dir: &Path, name: &str, days: u32) -> Result<Authority, PkiError> {
+        Authority::make(dir, name, days, None)
+    }
+
+    /// Makes an authority for what browsers connect to: people import its certificate, and it signs for no host.
+    ///
+    /// # Errors
+    /// Those of [`Authority::create`].
+    pub fn create_web(dir: &Path, name: &str, days: u32) -> Result<Authority, PkiError> {
+        Authority::make(dir, name, days, Some(Role::Web))
+    }
+
+    fn make(dir: &Path, name: &str, days: u32, kind: Option<Role>) -> Result<Authority, PkiError> {
         fs::create_dir_all(dir).map_err(file_error(dir, "made"))?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.distinguished_name.push(DnType::CommonName, name);
+        if let Some(kind) = kind {
+            params.distinguished_name.push(DnType::OrganizationalUnitName, kind.unit());
+        }
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         (params.not_before, params.not_after) = validity(days);
@@ -109,7 +131,24 @@ impl Authority {
         let issuer = Issuer::from_ca_cert_pem(&read(certificate)?, pair)
             .map_err(|error| unreadable(certificate, &error))?;
         let dir = certificate.parent().unwrap_or(Path::new("")).to_owned();
-        Ok(Authority { dir, certificate: certificate.to_owned(), issuer })
+        let is_web = describe(certificate)?.role == Role::Web;
+        Ok(Authority { dir, certificate: certificate.to_owned(), issuer, is_web })
+    }
+
+    /// Whether it issues certificates for browsers alone.
+    #[must_use]
+    pub fn is_web(&self) -> bool {
+        self.is_web
+    }
+
+    /// Refuses a role that this kind of authority does not issue: one that browsers trust signs for no host.
+    fn check_role(&self, role: Role) -> Result<(), PkiError> {
+        if (role == Role::Web) == self.is_web {
+            return Ok(());
+        }
+        let kind = if self.is_web { "browsers" } else { "the cluster" };
+        let role = role.unit().trim_start_matches("godwit ");
+        Err(PkiError::OtherAuthority { path: self.certificate.clone(), role, kind })
     }
 
     /// The authority's own certificate: what every host must know.
@@ -125,13 +164,16 @@ impl Authority {
     /// [`PkiError::BadRequest`], [`PkiError::BadName`], [`PkiError::File`].
     pub fn sign(&self, request: &str, grant: &Grant) -> Result<Signed, PkiError> {
         check_name(&grant.name)?;
+        self.check_role(grant.role)?;
         let bad = |error: rcgen::Error| PkiError::BadRequest { why: error.to_string() };
         let mut request = CertificateSigningRequestParams::from_pem(request).map_err(bad)?;
         request.params = contents(grant)?;
-        let certificate = request.signed_by(&self.issuer)?.pem();
+        let certificate = request.signed_by(&self.issuer)?;
+        let description = describe_der(certificate.der())
+            .ok_or_else(|| PkiError::BadRequest { why: "its certificate cannot be read".to_owned() })?;
         let path = &self.certificate;
         let authority = fs::read_to_string(path).map_err(file_error(path, "read"))?;
-        Ok(Signed { certificate, authority })
+        Ok(Signed { certificate: certificate.pem(), authority, description })
     }
 
     /// Issues a certificate with a key of its own, as `NAME.pem` and `NAME.key` in the authority's directory.
@@ -163,6 +205,53 @@ impl Authority {
         Ok(issued)
     }
 
+    /// Signs a list of revoked certificates with the times, seconds since 1970. Later lists need higher numbers.
+    ///
+    /// # Errors
+    /// [`PkiError::BadList`]: it would be too long. [`PkiError::Make`].
+    pub fn list(&self, number: u64, revoked: BTreeMap<Serial, i64>) -> Result<RevocationList, PkiError> {
+        RevocationList::sign(&self.issuer, number, revoked)
+    }
+
+    /// Where this authority keeps its own list of revoked certificates.
+    #[must_use]
+    pub fn list_file(&self) -> PathBuf {
+        self.dir.join(LIST)
+    }
+
+    /// Its own list; none: it has revoked nothing.
+    ///
+    /// # Errors
+    /// [`PkiError::File`], [`PkiError::BadList`].
+    pub fn own_list(&self) -> Result<Option<RevocationList>, PkiError> {
+        let path = self.list_file();
+        match fs::read_to_string(&path) {
+            Ok(text) => RevocationList::read(&text, &self.certificate).map(Some),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(file_error(&path, "read")(error)),
+        }
+    }
+
+    /// Adds certificates to its own list and writes it: an empty one too, where there is none yet.
+    ///
+    /// # Errors
+    /// [`PkiError::File`], [`PkiError::BadList`]; the list before stays.
+    pub fn revoke(&self, serials: impl IntoIterator<Item = Serial>) -> Result<RevocationList, PkiError> {
+        let before = self.own_list()?;
+        let now = OffsetDateTime::now_utc().unix_timestamp();
+        let (number, mut revoked) =
+            before.map_or((0, BTreeMap::new()), |list| (list.number(), list.revoked().clone()));
+        for serial in serials {
+            revoked.entry(serial).or_insert(now);
+        }
+        let list = self.list(next_list_number(number), revoked)?;
+        let (path, fresh) = (self.list_file(), self.dir.join(format!("{LIST}.new")));
+        let _ = fs::remove_file(&fresh);
+        write_new(&fresh, list.pem(), 0o644)?;
+        fs::rename(&fresh, &path).map_err(file_error(&path, "written"))?;
+        Ok(list)
+    }
+
     fn files(&self, name: &str) -> Issued {
         Issued {
             certificate: self.dir.join(format!("{name}.pem")),
@@ -172,6 +261,7 @@ impl Authority {
 
     /// Each file is written under another name and then takes its place.
     fn write(&self, grant: &Grant, issued: &Issued) -> Result<(), PkiError> {
+        self.check_role(grant.role)?;
         let params = contents(grant)?;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
@@ -190,18 +280,29 @@ impl Authority {
 /// What a certificate says.
 fn contents(grant: &Grant) -> Result<CertificateParams, PkiError> {
     let mut params = CertificateParams::new(vec![grant.name.clone()])?;
+    params.serial_number = Some(Serial::draw()?.number());
     params.subject_alt_names.extend(grant.addresses.iter().map(|address| SanType::IpAddress(*address)));
     params.distinguished_name.push(DnType::CommonName, grant.name.clone());
     params.distinguished_name.push(DnType::OrganizationalUnitName, grant.role.unit());
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    // Who only asks passes for no host, whatever its name.
-    if grant.role != Role::Monitor {
-        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
-    }
+    use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    params.extended_key_usages = match grant.role {
+        Role::Host | Role::Operator => vec![ClientAuth, ServerAuth],
+        // Who only asks passes for no host, whatever its name.
+        Role::Monitor => vec![ClientAuth],
+        Role::Web => vec![ServerAuth],
+    };
     (params.not_before, params.not_after) = validity(grant.days);
     Ok(params)
+}
+
+/// The number of the list after this one. Numbers go by time, so that an authority whose list was lost still signs later
+/// ones.
+#[must_use]
+pub fn next_list_number(number: u64) -> u64 {
+    let now = OffsetDateTime::now_utc().unix_timestamp();
+    number.saturating_add(1).max(u64::try_from(now).unwrap_or(0))
 }
 
 fn validity(days: u32) -> (OffsetDateTime, OffsetDateTime) {
@@ -221,7 +322,7 @@ pub fn check_name(name: &str) -> Result<(), PkiError> {
     if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.')) {
         return bad("it has other characters");
     }
-    if name == "ca" {
+    if name == "ca" || name == "crl" {
         return bad("that is the authority's own");
     }
     let edge = |c: char| c == '-' || c == '.';

@@ -10,6 +10,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::FromDer;
 
+use crate::revocation::Serial;
 use crate::{PkiError, file_error};
 
 /// What a certificate's holder may do.
@@ -21,6 +22,8 @@ pub enum Role {
     Operator,
     /// Who monitors: read the metrics of hosts.
     Monitor,
+    /// A server that browsers connect to: nothing in the cluster. An authority of its own issues it.
+    Web,
 }
 
 impl Role {
@@ -30,11 +33,12 @@ impl Role {
             Role::Host => "godwit host",
             Role::Operator => "godwit operator",
             Role::Monitor => "godwit monitor",
+            Role::Web => "godwit web",
         }
     }
 
     fn of_unit(unit: &str) -> Option<Role> {
-        [Role::Host, Role::Operator, Role::Monitor].into_iter().find(|role| role.unit() == unit)
+        [Role::Host, Role::Operator, Role::Monitor, Role::Web].into_iter().find(|role| role.unit() == unit)
     }
 }
 
@@ -49,6 +53,8 @@ pub struct Description {
     pub is_authority: bool,
     /// Addresses that it also stands for.
     pub addresses: Vec<IpAddr>,
+    /// Its serial number, by which it can be revoked.
+    pub serial: Serial,
     /// Who issued it.
     pub issuer: String,
     /// Good from here on.
@@ -106,10 +112,19 @@ pub fn describe_der(der: &[u8]) -> Option<Description> {
         role: unit.and_then(Role::of_unit).unwrap_or(Role::Host),
         is_authority: certificate.is_ca(),
         addresses: addresses.collect(),
+        serial: Serial::of(certificate.raw_serial())?,
         issuer: issuer.unwrap_or_default().to_owned(),
         not_before: certificate.validity().not_before.to_datetime(),
         not_after: certificate.validity().not_after.to_datetime(),
     })
+}
+
+/// Whether a certificate carries this authority's signature.
+pub(crate) fn is_signed_by(certificate: &[u8], authority: &[u8]) -> bool {
+    let read = |der| X509Certificate::from_der(der).ok().map(|(_, certificate)| certificate);
+    read(certificate)
+        .zip(read(authority))
+        .is_some_and(|(one, issuer)| one.verify_signature(Some(issuer.public_key())).is_ok())
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {

@@ -1,29 +1,36 @@
 //! A host's certificate as TLS uses it, in both directions.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
 use rustls::crypto::ring::cipher_suite;
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::time_provider::TimeProvider;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use time::OffsetDateTime;
 
-use crate::certificate::{Role, describe, describe_der};
+use crate::certificate::{Role, describe, describe_der, is_signed_by};
+use crate::revocation::{Revocations, Serial};
+use crate::verify::{AuthorityKnown, Clients, Servers, by_roots};
 use crate::{Fingerprint, PkiError, check_key};
 
 /// What a host shows, and what it expects to be shown.
 #[derive(Clone, Debug)]
 pub struct Identity {
     name: String,
+    addresses: Vec<IpAddr>,
+    serial: Serial,
+    revocations: Revocations,
     client: Arc<ClientConfig>,
+    managers_client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     users: Arc<ServerConfig>,
 }
@@ -35,6 +42,8 @@ pub struct Peer {
     pub name: String,
     /// What it may do.
     pub role: Role,
+    /// The serial number of its certificate.
+    pub serial: Serial,
 }
 
 impl Peer {
@@ -42,7 +51,7 @@ impl Peer {
     #[must_use]
     pub fn of(certificates: Option<&[CertificateDer<'_>]>) -> Option<Peer> {
         let description = describe_der(certificates?.first()?)?;
-        Some(Peer { name: description.name, role: description.role })
+        Some(Peer { name: description.name, role: description.role, serial: description.serial })
     }
 }
 
@@ -52,6 +61,19 @@ impl Identity {
     /// # Errors
     /// [`PkiError::File`], [`PkiError::Unreadable`], [`PkiError::OutOfDate`], [`PkiError::OpenKey`], [`PkiError::Mismatch`].
     pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Identity, PkiError> {
+        Identity::load_with(authority, certificate, key, &Revocations::default())
+    }
+
+    /// Reads the same, and refuses certificates that are on one of these lists at the time of a handshake.
+    ///
+    /// # Errors
+    /// Those of [`Identity::load`].
+    pub fn load_with(
+        authority: &Path,
+        certificate: &Path,
+        key: &Path,
+        revocations: &Revocations,
+    ) -> Result<Identity, PkiError> {
         let own = describe(certificate)?;
         if let Some(why) = own.out_of_date(OffsetDateTime::now_utc()) {
             return Err(PkiError::OutOfDate { path: certificate.to_owned(), why });
@@ -70,37 +92,59 @@ impl Identity {
             .map_err(|error| PkiError::Unreadable { path: key.to_owned(), why: error.to_string() })?;
         let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
         let versions: &[_] = &[&rustls::version::TLS13];
-        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(versions)
-            .map_err(|error| mismatch(error.to_string()))?
-            .with_root_certificates(Arc::clone(&roots))
-            .with_client_auth_cert(chain.clone(), key_der.clone_key())
-            .map_err(|error| mismatch(error.to_string()))?;
+        let client = |managers_alone: bool| {
+            let known = AuthorityKnown::Whole(by_roots(&roots, &provider)?);
+            let (provider, revocations) = (Arc::clone(&provider), revocations.clone());
+            let verifier = Servers { known, managers_alone, provider: Arc::clone(&provider), revocations };
+            let mut client = ClientConfig::builder_with_provider(provider)
+                .with_protocol_versions(versions)?
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(verifier))
+                .with_client_auth_cert(chain.clone(), key_der.clone_key())?;
+            // A resumed session is one whose certificates nobody checks: each connection shows its own.
+            client.resumption = Resumption::disabled();
+            Ok::<_, rustls::Error>(Arc::new(client))
+        };
+        let client = |managers_alone| client(managers_alone).map_err(|error| mismatch(error.to_string()));
+        let (client, managers_client) = (client(false)?, client(true)?);
         let verifier =
             || WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
-        let (required, offered) = (verifier().build(), verifier().allow_unauthenticated().build());
+        let checked = |built: Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError>| {
+            let inner = built.map_err(|error| mismatch(error.to_string()))?;
+            Ok::<_, PkiError>(Arc::new(Clients { inner, revocations: revocations.clone() }))
+        };
+        let required = checked(verifier().build())?;
+        let offered = checked(verifier().allow_unauthenticated().build())?;
         let server = || {
             ServerConfig::builder_with_provider(Arc::clone(&provider))
                 .with_protocol_versions(versions)
                 .map_err(|error| mismatch(error.to_string()))
         };
         let mut users = server()?
-            .with_client_cert_verifier(offered.map_err(|error| mismatch(error.to_string()))?)
+            .with_client_cert_verifier(offered)
             .with_single_cert(chain_for_users, key_der.clone_key())
             .map_err(|error| mismatch(error.to_string()))?;
         users.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let mut server = server()?
-            .with_client_cert_verifier(required.map_err(|error| mismatch(error.to_string()))?)
+            .with_client_cert_verifier(required)
             .with_single_cert(chain, key_der)
             .map_err(|error| mismatch(error.to_string()))?;
-        // A session that is taken up again is one whose certificates nobody looks at: each connection shows its own.
-        client.resumption = Resumption::disabled();
         for server in [&mut server, &mut users] {
             server.session_storage = Arc::new(NoServerSessionStorage {});
             server.send_tls13_tickets = 0;
         }
-        let (client, server, users) = (Arc::new(client), Arc::new(server), Arc::new(users));
-        Ok(Identity { name: own.name, client, server, users })
+        let (server, users) = (Arc::new(server), Arc::new(users));
+        let revocations = revocations.clone();
+        Ok(Identity {
+            name: own.name,
+            addresses: own.addresses,
+            serial: own.serial,
+            revocations,
+            client,
+            managers_client,
+            server,
+            users,
+        })
     }
 
     /// The same, which judges others' certificates by another clock than the host's: the time since 1970 as `now` tells it. Tests
@@ -108,11 +152,23 @@ impl Identity {
     #[must_use]
     pub fn with_clock(self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Identity {
         let clock: Arc<dyn TimeProvider> = Arc::new(Clock(now));
-        let (mut client, mut server) = ((*self.client).clone(), (*self.server).clone());
-        let mut users = (*self.users).clone();
-        (client.time_provider, server.time_provider) = (Arc::clone(&clock), Arc::clone(&clock));
-        users.time_provider = clock;
-        Identity { client: Arc::new(client), server: Arc::new(server), users: Arc::new(users), ..self }
+        let client = |config: &Arc<ClientConfig>| {
+            let mut config = (**config).clone();
+            config.time_provider = Arc::clone(&clock);
+            Arc::new(config)
+        };
+        let server = |config: &Arc<ServerConfig>| {
+            let mut config = (**config).clone();
+            config.time_provider = Arc::clone(&clock);
+            Arc::new(config)
+        };
+        Identity {
+            client: client(&self.client),
+            managers_client: client(&self.managers_client),
+            server: server(&self.server),
+            users: server(&self.users),
+            ..self
+        }
     }
 
     /// The holder's own name.
@@ -121,10 +177,34 @@ impl Identity {
         &self.name
     }
 
+    /// The serial number of its certificate.
+    #[must_use]
+    pub fn serial(&self) -> &Serial {
+        &self.serial
+    }
+
+    /// The lists of revoked certificates that its handshakes read.
+    #[must_use]
+    pub fn revocations(&self) -> &Revocations {
+        &self.revocations
+    }
+
+    /// Addresses that its certificate stands for.
+    #[must_use]
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
     /// For connections to others.
     #[must_use]
     pub fn client(&self) -> &Arc<ClientConfig> {
         &self.client
+    }
+
+    /// For connections to managers: a host's certificate is refused, whatever its name and addresses.
+    #[must_use]
+    pub fn client_of_managers(&self) -> &Arc<ClientConfig> {
+        &self.managers_client
     }
 
     /// For connections from others.
@@ -163,7 +243,8 @@ impl Trust {
             roots.add(root).map_err(|error| tls_mismatch(authority, &error))?;
         }
         let provider = Arc::new(provider());
-        let verifier = by_roots(roots, &provider).map_err(|error| tls_mismatch(authority, &error))?;
+        let verifier =
+            by_roots(&Arc::new(roots), &provider).map_err(|error| tls_mismatch(authority, &error))?;
         Trust::by(AuthorityKnown::Whole(verifier), provider).map_err(|error| tls_mismatch(authority, &error))
     }
 
@@ -177,10 +258,16 @@ impl Trust {
     }
 
     fn by(known: AuthorityKnown, provider: Arc<CryptoProvider>) -> Result<Trust, rustls::Error> {
+        let revocations = Revocations::default();
         let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(ManagersAlone { known, provider }))
+            .with_custom_certificate_verifier(Arc::new(Servers {
+                known,
+                managers_alone: true,
+                provider,
+                revocations,
+            }))
             .with_no_client_auth();
         client.resumption = Resumption::disabled();
         Ok(Trust(Arc::new(client)))
@@ -193,91 +280,42 @@ impl Trust {
     }
 }
 
+/// Reads what a server shows to browsers: a certificate that the cluster's authority has not issued, and its key.
+/// Nobody who connects is asked for a certificate.
+///
+/// # Errors
+/// [`PkiError::ClusterAuthority`]: browsers would have to trust the authority that signs for hosts.
+/// [`PkiError::File`], [`PkiError::Unreadable`], [`PkiError::OutOfDate`], [`PkiError::OpenKey`],
+/// [`PkiError::Mismatch`].
+pub fn web_server(
+    cluster_authority: Option<&Path>,
+    certificate: &Path,
+    key: &Path,
+) -> Result<Arc<ServerConfig>, PkiError> {
+    if let Some(why) = describe(certificate)?.out_of_date(OffsetDateTime::now_utc()) {
+        return Err(PkiError::OutOfDate { path: certificate.to_owned(), why });
+    }
+    check_key(key)?;
+    let chain = certificates(certificate)?;
+    if let Some(authority) = cluster_authority
+        && certificates(authority)?.iter().any(|issuer| chain.iter().any(|one| is_signed_by(one, issuer)))
+    {
+        return Err(PkiError::ClusterAuthority { path: certificate.to_owned() });
+    }
+    let key = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| PkiError::Unreadable { path: key.to_owned(), why: error.to_string() })?;
+    let mut server = ServerConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .and_then(|config| config.with_no_client_auth().with_single_cert(chain, key))
+        .map_err(|error| tls_mismatch(certificate, &error))?;
+    server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    server.session_storage = Arc::new(NoServerSessionStorage {});
+    server.send_tls13_tickets = 0;
+    Ok(Arc::new(server))
+}
+
 fn tls_mismatch(path: &Path, error: &rustls::Error) -> PkiError {
     PkiError::Mismatch { path: path.to_owned(), why: error.to_string() }
-}
-
-fn by_roots(
-    roots: RootCertStore,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<WebPkiServerVerifier>, rustls::Error> {
-    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
-        .build()
-        .map_err(|error| rustls::Error::General(error.to_string()))
-}
-
-/// How the authority is known.
-#[derive(Debug)]
-enum AuthorityKnown {
-    /// Its certificate is here.
-    Whole(Arc<WebPkiServerVerifier>),
-    /// Who asks for trust has to show it.
-    ByFingerprint(Fingerprint),
-}
-
-/// Lets an operator's certificate pass, as a manager has one: hosts have certificates of the same authority, and none of them may pass for the
-/// manager.
-#[derive(Debug)]
-struct ManagersAlone {
-    known: AuthorityKnown,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ManagersAlone {
-    fn verifier(&self, others: &[CertificateDer<'_>]) -> Result<Arc<WebPkiServerVerifier>, rustls::Error> {
-        let fingerprint = match &self.known {
-            AuthorityKnown::Whole(verifier) => return Ok(Arc::clone(verifier)),
-            AuthorityKnown::ByFingerprint(fingerprint) => fingerprint,
-        };
-        let Some(authority) = others.iter().find(|other| Fingerprint::of(other) == *fingerprint) else {
-            let why = format!("it shows no authority with the fingerprint {fingerprint}");
-            return Err(rustls::Error::General(why));
-        };
-        let mut roots = RootCertStore::empty();
-        roots.add(authority.clone().into_owned())?;
-        by_roots(roots, &self.provider)
-    }
-}
-
-impl ServerCertVerifier for ManagersAlone {
-    fn verify_server_cert(
-        &self,
-        shown: &CertificateDer<'_>,
-        others: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let verified = self.verifier(others)?.verify_server_cert(shown, &[], name, ocsp, now)?;
-        match describe_der(shown).map(|holder| holder.role) {
-            Some(Role::Operator) => Ok(verified),
-            _ => Err(rustls::Error::General("its certificate is a host's, not a manager's".to_owned())),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 struct Clock<F>(F);

@@ -7,14 +7,18 @@ mod authority;
 mod certificate;
 mod identity;
 mod join;
+mod revocation;
+mod verify;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-pub use authority::{Authority, Grant, Issued, Signed, check_name};
+pub use authority::{Authority, Grant, Issued, Signed, check_name, next_list_number};
 pub use certificate::{Description, Role, describe, describe_der};
-pub use identity::{Identity, Peer, Trust};
+pub use identity::{Identity, Peer, Trust, web_server};
 pub use join::{Fingerprint, request, requested_key};
+pub use revocation::{MOST_LIST_BYTES, MOST_REVOKED, RevocationList, Revocations, Serial};
+pub use rustls::ServerConfig;
 
 /// What this machine calls itself, without its domain: the name of an agent or a manager that is given none.
 #[must_use]
@@ -105,6 +109,41 @@ pub enum PkiError {
     BadRequest {
         /// What is wrong with it.
         why: String,
+    },
+    /// A certificate for browsers that the cluster's authority has issued.
+    #[error(
+        "cannot show {path} to browsers: the cluster's authority has issued it, and browsers that trust that authority trust every host \
+        (make an authority for browsers with `godwit pki init --web` and issue the certificate there)"
+    )]
+    ClusterAuthority {
+        /// The certificate.
+        path: PathBuf,
+    },
+    /// An authority is asked for a certificate of a kind that it does not issue.
+    #[error("cannot issue a certificate for {role}: {path} is an authority for {kind} (name another --dir)")]
+    OtherAuthority {
+        /// The authority's certificate.
+        path: PathBuf,
+        /// The role that the certificate was to have.
+        role: &'static str,
+        /// What the authority issues.
+        kind: &'static str,
+    },
+    /// A revocation list that cannot be used.
+    #[error(
+        "cannot use the revocation list: {why} (take it anew from the manager, or from `godwit pki crl`)"
+    )]
+    BadList {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A revocation list that an earlier one is newer than.
+    #[error("cannot use the revocation list: its number is {number}, and list {newest} is here already")]
+    OldList {
+        /// Its number.
+        number: u64,
+        /// The number of the list that stays.
+        newest: u64,
     },
     /// A certificate can't be made.
     #[error("a certificate can't be made: {0}")]

@@ -78,6 +78,13 @@ impl Fleet {
         found.map(|host| host.vms.values().cloned().collect()).unwrap_or_default()
     }
 
+    /// The list of revoked certificates that a host's agent got last, PEM.
+    #[must_use]
+    pub fn revoked_at(&self, host: &str) -> Option<String> {
+        let world = self.shared.world();
+        world.find(host).and_then(|at| world.host(at)).and_then(|host| host.revoked.clone())
+    }
+
     /// The next migrations of a VM go wrong.
     pub fn fault(&self, vm: &str, fault: Fault, times: u32) {
         self.shared.world().fault(vm, fault, times);

@@ -18,7 +18,7 @@ use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
     ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
-    SetPeers, StopVm, VmInfo,
+    RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 use godwit_migration::DryRun;
 use serde::Serialize;
@@ -86,6 +86,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/watch", get(follow))
         .route("/v1/host", get(host))
         .route("/v1/peers", put(set_peers))
+        .route("/v1/revocations", put(set_revocations))
         .route("/v1/vms", get(list_vms).post(create_vm))
         .route("/v1/vms/{name}", get(show_vm).delete(delete_vm))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -151,6 +152,12 @@ async fn host(State(agent): State<Agent>) -> Answer<HostInfo> {
 async fn set_peers(State(agent): State<Agent>, bytes: Bytes) -> Answer<SetPeers> {
     let peers = body(&bytes)?;
     Ok(Json(agent.shared.world().set_peers(agent.at, peers)))
+}
+
+async fn set_revocations(State(agent): State<Agent>, bytes: Bytes) -> Answer<RevocationsTaken> {
+    let sent: SetRevocations = body(&bytes)?;
+    agent.shared.world().set_revocations(agent.at, sent);
+    Ok(Json(RevocationsTaken { number: 0, certificates: 0 }))
 }
 
 async fn list_vms(State(agent): State<Agent>) -> Answer<Vec<VmInfo>> {

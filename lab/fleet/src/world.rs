@@ -7,7 +7,8 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, SetPeers, VmInfo, VmState,
+    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, SetPeers, SetRevocations, VmInfo,
+    VmState,
 };
 use tokio::sync::mpsc;
 
@@ -49,6 +50,8 @@ pub(crate) struct Host {
     silent: bool,
     changed: bool,
     told_ms: u64,
+    /// The list of revoked certificates that was sent last.
+    pub(crate) revoked: Option<String>,
 }
 
 impl Host {
@@ -92,6 +95,7 @@ impl World {
                 silent: false,
                 changed: false,
                 told_ms: 0,
+                revoked: None,
             });
         }
         for number in 0..plan.vms {
@@ -175,6 +179,12 @@ impl World {
             host.changed = true;
         }
         peers
+    }
+
+    pub(crate) fn set_revocations(&mut self, at: usize, sent: SetRevocations) {
+        if let Some(host) = self.hosts.get_mut(at) {
+            host.revoked = Some(sent.list);
+        }
     }
 
     pub(crate) fn create_vm(&mut self, at: usize, request: CreateVm) -> Result<VmInfo, ApiError> {

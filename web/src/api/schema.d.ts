@@ -21,6 +21,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/certificates": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Hosts' certificates that the manager has issued or seen, and all that are revoked, by serial number. */
+        get: operations["list_certificates"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/cluster": {
         parameters: {
             query?: never;
@@ -409,6 +426,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/revocations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The list of revoked certificates, as every agent gets it. */
+        get: operations["show_revocations"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/revocations/{serial}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /** Revokes a certificate, of a host or anybody else: agents and managers refuse it from the next connection on. It is never good again. */
+        put: operations["revoke_certificate"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/rules": {
         parameters: {
             query?: never;
@@ -785,6 +836,37 @@ export interface components {
         };
         /** @description A number of bytes, or text such as `4GiB`; told as text. */
         ByteSize: string | number;
+        /**
+         * @description A certificate that the manager has issued, has seen at a host, or has revoked.
+         * @example {
+         *       "ends_unix_ms": 1826981030237,
+         *       "holder": "host-c",
+         *       "noted_unix_ms": 1795445030237,
+         *       "revoked_unix_ms": 1795545030000,
+         *       "serial": "5f0c9a3b77d24e1f8a6b3c2d1e0f9a8b"
+         *     }
+         */
+        CertificateInfo: {
+            /**
+             * Format: int64
+             * @description When it ends.
+             */
+            ends_unix_ms?: number | null;
+            /** @description The host in it; none: it was revoked by its number alone. */
+            holder?: string | null;
+            /**
+             * Format: int64
+             * @description When it was issued, or first seen.
+             */
+            noted_unix_ms?: number | null;
+            /**
+             * Format: int64
+             * @description When it was revoked; none: it is not.
+             */
+            revoked_unix_ms?: number | null;
+            /** @description Its serial number, hexadecimal digits. */
+            serial: string;
+        };
         /** @description What changed. */
         Change: {
             /** @description A host is new or has changed. */
@@ -1849,10 +1931,6 @@ export interface components {
          * @description `POST /api/v1/join`: the token in it says that the host may.
          * @example {
          *       "address": "https://10.0.0.13:7700",
-         *       "addresses": [
-         *         "10.0.0.13",
-         *         "10.1.0.13"
-         *       ],
          *       "host": "host-c",
          *       "request": "-----BEGIN CERTIFICATE REQUEST-----\nBASE64\n-----END CERTIFICATE REQUEST-----\n",
          *       "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c"
@@ -1861,7 +1939,7 @@ export interface components {
         JoinRequest: {
             /** @description The host's agent's address; none: the one that the token was made with. */
             address?: string | null;
-            /** @description Addresses that its certificate stands for, beside its name: where migrations arrive. */
+            /** @description Ignored: a certificate has the host's name and the agent's address of the join token. */
             addresses?: (string)[];
             /** @description The host's name, as the token was made for. */
             host: string;
@@ -3238,6 +3316,25 @@ export interface components {
             wire_bytes: number;
         };
         /**
+         * @description The list of revoked certificates, as every agent gets it.
+         * @example {
+         *       "certificates": 1,
+         *       "list": "-----BEGIN X509 CRL-----\nBASE64\n-----END X509 CRL-----\n",
+         *       "number": 1795545030
+         *     }
+         */
+        RevokedCertificates: {
+            /** @description Certificates that it names. */
+            certificates: number;
+            /** @description An X.509 revocation list that the cluster's authority has signed, PEM. */
+            list: string;
+            /**
+             * Format: int64
+             * @description Its number: a later list has a higher one.
+             */
+            number: number;
+        };
+        /**
          * @description What the holder of a token may do; each may do what those before it may.
          * @enum {string}
          */
@@ -3814,6 +3911,75 @@ export interface operations {
                      *     }
                      */
                     "application/json": components["schemas"]["Page_AuditEntry"];
+                };
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "mend": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Why not */
+            "5XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "store-away",
+                     *       "detail": "the store does not answer",
+                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "status": 503,
+                     *       "title": "The store does not answer",
+                     *       "type": "urn:godwit:problem:store-away"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    list_certificates: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Certificates */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example [
+                     *       {
+                     *         "ends_unix_ms": 1826981030237,
+                     *         "holder": "host-c",
+                     *         "noted_unix_ms": 1795445030237,
+                     *         "revoked_unix_ms": 1795545030000,
+                     *         "serial": "5f0c9a3b77d24e1f8a6b3c2d1e0f9a8b"
+                     *       }
+                     *     ]
+                     */
+                    "application/json": components["schemas"]["CertificateInfo"][];
                 };
             };
             /** @description Why not */
@@ -5256,10 +5422,6 @@ export interface operations {
                 /**
                  * @example {
                  *       "address": "https://10.0.0.13:7700",
-                 *       "addresses": [
-                 *         "10.0.0.13",
-                 *         "10.1.0.13"
-                 *       ],
                  *       "host": "host-c",
                  *       "request": "-----BEGIN CERTIFICATE REQUEST-----\nBASE64\n-----END CERTIFICATE REQUEST-----\n",
                  *       "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c"
@@ -6182,6 +6344,120 @@ export interface operations {
                      *       "status": 404,
                      *       "title": "There is no such thing",
                      *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    show_revocations: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The list */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "certificates": 1,
+                     *       "list": "-----BEGIN X509 CRL-----\nBASE64\n-----END X509 CRL-----\n",
+                     *       "number": 1795545030
+                     *     }
+                     */
+                    "application/json": components["schemas"]["RevokedCertificates"];
+                };
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "mend": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    revoke_certificate: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description Its serial number, hexadecimal digits */
+                serial: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The list as it is now */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "certificates": 1,
+                     *       "list": "-----BEGIN X509 CRL-----\nBASE64\n-----END X509 CRL-----\n",
+                     *       "number": 1795545030
+                     *     }
+                     */
+                    "application/json": components["schemas"]["RevokedCertificates"];
+                };
+            };
+            /** @description Why not */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "not-found",
+                     *       "detail": "no VM \"web\"",
+                     *       "mend": "see `godwit vm list`",
+                     *       "status": 404,
+                     *       "title": "There is no such thing",
+                     *       "type": "urn:godwit:problem:not-found"
+                     *     }
+                     */
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Why not */
+            "5XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "code": "store-away",
+                     *       "detail": "the store does not answer",
+                     *       "mend": "see to the store: docs/store.md; what runs runs on without it",
+                     *       "status": 503,
+                     *       "title": "The store does not answer",
+                     *       "type": "urn:godwit:problem:store-away"
                      *     }
                      */
                     "application/problem+json": components["schemas"]["Problem"];
@@ -7269,7 +7545,10 @@ export interface operations {
             query?: {
                 /** @description The target; none: all hosts are ranked. */
                 to?: string;
-                /** @description Whether the hosts are asked too, by a dry run to the target, or to the best one: it takes some seconds. */
+                /**
+                 * @description Whether the hosts are asked too, by a dry run to the target, or to the best one: it takes some seconds, costs the guest
+                 *     and the lanes a little, needs the role operator and stands in the audit log.
+                 */
                 predict?: boolean;
             };
             header?: never;

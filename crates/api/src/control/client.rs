@@ -13,11 +13,12 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    AddHost, AuditEntry, BaselineVm, Cluster, CpuBaselineChange, CpuBaselineInfo, CreateDrain,
-    CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary, HostedVm,
-    JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost, ManagedNetwork,
-    ManagedVm, ManagerEvents, Move, MoveLimits, Page, Preflight, Problem, ProblemCode, RuleInfo,
-    SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost, UpdateLimits, VmSummary,
+    AddHost, AuditEntry, BaselineVm, CertificateInfo, Cluster, CpuBaselineChange, CpuBaselineInfo,
+    CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary,
+    HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost,
+    ManagedNetwork, ManagedVm, ManagerEvents, Move, MoveLimits, Page, Preflight, Problem, ProblemCode,
+    RevokedCertificates, RuleInfo, SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost,
+    UpdateLimits, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint, Events};
@@ -138,6 +139,21 @@ impl ManagerClient {
     /// Forgets a host; what runs there runs on.
     pub async fn forget_host(&self, name: &str, force: bool) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/hosts/{}?force={force}", segment(name))).await
+    }
+
+    /// Hosts' certificates, and all that are revoked, by serial number.
+    pub async fn certificates(&self) -> Result<Vec<CertificateInfo>, ManagerError> {
+        self.get("/api/v1/certificates").await
+    }
+
+    /// The list of revoked certificates, as every agent gets it.
+    pub async fn revocations(&self) -> Result<RevokedCertificates, ManagerError> {
+        self.get("/api/v1/revocations").await
+    }
+
+    /// Revokes a certificate by its serial number.
+    pub async fn revoke_certificate(&self, serial: &str) -> Result<RevokedCertificates, ManagerError> {
+        self.ask(Method::PUT, &format!("/api/v1/revocations/{}", segment(serial)), &()).await
     }
 
     /// How many moves may run at a time.

@@ -19,7 +19,7 @@ pub struct JoinGrant {
     /// The host's name.
     #[schema(min_length = 1, max_length = 63, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     pub host: String,
-    /// Its agent's address; none: the host says it itself.
+    /// Its agent's address; none: the host says it itself, and its certificate has no address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = super::hosts::optional_address)]
     pub address: Option<String>,
@@ -78,7 +78,7 @@ fn ip_addresses() -> Array {
         ObjectBuilder::new().schema_type(Type::String).format(Some(SchemaFormat::KnownFormat(format)))
     };
     let either = AnyOfBuilder::new().item(ip(KnownFormat::Ipv4)).item(ip(KnownFormat::Ipv6));
-    let what = "Addresses that its certificate stands for, beside its name: where migrations arrive.";
+    let what = "Ignored: a certificate has the host's name and the agent's address of the join token.";
     ArrayBuilder::new().items(either).max_items(Some(64)).description(Some(what)).build()
 }
 
@@ -87,7 +87,6 @@ fn ip_addresses() -> Array {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({
     "token": "godwit_1c9035cc7e6c241b_SECRET.FINGERPRINT.host-c", "host": "host-c", "address": "https://10.0.0.13:7700",
-    "addresses": ["10.0.0.13", "10.1.0.13"],
     "request": "-----BEGIN CERTIFICATE REQUEST-----\nBASE64\n-----END CERTIFICATE REQUEST-----\n"
 }))]
 pub struct JoinRequest {
@@ -99,8 +98,9 @@ pub struct JoinRequest {
     /// The host's agent's address; none: the one that the token was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Addresses that its certificate stands for, beside its name: where migrations arrive.
-    #[serde(default)]
+    /// Ignored: a certificate has the host's name and the agent's address of the join token. Hosts of versions before
+    /// this one send addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(schema_with = ip_addresses)]
     pub addresses: Vec<IpAddr>,
     /// A certificate signing request, PEM (PKCS #10): its key never leaves the host.

@@ -3,6 +3,7 @@
 
 mod access;
 mod baseline;
+mod certificates;
 mod client;
 mod cluster;
 mod events;
@@ -23,6 +24,7 @@ pub use baseline::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, CommonCpu, CpuBaseline, CpuBaselineChange,
     CpuBaselineInfo, NamedCpu, SetCpuBaseline,
 };
+pub use certificates::{CertificateInfo, RevokedCertificates};
 pub use client::{ManagerClient, ManagerError, TOKEN_VARIABLE};
 pub use cluster::{Cluster, Leader};
 pub use events::{Change, ClusterEvent, StreamedEvent};

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use godwit_api::Endpoint;
 use godwit_api::control::Role;
 use godwit_lab::BitRate;
+use godwit_pki::Serial;
 
 use super::{CpuBaselineCommand, LimitsCommand, MoveCommand, RuleCommand, SetHostArgs};
 use crate::exit::Failure;
@@ -195,6 +196,40 @@ The token is shown once. On the host: godwit host join --manager https://m1:7800
         #[command(subcommand)]
         command: JoinTokenCommand,
     },
+    /// Hosts' certificates, and those that are revoked (needs the role admin)
+    #[command(after_help = "Examples:
+  godwit control certificate list
+  godwit control certificate revoke --cert admin.pem
+
+Forgetting a host revokes its certificates. Every agent gets the list.")]
+    Certificate {
+        #[command(subcommand)]
+        command: CertificateCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CertificateCommand {
+    /// List the certificates that the manager has issued or seen, and all that are revoked
+    #[command(after_help = "Example:
+  godwit control certificate list")]
+    List,
+    /// Revoke a certificate for good: agents and managers refuse it from the next connection on
+    #[command(after_help = "Examples:
+  godwit control certificate revoke 5f0c9a3b77d24e1f8a6b3c2d1e0f9a8b
+  godwit control certificate revoke --cert admin.pem")]
+    Revoke {
+        /// Its serial number
+        #[arg(value_name = "SERIAL", required_unless_present = "file")]
+        serial: Option<Serial>,
+        /// The certificate's file, instead of its serial number
+        #[arg(long = "cert", value_name = "FILE", conflicts_with = "serial")]
+        file: Option<PathBuf>,
+    },
+    /// Print the list of revoked certificates (an X.509 CRL)
+    #[command(after_help = "Example:
+  godwit control certificate crl >revoked.pem")]
+    Crl,
 }
 
 #[derive(Debug, Subcommand)]
@@ -274,7 +309,7 @@ pub(crate) enum ManagedHostCommand {
         #[arg(value_enum)]
         switch: Switch,
     },
-    /// Forget a host; what runs there runs on
+    /// Forget a host and revoke its certificates; what runs there runs on
     #[command(after_help = "Example:
   godwit control host forget a")]
     Forget {

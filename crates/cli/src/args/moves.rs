@@ -64,7 +64,7 @@ pub(crate) struct PreflightArgs {
     /// The host that it is to go to [default: all are ranked]
     #[arg(long, value_name = "HOST")]
     pub(crate) to: Option<String>,
-    /// Have the hosts foretell the move too, to the target or the best one: takes some seconds
+    /// Have the hosts predict the move too, to the target or the best one: takes some seconds and the role operator
     #[arg(long)]
     pub(crate) predict: bool,
     #[command(flatten)]

@@ -9,7 +9,7 @@ mod token;
 use godwit_api::control::{Problem, ProblemCode, Role};
 
 pub use join::{JoinTokenRecord, JoinUse, unknown_join_token};
-pub use needs::needed_role;
+pub use needs::{Need, needed};
 pub use token::{Secret, TokenRecord, Tokens};
 
 /// Who asks.

@@ -1,66 +1,205 @@
-//! Which role a request needs, by its method and path. What is not thought of here needs the highest.
+//! What each request needs, and whether the audit log has it: by what the request does, not by its method. A test
+//! compares the table with the routes that there are.
 
 use godwit_api::control::Role;
 use http::Method;
 
-/// The role that a request needs; none: nobody is asked who they are.
+/// What a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// The role; none: everybody may, unknown callers too.
+    pub role: Option<Role>,
+    /// It changes something, or costs a guest, a host or a link something: the audit log has it.
+    pub is_noted: bool,
+}
+
+const EVERYBODY: Need = Need { role: None, is_noted: false };
+/// A host that joins shows a token of its own kind.
+const JOIN: Need = Need { role: None, is_noted: true };
+const LOOK: Need = Need { role: Some(Role::Viewer), is_noted: false };
+/// What guests write is for those who work with them.
+const READ: Need = Need { role: Some(Role::Operator), is_noted: false };
+const WORK: Need = Need { role: Some(Role::Operator), is_noted: true };
+/// Tokens and what people did are not for everybody who may look.
+const INSPECT: Need = Need { role: Some(Role::Admin), is_noted: false };
+const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
+
+/// Every request: its method, its path and what it needs. A path with `?NAME` is the request with that flag set.
+const REQUESTS: [(&str, &str, Need); 55] = [
+    ("GET", "/api/openapi.json", EVERYBODY),
+    ("GET", "/healthz", EVERYBODY),
+    ("GET", "/metrics", LOOK),
+    ("GET", "/api/v1/audit", INSPECT),
+    ("GET", "/api/v1/certificates", INSPECT),
+    ("GET", "/api/v1/cluster", LOOK),
+    ("GET", "/api/v1/cpu-baseline", LOOK),
+    ("PUT", "/api/v1/cpu-baseline", GOVERN),
+    ("DELETE", "/api/v1/cpu-baseline", GOVERN),
+    ("GET", "/api/v1/cpu-baseline/vms", LOOK),
+    ("GET", "/api/v1/datastores", LOOK),
+    ("GET", "/api/v1/drains", LOOK),
+    ("GET", "/api/v1/drains/{id}", LOOK),
+    ("DELETE", "/api/v1/drains/{id}", WORK),
+    ("POST", "/api/v1/drains/{id}/undo", WORK),
+    ("GET", "/api/v1/events", LOOK),
+    ("GET", "/api/v1/hosts", LOOK),
+    ("POST", "/api/v1/hosts", GOVERN),
+    ("GET", "/api/v1/hosts/{host}", LOOK),
+    // Who empties hosts also has them take VMs again. Other changes of a host need more: the handler checks that.
+    ("PATCH", "/api/v1/hosts/{host}", WORK),
+    ("DELETE", "/api/v1/hosts/{host}", GOVERN),
+    ("POST", "/api/v1/hosts/{host}/drain", WORK),
+    ("POST", "/api/v1/join", JOIN),
+    ("GET", "/api/v1/join-tokens", INSPECT),
+    ("POST", "/api/v1/join-tokens", GOVERN),
+    ("DELETE", "/api/v1/join-tokens/{id}", GOVERN),
+    ("GET", "/api/v1/limits", LOOK),
+    ("PATCH", "/api/v1/limits", GOVERN),
+    ("GET", "/api/v1/me", LOOK),
+    ("GET", "/api/v1/moves", LOOK),
+    ("GET", "/api/v1/moves/{id}", LOOK),
+    ("DELETE", "/api/v1/moves/{id}", WORK),
+    ("GET", "/api/v1/moves/{id}/report", LOOK),
+    ("GET", "/api/v1/moves/{id}/samples", LOOK),
+    ("GET", "/api/v1/networks", LOOK),
+    ("GET", "/api/v1/revocations", LOOK),
+    ("PUT", "/api/v1/revocations/{serial}", GOVERN),
+    ("GET", "/api/v1/rules", LOOK),
+    ("POST", "/api/v1/rules", GOVERN),
+    ("GET", "/api/v1/rules/{rule}", LOOK),
+    ("DELETE", "/api/v1/rules/{rule}", GOVERN),
+    ("GET", "/api/v1/tokens", INSPECT),
+    ("POST", "/api/v1/tokens", GOVERN),
+    ("DELETE", "/api/v1/tokens/{id}", GOVERN),
+    ("GET", "/api/v1/vms", LOOK),
+    ("POST", "/api/v1/vms", WORK),
+    ("GET", "/api/v1/vms/{vm}", LOOK),
+    ("DELETE", "/api/v1/vms/{vm}", WORK),
+    // Who reads a console types into it.
+    ("GET", "/api/v1/vms/{vm}/console", WORK),
+    ("GET", "/api/v1/vms/{vm}/log", READ),
+    ("POST", "/api/v1/vms/{vm}/moves", WORK),
+    ("GET", "/api/v1/vms/{vm}/preflight", LOOK),
+    // A dry run tracks the guest's writes and tries the lanes.
+    ("GET", "/api/v1/vms/{vm}/preflight?predict", WORK),
+    ("POST", "/api/v1/vms/{vm}/start", WORK),
+    ("POST", "/api/v1/vms/{vm}/stop", WORK),
+];
+
+/// What a request needs; `query` has its parameters, decoded. What is not in the table needs the highest role.
 #[must_use]
-pub fn needed_role(method: &Method, path: &str) -> Option<Role> {
-    let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-    match parts[..] {
-        // What monitors and browsers ask before anybody is known. A joining host shows a token of its own kind.
-        ["api", "openapi.json"] | ["healthz"] | ["api", "v1", "join"] => None,
-        // Who reads a console types into it, and what guests write is for those who work with them.
-        ["api", "v1", "vms", _, "console" | "log"] => Some(Role::Operator),
-        // Tokens and what people did are not for everybody who may look.
-        ["api", "v1", "tokens" | "join-tokens" | "audit", ..] => Some(Role::Admin),
-        _ if *method == Method::GET || *method == Method::HEAD => Some(Role::Viewer),
-        ["api", "v1", "vms" | "moves" | "drains", ..] | ["api", "v1", "hosts", _, "drain"] => {
-            Some(Role::Operator)
-        }
-        // Who empties hosts also has them take VMs again. What else is changed of a host, the request itself says.
-        ["api", "v1", "hosts", _] if *method == Method::PATCH => Some(Role::Operator),
-        _ => Some(Role::Admin),
+pub fn needed(method: &Method, path: &str, query: &[(String, String)]) -> Need {
+    let bound = if *method == Method::HEAD { "GET" } else { method.as_str() };
+    let of_path = || REQUESTS.iter().filter(|(_, template, _)| is_of(path, query, template));
+    // A row with a flag stands behind the one without, and counts where the flag is set.
+    if let Some((.., need)) = of_path().rfind(|(method, ..)| *method == bound) {
+        return *need;
     }
+    // The answer says that the path has no such method, to those who may use the others.
+    let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    let others = of_path().map(|(.., need)| need.role).max();
+    others.map_or(GOVERN, |role| Need { role, is_noted: !looks })
+}
+
+/// Whether a path is of a template, and a flag of the template is set.
+fn is_of(path: &str, query: &[(String, String)], template: &str) -> bool {
+    let (template, flag) =
+        template.split_once('?').map_or((template, None), |(path, flag)| (path, Some(flag)));
+    let is_set = |flag: &str| query.iter().any(|(name, value)| name == flag && value != "false");
+    let (mut parts, mut wanted) = (path.split('/'), template.split('/'));
+    let is_path = loop {
+        match (parts.next(), wanted.next()) {
+            (None, None) => break true,
+            (Some(part), Some(wanted)) if wanted.starts_with('{') && !part.is_empty() => {}
+            (Some(part), Some(wanted)) if part == wanted => {}
+            _ => break false,
+        }
+    };
+    is_path && flag.is_none_or(is_set)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
+    fn need(method: &Method, path: &str) -> Need {
+        needed(method, path, &[])
+    }
+
     #[test]
-    fn each_request_needs_what_it_says() {
-        for (method, path, role) in [
-            (Method::GET, "/api/openapi.json", None),
-            (Method::GET, "/healthz", None),
-            (Method::POST, "/api/v1/join", None),
-            (Method::GET, "/api/v1/vms", Some(Role::Viewer)),
-            (Method::GET, "/api/v1/events", Some(Role::Viewer)),
-            (Method::GET, "/api/v1/vms/web/console", Some(Role::Operator)),
-            (Method::GET, "/api/v1/vms/web/log", Some(Role::Operator)),
-            (Method::GET, "/metrics", Some(Role::Viewer)),
-            (Method::POST, "/api/v1/vms", Some(Role::Operator)),
-            (Method::DELETE, "/api/v1/vms/web", Some(Role::Operator)),
-            (Method::POST, "/api/v1/vms/web/moves", Some(Role::Operator)),
-            (Method::POST, "/api/v1/hosts/a/drain", Some(Role::Operator)),
-            (Method::DELETE, "/api/v1/drains/d1", Some(Role::Operator)),
-            (Method::POST, "/api/v1/hosts", Some(Role::Admin)),
-            (Method::DELETE, "/api/v1/hosts/a", Some(Role::Admin)),
-            (Method::PATCH, "/api/v1/hosts/a", Some(Role::Operator)),
-            (Method::GET, "/api/v1/cpu-baseline", Some(Role::Viewer)),
-            (Method::GET, "/api/v1/cpu-baseline/vms", Some(Role::Viewer)),
-            (Method::PUT, "/api/v1/cpu-baseline", Some(Role::Admin)),
-            (Method::DELETE, "/api/v1/cpu-baseline", Some(Role::Admin)),
-            (Method::GET, "/api/v1/limits", Some(Role::Viewer)),
-            (Method::PATCH, "/api/v1/limits", Some(Role::Admin)),
-            (Method::GET, "/api/v1/rules", Some(Role::Viewer)),
-            (Method::POST, "/api/v1/rules", Some(Role::Admin)),
-            (Method::DELETE, "/api/v1/rules/db-apart", Some(Role::Admin)),
-            (Method::GET, "/api/v1/tokens", Some(Role::Admin)),
-            (Method::GET, "/api/v1/audit", Some(Role::Admin)),
-            (Method::POST, "/api/v1/something-new", Some(Role::Admin)),
+    fn the_table_has_every_request() {
+        let described = serde_json::to_value(crate::server::openapi()).unwrap();
+        let mut routes: BTreeSet<(String, String)> = described["paths"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .flat_map(|(path, methods)| {
+                let methods = methods.as_object().unwrap().keys();
+                methods.map(|method| (method.to_uppercase(), path.clone())).collect::<Vec<_>>()
+            })
+            .collect();
+        // What the router has beside the document: its own path, metrics and health.
+        let bare = include_str!("../server/mod.rs").split(".route(\"").skip(1);
+        routes.extend(bare.map(|rest| ("GET".to_owned(), rest.split('"').next().unwrap().to_owned())));
+        let without_flags = REQUESTS.iter().filter(|(_, path, _)| !path.contains('?'));
+        let known: BTreeSet<_> =
+            without_flags.map(|(method, path, _)| ((*method).to_owned(), (*path).to_owned())).collect();
+        assert_eq!(routes, known);
+    }
+
+    #[test]
+    fn each_request_needs_what_its_row_says_and_no_verb_makes_it_less() {
+        for (method, path, wanted) in REQUESTS {
+            let (template, flag) =
+                path.split_once('?').map_or((path, None), |(path, flag)| (path, Some(flag)));
+            let asked = template.replace(['{', '}'], "");
+            let query: Vec<_> = flag.iter().map(|flag| ((*flag).to_owned(), "true".to_owned())).collect();
+            let method: Method = method.parse().unwrap();
+            assert_eq!(needed(&method, &asked, &query), wanted, "{method} {path}");
+            if method == Method::GET {
+                assert_eq!(needed(&Method::HEAD, &asked, &query), wanted, "{path}");
+            }
+            // Whatever changes something needs more than a look.
+            let changes = method != Method::GET && asked != "/api/v1/join";
+            assert!(!changes || wanted.is_noted && wanted.role >= Some(Role::Operator), "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_no_row_needs_the_highest_role() {
+        for (method, path) in [
+            (Method::GET, "/api/v1/something-new"),
+            (Method::POST, "/api/v1/something-new"),
+            (Method::GET, "/api/v1/vms/web/anything"),
+            (Method::GET, "/api/v1/vms/"),
+            (Method::GET, "//api/v1/vms"),
+            (Method::GET, "/api/v1/vms/web/console/more"),
         ] {
-            assert_eq!(needed_role(&method, path), role, "{method} {path}");
+            assert_eq!(need(&method, path), GOVERN, "{method} {path}");
+        }
+        // A path without such a method says so to those who may use the others.
+        assert_eq!(need(&Method::PUT, "/healthz").role, None);
+        assert_eq!(need(&Method::PUT, "/api/v1/vms").role, Some(Role::Operator));
+        assert_eq!(need(&Method::OPTIONS, "/api/v1/tokens"), INSPECT);
+    }
+
+    #[test]
+    fn a_prediction_costs_more_than_a_look_however_it_is_asked_for() {
+        let path = "/api/v1/vms/web/preflight";
+        let with = |pairs: &[(&str, &str)]| {
+            let query: Vec<_> =
+                pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            needed(&Method::GET, path, &query)
+        };
+        for look in [&[][..], &[("to", "b")], &[("predict", "false")]] {
+            assert_eq!(with(look), LOOK);
+        }
+        for dry_run in
+            [&[("predict", "true")][..], &[("predict", "false"), ("predict", "true")], &[("predict", "")]]
+        {
+            assert_eq!(with(dry_run), WORK);
         }
     }
 }

@@ -3,18 +3,19 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{ConnectInfo, Query, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode, Role};
+use godwit_pki::Revocations;
 use http::header::AUTHORIZATION;
-use http::{HeaderValue, Method};
+use http::{HeaderValue, Method, Uri};
 
 use super::answer::{Made, Refusal};
 use super::consoles::{Opened, bearer, check_origin, is_websocket};
 use super::forward;
 use crate::access::oidc::is_web_token;
-use crate::access::{Caller, needed_role};
+use crate::access::{Caller, Need, needed};
 use crate::manager::Manager;
 use crate::state::now_unix_ms;
 use crate::words::beginning;
@@ -43,12 +44,12 @@ pub(super) struct OnlyLooked;
 
 impl Came {
     /// A server that says nothing of its connections is taken for none of root's.
-    fn of(request: &Request) -> Came {
+    fn of(request: &Request, revocations: &Revocations) -> Came {
         let extensions = request.extensions();
         if let Some(Came::BySocket) = extensions.get::<Came>() {
             return Came::BySocket;
         }
-        if let Some(came) = forward::came(request) {
+        if let Some(came) = forward::came(request, revocations) {
             return came;
         }
         let address = extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| address.ip());
@@ -65,24 +66,28 @@ impl Came {
 
 /// Lets a request through that its sender may make; [`Caller`] is among the request's extensions from here on.
 pub(super) async fn admit(State(manager): State<Arc<Manager>>, mut request: Request, next: Next) -> Response {
-    let came = Came::of(&request);
+    let came = Came::of(&request, &manager.hosts.revocations);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let need = need_of(&method, request.uri());
+    // What a GET does that is noted, its parameters say.
+    let asked = request.uri().path_and_query().filter(|_| method == Method::GET && need.is_noted);
+    let noted = asked.map_or_else(|| path.clone(), ToString::to_string);
     let shown = request.headers().get(AUTHORIZATION).cloned().or_else(|| bearer(request.headers()));
-    let (mut caller, mut admitted) = judge(&manager, &came, (&method, &path), shown.clone()).await;
+    let (mut caller, mut admitted) = judge(&manager, &came, need, shown.clone()).await;
     // What another manager passes on it has looked at; no page can say that it is one. Refused here: whoever leads would not know its origin.
     if is_websocket(request.headers())
         && !forward::is_passed_on(&request)
         && let Err(problem) = check_origin(request.headers(), request.uri())
     {
         let refused = Refusal(problem).into_response();
-        note(&manager, &came, caller, None, (&method, &path), &refused);
+        note(&manager, &came, caller, None, (&method, &noted, need), &refused);
         return refused;
     }
     if !manager.leads() && forward::is_leaders(&method, &path, admitted.as_ref().err()) {
         match forward::leader(&manager, forward::is_passed_on(&request)).await {
             // Whoever leads notes what was asked.
             Ok(Some(leader)) => return forward::pass_on(&manager, leader, &came, request).await,
-            Ok(None) => (caller, admitted) = judge(&manager, &came, (&method, &path), shown).await,
+            Ok(None) => (caller, admitted) = judge(&manager, &came, need, shown).await,
             Err(problem) => return Refusal(problem).into_response(),
         }
     }
@@ -96,19 +101,26 @@ pub(super) async fn admit(State(manager): State<Arc<Manager>>, mut request: Requ
         Err(problem) => Refusal(problem).into_response(),
     };
     let joined = response.extensions().get::<Joining>().map(|Joining(host)| format!("host {host}"));
-    note(&manager, &came, caller, joined, (&method, &path), &response);
+    note(&manager, &came, caller, joined, (&method, &noted, need), &response);
     response
+}
+
+/// What a request needs, by its path and its parameters as their handler reads them. What no handler can read needs the
+/// same as a request without: it is refused.
+fn need_of(method: &Method, uri: &Uri) -> Need {
+    let query = Query::<Vec<(String, String)>>::try_from_uri(uri).map(|Query(query)| query);
+    needed(method, uri.path(), &query.unwrap_or_default())
 }
 
 /// Who asks, where that is known, and what they are let in as.
 async fn judge(
     manager: &Manager,
     came: &Came,
-    asked: (&Method, &str),
+    need: Need,
     shown: Option<HeaderValue>,
 ) -> (Option<Caller>, Result<Option<Caller>, Problem>) {
     let caller = identify(manager, came, shown).await;
-    let admitted = match (&caller, needed_role(asked.0, asked.1)) {
+    let admitted = match (&caller, need.role) {
         (_, None) => Ok(None),
         (Ok(caller), Some(needed)) => caller.check(needed).map(|()| Some(caller.clone())),
         (Err(problem), Some(_)) => Err(problem.clone()),
@@ -144,24 +156,23 @@ async fn identify(manager: &Manager, came: &Came, shown: Option<HeaderValue>) ->
     }
 }
 
-/// What changes something, and what somebody may not, stands in the audit log. Looking does not.
+/// What changes or costs something, and what somebody may not, stands in the audit log. Looking does not.
 fn note(
     manager: &Manager,
     came: &Came,
     caller: Option<Caller>,
     joined: Option<String>,
-    asked: (&Method, &str),
+    asked: (&Method, &str, Need),
     response: &Response,
 ) {
-    let (method, path) = asked;
+    let (method, path, need) = asked;
     let problem = response.extensions().get::<Problem>();
     let kept_out = problem.is_some_and(|problem| {
         use ProblemCode as P;
         matches!(problem.code, P::Unauthenticated | P::Forbidden | P::IssuerAway)
     });
     let is_opened = response.extensions().get::<Opened>().is_some();
-    let only_looks = !is_opened && matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
-        || response.extensions().get::<OnlyLooked>().is_some();
+    let only_looks = !need.is_noted || response.extensions().get::<OnlyLooked>().is_some();
     // Who asks too often would fill the log with that.
     let is_too_often = problem.is_some_and(|problem| problem.code == ProblemCode::TooManyRequests);
     if only_looks && !kept_out || is_too_often {

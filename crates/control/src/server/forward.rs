@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum_server::tls::TlsInfo;
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_api::{Client, Connection};
-use godwit_pki::{Role, describe_der};
+use godwit_pki::{Revocations, Role, describe_der};
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
@@ -123,7 +123,7 @@ async fn reach(
     Candidate { name, address }: Candidate,
 ) -> Result<Result<Leader, Problem>, Problem> {
     // By the network and by TLS if this manager has it: never by a socket, which would make everybody root.
-    let client = manager.hosts().client(&name, &address).map_err(|problem| {
+    let client = manager.hosts().manager_client(&name, &address).map_err(|problem| {
         let detail = format!("manager {name} leads and can't be asked: {}", problem.detail);
         Problem::new(ProblemCode::NoLeader, detail, "correct `address` and `listen` of its configuration")
     })?;
@@ -201,9 +201,13 @@ async fn ask(
 }
 
 /// How a request came to the manager that passed it on; none: nobody has, who would be believed.
-pub(super) fn came(request: &Request) -> Option<Came> {
+pub(super) fn came(request: &Request, revocations: &Revocations) -> Option<Came> {
     let tls = request.extensions().get::<Arc<TlsInfo>>()?;
     let shown = describe_der(tls.peer_certificates.first()?)?;
+    // The connection may be older than the list.
+    if revocations.has(&shown.serial) {
+        return None;
+    }
     (shown.role == Role::Operator).then(|| told(request.headers(), &shown.name)).flatten()
 }
 
@@ -267,9 +271,9 @@ mod tests {
         let mut request = Request::new(Body::empty());
         request.headers_mut().insert(BY, HeaderValue::from_static("m2"));
         request.headers_mut().insert(FROM, FROM_SOCKET);
-        assert_eq!(came(&request), None);
+        assert_eq!(came(&request, &Revocations::default()), None);
         request.extensions_mut().insert(Arc::new(TlsInfo::default()));
-        assert_eq!(came(&request), None);
+        assert_eq!(came(&request, &Revocations::default()), None);
         assert_eq!(told(request.headers(), "m2"), Some(Came::BySocketOf("m2".into())));
         request.headers_mut().insert(FROM, HeaderValue::from_static("10.0.0.9"));
         assert_eq!(told(request.headers(), "m2"), Some(Came::From(IpAddr::from([10, 0, 0, 9]))));

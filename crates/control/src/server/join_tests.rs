@@ -77,6 +77,39 @@ async fn a_host_joins_once_with_a_key_that_it_keeps() {
     assert!(noted.iter().all(|entry| !format!("{entry:?}").contains(&made.token)));
 }
 
+/// Signs a host in and reads what its certificate says.
+async fn certificate_of(managed: &Managed, dir: &Path, request: &JoinRequest) -> godwit_pki::Description {
+    let answer = join(managed, request).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.body);
+    let file = dir.join("joined.pem");
+    std::fs::write(&file, answer.read::<Joined>().certificate).unwrap();
+    describe(&file).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_has_what_the_token_grants_whatever_the_host_asks_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let managed = signing(dir.path()).await;
+    // The addresses of the manager and of another host, asked for by a host that would pass for them.
+    let addresses = vec!["10.0.0.5".parse().unwrap(), "10.0.0.11".parse().unwrap()];
+    let made = token(&managed, "c").await;
+    let asked =
+        JoinRequest { addresses: addresses.clone(), ..asks(&made.token, "c", &dir.path().join("c.key")) };
+    let said = certificate_of(&managed, dir.path(), &asked).await;
+    assert_eq!((said.name.as_str(), said.role, said.addresses), ("c", CertificateRole::Host, vec![]));
+    // The agent's address, where an admin has named it.
+    let grant = json!({ "host": "d", "address": "http://10.0.0.7:7700" });
+    let made: JoinToken = managed.root(Method::POST, TOKENS, Some(grant)).await.read();
+    let asked = JoinRequest { addresses, address: None, ..asks(&made.token, "d", &dir.path().join("d.key")) };
+    let said = certificate_of(&managed, dir.path(), &asked).await;
+    assert_eq!(said.addresses, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
+    // No host gets the manager's name.
+    for name in ["m1", "M1"] {
+        let refused = managed.root(Method::POST, TOKENS, Some(json!({ "host": name }))).await;
+        assert_eq!(refused.problem(), ProblemCode::InvalidRequest, "{name}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_refused_leaves_no_host_and_the_token_as_it_was() {
     let dir = tempfile::tempdir().unwrap();

@@ -9,6 +9,9 @@ mod baseline;
 #[cfg(test)]
 mod baseline_tests;
 mod bodies;
+mod certificates;
+#[cfg(test)]
+mod certificates_tests;
 mod consoles;
 mod drains;
 mod events;
@@ -100,6 +103,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(baseline::routes())
         .merge(access::routes())
         .merge(join::routes())
+        .merge(certificates::routes())
         .merge(events::routes())
         .split_for_parts();
     repeat::describe(&mut document);

@@ -24,7 +24,8 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
 struct Ask {
     /// The target; none: all hosts are ranked.
     to: Option<String>,
-    /// Whether the hosts are asked too, by a dry run to the target, or to the best one: it takes some seconds.
+    /// Whether the hosts are asked too, by a dry run to the target, or to the best one: it takes some seconds, costs the guest
+    /// and the lanes a little, needs the role operator and stands in the audit log.
     #[serde(default)]
     predict: bool,
 }

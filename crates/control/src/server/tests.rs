@@ -59,8 +59,9 @@ impl Managed {
         let leadership = Arc::new(store.lead(&candidate).await.unwrap());
         let keeper = Keeper::new(Arc::clone(&store) as _, leadership, candidate);
         let state = Arc::<Cluster>::default();
-        let manager = Manager::open(keeper, state, None).await.unwrap();
+        let manager = Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, None);
         manager.doors.set(doors);
+        manager.lead(keeper).await.unwrap();
         Managed { store, app: router(Arc::clone(&manager)), manager }
     }
 
@@ -249,6 +250,30 @@ async fn each_role_may_do_what_it_may_and_refusals_are_noted() {
     let oldest = [("nobody", 401), ("nobody", 401), ("root", 201), ("root", 201)];
     assert_eq!(told, [newest, oldest].concat());
     assert!(noted.iter().all(|entry| !format!("{entry:?}").contains(&viewer.token)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prediction_needs_an_operator_and_is_noted_though_it_is_a_get() {
+    let managed = Managed::begin().await;
+    let viewer = managed.token(Role::Viewer).await.token;
+    let operator = managed.token(Role::Operator).await.token;
+    let path = "/api/v1/vms/web/preflight";
+    for query in ["?predict=true", "?to=b&predict=true", "?%70redict=tru%65"] {
+        let refused = managed.ask(Method::GET, &format!("{path}{query}"), Some(&viewer), None).await;
+        assert_eq!(refused.problem(), ProblemCode::Forbidden, "{query}");
+    }
+    // Without a prediction a viewer is let through, and it is only a look; there is no such VM here.
+    for query in ["", "?to=b", "?predict=false"] {
+        let looked = managed.ask(Method::GET, &format!("{path}{query}"), Some(&viewer), None).await;
+        assert_eq!(looked.problem(), ProblemCode::NotFound, "{query}");
+    }
+    let asked = managed.ask(Method::GET, &format!("{path}?predict=true"), Some(&operator), None).await;
+    assert_eq!(asked.problem(), ProblemCode::NotFound);
+    let noted = noted(&managed, 6).await;
+    let told: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
+    let tokens = [("root", 201); 2];
+    assert_eq!(told, [&[("operator", 404)][..], &[("viewer", 403); 3], &tokens].concat());
+    assert_eq!(noted[0].what, format!("GET {path}?predict=true"));
 }
 
 /// The audit log, once it has so many entries: it is written behind the answers.

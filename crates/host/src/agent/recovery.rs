@@ -69,7 +69,8 @@ impl Agent {
     /// An agent with the VMs of its predecessors.
     pub async fn open(config: Config) -> Result<Arc<Agent>, ApiError> {
         let users = Arc::new(QemuUsers::of(&config)?);
-        let protection = config.tls.as_ref().map(Protection::load).transpose().map_err(|error| {
+        let protect = |tls| Protection::load(tls, &config.state_dir);
+        let protection = config.tls.as_ref().map(protect).transpose().map_err(|error| {
             let mend = "correct [tls] in the configuration; `godwit pki` makes certificates";
             ApiError::new(godwit_api::ErrorCode::InvalidRequest, error.to_string(), mend)
         })?;

@@ -10,7 +10,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::routing::{get, put};
 use axum::{Json, Router, body};
 use futures::Stream;
-use godwit_api::{HostInfo, MigrationStatus, SetPeers, VmInfo};
+use godwit_api::{HostInfo, MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -27,7 +27,18 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 const WAITING_EVENTS: usize = 64;
 
 pub(super) fn routes() -> Router<Arc<Agent>> {
-    Router::new().route("/v1/watch", get(watch)).route("/v1/peers", put(set_peers))
+    Router::new()
+        .route("/v1/watch", get(watch))
+        .route("/v1/peers", put(set_peers))
+        .route("/v1/revocations", put(set_revocations))
+}
+
+async fn set_revocations(
+    State(agent): State<Arc<Agent>>,
+    bytes: body::Bytes,
+) -> Result<Json<RevocationsTaken>, Refusal> {
+    let list: SetRevocations = crate::server::routes::body(&bytes)?;
+    Ok(Json(agent.set_revocations(&list)?))
 }
 
 async fn set_peers(State(agent): State<Arc<Agent>>, bytes: body::Bytes) -> Result<Json<SetPeers>, Refusal> {

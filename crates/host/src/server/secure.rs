@@ -84,6 +84,16 @@ async fn accept_all(
 #[derive(Clone, Debug)]
 pub(super) struct Connection(Option<Peer>);
 
+impl Connection {
+    /// Waits until the certificate at the other end is revoked.
+    pub(super) async fn until_revoked(&self, agent: &Agent) {
+        match &self.0 {
+            Some(peer) => agent.until_revoked(&peer.serial).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// Lets a request through that its sender may make; [`Peer`] is among the request's extensions from here on.
 pub(super) async fn guard(
     ConnectInfo(Connection(peer)): ConnectInfo<Connection>,
@@ -106,6 +116,9 @@ pub(super) async fn guard(
 fn may(role: Role, method: &Method, path: &str) -> bool {
     if role == Role::Operator {
         return true;
+    }
+    if role == Role::Web {
+        return false;
     }
     if role == Role::Monitor {
         return path == "/metrics" && matches!(*method, Method::GET | Method::HEAD);
@@ -133,7 +146,7 @@ mod tests {
         include_str!("../probe.rs"),
     ];
     /// Every request that there is: its path, what it can be asked by, and which of that hosts may.
-    const REQUESTS: [(&str, &str, &str); 32] = [
+    const REQUESTS: [(&str, &str, &str); 33] = [
         ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
@@ -155,6 +168,7 @@ mod tests {
         ("/v1/page-ins/{name}", "POST", "POST"),
         ("/v1/peers", "PUT", ""),
         ("/v1/probes", "POST", ""),
+        ("/v1/revocations", "PUT", ""),
         ("/v1/vms", "GET POST", ""),
         ("/v1/vms/{name}", "DELETE GET", "GET"),
         ("/v1/vms/{name}/console", "GET", ""),
