@@ -42,7 +42,7 @@ fn messages() -> Vec<Message> {
     vec![
         Message::Hello { versions: SUPPORTED, migration: MigrationId([7; 16]), stream: 1 },
         Message::Welcome { version: 1 },
-        Message::Begin(Begin { epoch: 2, run: true, block_pages: vec![700, 133] }),
+        Message::Begin(Begin { epoch: 2, incarnation: 0, run: true, block_pages: vec![700, 133] }),
         Message::Ready,
         Message::Zeros(Zeros { round: 1, runs: runs.clone() }),
         Message::UnitEnd,
@@ -54,7 +54,7 @@ fn messages() -> Vec<Message> {
         Message::Pong { sent_ns: 1, answered_ns: 2 },
         Message::DeviceState(b"QEVM\0\0\0\x03".to_vec()),
         Message::DeviceStateEnd { bytes: 8 },
-        Message::Commit { epoch: 2 },
+        Message::Commit { epoch: 2, incarnation: 0 },
         Message::Running(Running { commit_ns: 1, loaded_ns: 2, running_ns: 3 }),
         Message::Refused(reason.clone()),
         Message::Abort(reason),

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_api::{ApiError, Client, ErrorCode, SetPeers, VmInfo};
-use godwit_migration::handover::Incarnation;
+use godwit_migration::handover::Ownership;
 use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
 
@@ -75,7 +75,7 @@ struct Slot {
     /// What is known about how it came into that condition.
     reason: Option<String>,
     spec: Arc<ResolvedSpec>,
-    epoch: u64,
+    ownership: Ownership,
     /// Its process, where there is one.
     vm: Option<Arc<Vm>>,
     /// Held by whoever reads the console: QEMU serves one at a time.
@@ -83,13 +83,13 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(spec: ResolvedSpec, epoch: u64, condition: Condition) -> Self {
+    fn new(spec: ResolvedSpec, ownership: Ownership, condition: Condition) -> Self {
         Slot {
             identity: Arc::default(),
             condition,
             reason: None,
             spec: Arc::new(spec),
-            epoch,
+            ownership,
             vm: None,
             console: Arc::default(),
         }
@@ -246,8 +246,8 @@ impl Agent {
             state: slot.condition.state(),
             reason,
             in_doubt: slot.condition.is_in_doubt(),
-            incarnation: Incarnation::UNRECORDED,
-            epoch: slot.epoch,
+            incarnation: slot.ownership.incarnation,
+            epoch: slot.ownership.epoch,
             pid: slot.vm.as_ref().map(|vm| vm.process.pid),
             memory_bytes: slot.spec.memory_bytes(),
             vcpus: slot.spec.vcpus,
@@ -274,7 +274,7 @@ impl Agent {
         Ok(Begun {
             before,
             spec: slot.spec.clone(),
-            epoch: slot.epoch,
+            ownership: slot.ownership,
             vm: slot.vm.clone(),
             reason: slot.reason.clone(),
         })
@@ -296,9 +296,9 @@ impl Agent {
         spec: &ResolvedSpec,
         role: Role,
         desired: Desired,
-        epoch: u64,
+        ownership: Ownership,
     ) -> Result<(), ApiError> {
-        let record = SavedVm::new(spec.clone(), role, desired, epoch);
+        let record = SavedVm::new(spec.clone(), role, desired, ownership);
         Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
     }
 
@@ -327,7 +327,7 @@ impl Agent {
     fn new_epoch(&self, vm: &Vm, epoch: u64) {
         vm.set_epoch(epoch);
         if let Some(slot) = self.table().get_mut(&vm.name) {
-            slot.epoch = epoch;
+            slot.ownership.epoch = epoch;
         }
     }
 
@@ -345,7 +345,7 @@ impl Agent {
 struct Begun {
     before: Condition,
     spec: Arc<ResolvedSpec>,
-    epoch: u64,
+    ownership: Ownership,
     vm: Option<Arc<Vm>>,
     reason: Option<String>,
 }

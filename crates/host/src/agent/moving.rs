@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
-use godwit_migration::handover::Standing;
+use godwit_migration::handover::Ownership;
 use godwit_migration::{
     Compression, DryRun, EngineKind, FailureCode, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome,
     ReferenceUse, Report, millis,
@@ -155,7 +155,7 @@ impl Agent {
                     report.error.as_ref().is_some_and(|error| error.code == FailureCode::LaneLost.name());
                 if lost || report.outcome == Outcome::Cancelled {
                     // It may not have heard of it.
-                    self.forget_at(&vm.name, request.to.clone());
+                    self.forget_at(&vm, request.to.clone());
                 }
             }
             Outcome::InDoubt => {
@@ -221,7 +221,7 @@ impl Agent {
 
     /// Notes on disk that a shadow of the VM is about to be made at `to`. To be called before that is asked for.
     pub(crate) async fn note_migrating(&self, vm: &Vm, to: &str) -> Result<(), ApiError> {
-        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages: false, runs: true };
         self.save_record(&record.with(other)).await
     }
@@ -237,7 +237,7 @@ impl Agent {
         runs: bool,
     ) -> Result<(), ApiError> {
         hold("mark-hand-over");
-        let record = SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.epoch());
+        let record = SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages, runs };
         let marked = self.save_record(&record.with(other)).await;
         hold("hand-over-marked");
@@ -253,11 +253,11 @@ impl Agent {
         hold("end-migration");
         let stale = self.record(name);
         let offered = stale.as_ref().is_some_and(|record| record.role == Role::HandingOver);
-        let epoch = if offered { Standing::taken_back(begun.epoch) } else { begun.epoch };
+        let ownership = if offered { begun.ownership.taken_back() } else { begun.ownership };
         if let Some(vm) = &begun.vm {
-            self.new_epoch(vm, epoch);
+            self.new_epoch(vm, ownership.epoch);
         }
-        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Running, epoch);
+        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Running, ownership);
         let saved = self.save_over(stale.as_ref(), &record).await;
         hold("migration-ended");
         let Some(vm) = &begun.vm else { return };
@@ -317,7 +317,7 @@ impl Agent {
     pub async fn prepare_incoming(
         self: &Arc<Self>,
         spec: ResolvedSpec,
-        epoch: u64,
+        ownership: Ownership,
         from: &str,
         runs_by_itself: bool,
     ) -> Result<Arc<Vm>, ApiError> {
@@ -328,14 +328,15 @@ impl Agent {
             spec.validate().map_err(|error| spec_refused(&error))?;
             let name = spec.name.clone();
             agent.check_name(&name)?;
-            agent.insert(Slot::new(spec.clone(), epoch, Condition::MigratingIn { from: from.clone() }))?;
+            let arriving = Condition::MigratingIn { from: from.clone() };
+            agent.insert_new(Slot::new(spec.clone(), ownership, arriving))?;
             let made = async {
                 // A QEMU that runs the guest by itself asks nobody.
                 let role = if runs_by_itself { Role::TakingOver } else { Role::Shadow };
                 let other = OtherHost { name: from.clone(), needs_pages: false, runs: true };
-                let record = SavedVm::new(spec.clone(), role, Desired::Running, epoch).with(other);
+                let record = SavedVm::new(spec.clone(), role, Desired::Running, ownership).with(other);
                 agent.save_record(&record).await?;
-                let vm = agent.launch(&spec, epoch, begin).await?;
+                let vm = agent.launch(&spec, ownership, begin).await?;
                 if !runs_by_itself && let Err(error) = vm.files.note_unrun() {
                     // All that it is for is fewer questions.
                     tracing::warn!(vm = vm.name, %error, "that the guest has not run can't be noted");
@@ -362,7 +363,7 @@ impl Agent {
     /// At the destination, before the guest can run here: notes on disk that it may from here on. Until then whatever is found of it after
     /// a crash is the source's.
     pub(crate) async fn note_take_over(&self, vm: &Vm) -> Result<(), ApiError> {
-        let shadow = self.record(&vm.name).filter(|record| record.epoch == vm.epoch());
+        let shadow = self.record(&vm.name).filter(|record| record.ownership() == vm.ownership());
         match shadow {
             Some(record) => self.save_record(&SavedVm { role: Role::TakingOver, ..record }).await,
             None => Err(self.no_vm(&vm.name)),
@@ -387,7 +388,7 @@ impl Agent {
             // It was paused at the source.
             self.vcpus_changed(vm, false);
         }
-        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
         if let Err(error) = self.save_over(stale.as_ref(), &record).await {
             tracing::error!(vm = vm.name, %error, "the arrived VM's record could not be saved; it is tried again");
             let saving = tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
@@ -418,7 +419,7 @@ impl Agent {
             if !still_here() {
                 return;
             }
-            let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+            let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
             if self.save_over(stale.as_ref(), &record).await.is_ok() {
                 return tracing::info!(vm = vm.name, "its record is saved");
             }
@@ -434,7 +435,7 @@ impl Agent {
         let reason = "its post-copy broke off: the newest of its memory is here, the rest at the source";
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
-        if let Err(error) = self.save(&vm.spec, Role::Stranded, Desired::Running, vm.epoch()).await {
+        if let Err(error) = self.save(&vm.spec, Role::Stranded, Desired::Running, vm.ownership()).await {
             tracing::error!(vm = vm.name, %error, "that it is stranded could not be saved");
         }
     }
@@ -464,9 +465,14 @@ impl Agent {
     ///
     /// # Errors
     /// What [`Agent::prepare_incoming`] would say.
-    pub(crate) async fn check_incoming(self: &Arc<Self>, spec: &ResolvedSpec) -> Result<(), ApiError> {
+    pub(crate) async fn check_incoming(
+        self: &Arc<Self>,
+        spec: &ResolvedSpec,
+        ownership: Ownership,
+    ) -> Result<(), ApiError> {
         spec.validate().map_err(|error| spec_refused(&error))?;
         self.check_name(&spec.name)?;
+        self.check_uuid(&self.table(), spec, ownership)?;
         self.check_could_fit(spec).await
     }
 
@@ -484,7 +490,7 @@ impl Agent {
     /// Remembers a VM that this host owned: a host that asks for it later is answered. A disk that does not take it keeps nothing from
     /// going on: the other host runs the guest by then.
     pub(super) async fn note_gone(&self, begun: &Begun) {
-        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.epoch);
+        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.ownership);
         if let Err(error) = tokio::task::block_in_place(|| self.store.note_gone(&record)) {
             tracing::error!(vm = record.spec.name, %error, "that it is gone could not be saved");
         }
