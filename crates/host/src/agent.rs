@@ -10,6 +10,8 @@ mod lifecycle;
 mod moving;
 mod recovery;
 mod watching;
+#[cfg(test)]
+mod writes_fail;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -318,6 +320,14 @@ impl Agent {
         Ok(())
     }
 
+    /// Reads a VM's record; none: there is none.
+    ///
+    /// # Errors
+    /// It can't be read: what it says is not known, and nothing may be done that depends on it.
+    fn read_record(&self, name: &str) -> Result<Option<SavedVm>, ApiError> {
+        Ok(tokio::task::block_in_place(|| self.store.read(name))?)
+    }
+
     /// A VM's record, as it is on disk.
     fn record(&self, name: &str) -> Option<SavedVm> {
         tokio::task::block_in_place(|| self.store.load(name))
@@ -348,4 +358,13 @@ struct Begun {
     ownership: Ownership,
     vm: Option<Arc<Vm>>,
     reason: Option<String>,
+}
+
+impl Begun {
+    /// Lets go of a process that the operation has ended: nothing is kept there any more.
+    fn lose_what_ended(&mut self) {
+        if self.vm.take_if(|vm| vm.process.exit().is_some()).is_some() && self.before.is_in_doubt() {
+            self.before = Condition::InDoubt { keeps_pages_for: None };
+        }
+    }
 }

@@ -3,9 +3,11 @@
 //!
 //! The saved type is apart from what the agent works with: its fields are a promise to later versions.
 
+mod disk;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -14,6 +16,8 @@ pub(crate) use godwit_migration::handover::Role;
 use godwit_migration::handover::{Incarnation, Known, Ownership, Standing};
 use godwit_qemu::{ResolvedSpec, Uuid};
 use serde::{Deserialize, Serialize};
+
+use disk::Disk;
 
 /// The version this agent writes; it reads this one only.
 const FORMAT: u32 = 1;
@@ -164,6 +168,7 @@ pub(crate) struct Store {
     /// older than incarnations.
     gone: PathBuf,
     peers: PathBuf,
+    pub(crate) disk: Disk,
     /// Held while a record is written: a half-written one is nobody else's to rename.
     writing: Mutex<()>,
     /// The lock ends with this file.
@@ -187,7 +192,8 @@ impl Store {
             fs::TryLockError::WouldBlock => StoreError::InUse { path: state_dir.to_owned() },
             fs::TryLockError::Error(source) => failed(&path, "locked", source),
         })?;
-        Ok(Store { vms, gone, peers: state_dir.join("peers.json"), writing: Mutex::default(), _lock: lock })
+        let peers = state_dir.join("peers.json");
+        Ok(Store { vms, gone, peers, disk: Disk::default(), writing: Mutex::default(), _lock: lock })
     }
 
     /// The names of all VMs that have a record, readable or not.
@@ -223,13 +229,22 @@ impl Store {
 
     /// The record of a VM; none: there is none, or none that can be read.
     pub(crate) fn load(&self, name: &str) -> Option<SavedVm> {
+        let read = self.read(name);
+        read.unwrap_or_else(|error| {
+            tracing::error!(vm = name, %error, "its record");
+            None
+        })
+    }
+
+    /// Reads the record of a VM; none: there is none.
+    ///
+    /// # Errors
+    /// There is one, and it can't be read: nobody knows what it says.
+    pub(crate) fn read(&self, name: &str) -> Result<Option<SavedVm>, StoreError> {
         match load(&self.vms.join(name).join("vm.json")) {
-            Ok(record) => Some(record),
-            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                tracing::error!(vm = name, %error, "its record");
-                None
-            }
+            Ok(record) => Ok(Some(record)),
+            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -247,12 +262,9 @@ impl Store {
         incarnation: Incarnation,
     ) -> Result<Known, StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        match load(&self.vms.join(name).join("vm.json")) {
-            Ok(record) if record.is_of(uuid, incarnation) => return Ok(Known::Has(record.standing())),
-            // Another VM of that name, or another life of it.
-            Ok(_) => {}
-            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        // Another VM may have that name, or another life of it.
+        if let Some(record) = self.read(name)?.filter(|record| record.is_of(uuid, incarnation)) {
+            return Ok(Known::Has(record.standing()));
         }
         let gone = self.load_gone(uuid, incarnation)?;
         Ok(gone.map_or(Known::Never, |gone| Known::Gone(Ownership { incarnation, epoch: gone.epoch })))
@@ -300,9 +312,14 @@ impl Store {
 
     fn write(&self, record: &SavedVm) -> Result<(), StoreError> {
         let dir = self.vms.join(&record.spec.name);
-        fs::create_dir_all(&dir).map_err(|source| failed(&dir, "made", source))?;
-        replace(&dir.join("vm.json"), record)?;
-        File::open(&self.vms).and_then(|vms| vms.sync_all()).map_err(|source| failed(&dir, "written", source))
+        self.disk.make_dir(&dir).map_err(|source| failed(&dir, "made", source))?;
+        self.replace(&dir.join("vm.json"), record)
+    }
+
+    fn replace(&self, path: &Path, content: &impl Serialize) -> Result<(), StoreError> {
+        let text = serde_json::to_vec_pretty(content)
+            .map_err(|error| StoreError::Format { path: path.to_owned(), why: error.to_string() })?;
+        self.disk.replace(path, &text).map_err(|source| failed(path, "written", source))
     }
 
     /// Forgets a VM that this host owned, or was handing over; what it answers a host that asks later is kept. To be called before
@@ -312,7 +329,7 @@ impl Store {
         let &SavedVm { incarnation, epoch, ref spec, .. } = record;
         self.forget_oldest()?;
         let gone = GoneVm { format: FORMAT, name: spec.name.clone(), incarnation, epoch };
-        replace(&self.gone_path(spec.uuid, incarnation), &gone)
+        self.replace(&self.gone_path(spec.uuid, incarnation), &gone)
     }
 
     /// Keeps the number of VMs that are gone within its bound.
@@ -354,32 +371,24 @@ impl Store {
     /// Writes the hosts that a manager names.
     pub(crate) fn save_peers(&self, peers: &BTreeMap<String, String>) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() })
+        self.replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() })
     }
 
     /// Forgets a VM; no error when there is none.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StoreError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = self.vms.join(name);
-        match fs::remove_dir_all(&dir).and_then(|()| File::open(&self.vms)?.sync_all()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&dir, "removed", error)),
-            _ => Ok(()),
+        let path = dir.join("vm.json");
+        self.disk.remove(&path).map_err(|source| failed(&path, "removed", source))?;
+        // Nobody reads a directory without a record, and the agent's start removes it.
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %dir.display(), %error, "a record's directory is left over");
+            }
+            _ => {}
         }
+        Ok(())
     }
-}
-
-/// Replaces a file by one that survives a power cut: the old one or the new one is there, whole.
-fn replace(path: &Path, content: &impl Serialize) -> Result<(), StoreError> {
-    let text = serde_json::to_vec_pretty(content)
-        .map_err(|error| StoreError::Format { path: path.to_owned(), why: error.to_string() })?;
-    let fresh = path.with_extension("json.new");
-    let write = || -> io::Result<()> {
-        let mut file = File::create(&fresh)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&fresh, path)?;
-        path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
-    };
-    write().map_err(|source| failed(path, "written", source))
 }
 
 fn load(path: &Path) -> Result<SavedVm, StoreError> {

@@ -125,6 +125,9 @@ impl Vm {
         let files = site.places.vm(&spec.name);
         let staged = StagedFiles::new(files.clone());
         files.make_dir().map_err(|error| host_failed("the VM's run directory can't be made", &error))?;
+        files
+            .clear_notes()
+            .map_err(|error| host_failed("notes of an older process can't be removed", &error))?;
         let user = files.claim_user(spec.accel).map_err(|error| no_user(&error))?;
         let regions = make_memory(&files, spec, user)?;
         let taps = attach_taps(site, spec).await?;

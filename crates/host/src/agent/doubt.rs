@@ -135,7 +135,7 @@ impl Agent {
     }
 
     async fn try_settle(self: &Arc<Self>, name: &str) -> Result<Settled, ApiError> {
-        let Some(record) = self.record(name) else { return Ok(Settled::Over) };
+        let Some(record) = self.read_record(name)? else { return Ok(Settled::Over) };
         let Some(other) = record.other.clone() else { return Ok(Settled::Over) };
         let peer = self.peer(&other.name)?;
         let known = ask_known(&peer, name, record.spec.uuid, record.incarnation).await?;
@@ -264,19 +264,23 @@ impl Agent {
             Some(vm) => self.release(&vm, false).await,
             None => {
                 let begun = self.begin(name, &Operation::Release)?;
-                self.note_gone(&begun).await;
+                if let Err(error) = self.note_gone(&begun).await {
+                    self.settle(name, begun.before, begun.vm, begun.reason);
+                    return Err(error);
+                }
                 self.remove_remains(name, begun).await
             }
         }
     }
 
     /// Removes a VM without a process in the table, or puts it back as it was.
-    async fn remove_remains(self: &Arc<Self>, name: &str, begun: Begun) -> Result<(), ApiError> {
+    async fn remove_remains(self: &Arc<Self>, name: &str, mut begun: Begun) -> Result<(), ApiError> {
         let gone = async {
             self.end_stray(name).await?;
-            Ok::<_, ApiError>(self.store.remove(name)?)
+            Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
         };
         if let Err(error) = gone.await {
+            begun.lose_what_ended();
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }

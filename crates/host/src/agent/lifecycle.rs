@@ -39,7 +39,7 @@ impl Agent {
                 if request.start { agent.start_now(&name).await } else { Ok(()) }
             };
             if let Err(error) = made.await {
-                let _ = agent.delete_now(&name, false).await;
+                agent.undo_create(&name);
                 return Err(error);
             }
             tracing::info!(vm = name, "created");
@@ -190,8 +190,9 @@ impl Agent {
         let ownership = begun.ownership;
         if let Some(vm) = &begun.vm {
             self.refuse_holes(vm)?;
-            vm.resume().await?;
+            // That it shall run comes first: a guest that runs is not shown as one that stands still.
             self.save(&begun.spec, Role::Owner, Desired::Running, ownership).await?;
+            vm.resume().await?;
             return Ok(vm.clone());
         }
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
@@ -252,10 +253,15 @@ impl Agent {
         let begun = self.begin(name, &Operation::Stop { force: request.force })?;
         // A stop ends no doubt: the other host may run the guest all the same.
         let doubt = begun.before.is_in_doubt();
-        let saved = match self.record(name).filter(|_| doubt) {
-            Some(record) => self.save_record(&SavedVm { desired: Desired::Stopped, ..record }).await,
-            None => self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership).await,
+        // What is not written down is not done: an agent that is started anew would show the VM as failed.
+        let ready = async {
+            self.note_stop(name, &begun).await?;
+            if begun.vm.is_none() { self.end_stray(name).await } else { Ok(()) }
         };
+        if let Err(error) = ready.await {
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            return Err(error);
+        }
         let mut killed = None;
         if let Some(vm) = &begun.vm {
             // Vcpus that stand still hear no button.
@@ -268,15 +274,22 @@ impl Agent {
             }
             vm.files.remove_runtime();
             References::withdraw(vm);
-        } else {
-            self.end_stray(name).await?;
         }
         if doubt {
             self.settle(name, Condition::InDoubt { keeps_pages_for: None }, None, begun.reason);
         } else {
             self.settle(name, Condition::Stopped, None, killed);
         }
-        saved
+        Ok(())
+    }
+
+    /// Writes down that a VM shall not run. Of one in doubt all else stays as it is.
+    async fn note_stop(&self, name: &str, begun: &Begun) -> Result<(), ApiError> {
+        if !begun.before.is_in_doubt() {
+            return self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership).await;
+        }
+        let record = self.read_record(name)?.ok_or_else(|| self.no_vm(name))?;
+        self.save_record(&SavedVm { desired: Desired::Stopped, ..record }).await
     }
 
     /// Ends a QEMU that could not be adopted.
@@ -291,9 +304,29 @@ impl Agent {
         Ok(())
     }
 
+    /// Removes a VM that could not be created whole. It has never left this host: no other one will ask for it.
+    fn undo_create(self: &Arc<Self>, name: &str) {
+        let begun = self.begin(name, &Operation::Delete { force: false });
+        let begun = begun.and_then(|begun| {
+            let alone = self.refuse_second_process(name, &begun.before);
+            alone.inspect_err(|_| self.settle(name, begun.before, begun.vm, begun.reason))
+        });
+        if let Err(error) = begun {
+            return tracing::error!(vm = name, %error, "a VM that was not created is left over");
+        }
+        self.places.vm(name).remove_all();
+        self.drop_record(name);
+    }
+
     async fn delete_now(&self, name: &str, force: bool) -> Result<(), ApiError> {
-        let begun = self.begin(name, &Operation::Delete { force })?;
+        let mut begun = self.begin(name, &Operation::Delete { force })?;
         let gone = async {
+            // What never was this host's has not been here. A host that asks for what was must be answered, or it may run an old copy.
+            let record = self.read_record(name)?;
+            let owned = record.is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
+            if owned {
+                self.note_gone(&begun).await?;
+            }
             match (&begun.vm, &begun.before) {
                 // In doubt, and its operator gives up what is here.
                 (Some(vm), _) => {
@@ -303,16 +336,10 @@ impl Agent {
                 (None, Condition::InDoubt { .. }) => self.end_stray(name).await?,
                 (None, _) => self.refuse_second_process(name, &begun.before)?,
             }
-            // What never was this host's has not been here.
-            let owned = self
-                .record(name)
-                .is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
-            if owned {
-                self.note_gone(&begun).await;
-            }
-            Ok::<_, ApiError>(self.store.remove(name)?)
+            Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
         };
         if let Err(error) = gone.await {
+            begun.lose_what_ended();
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }
