@@ -1,6 +1,6 @@
 //! Lives of a VM: one that is created again under its old name and uuid is another VM to all records of the old one.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "these tests need little of it")]
 mod support;
