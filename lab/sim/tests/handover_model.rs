@@ -3,10 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use godwit_migration::PageIn;
 use godwit_migration::handover::{self, OfDestination, Ownership, Recovery};
 use godwit_sim::{Choice, Limits, Options, Rules, World};
 use stateright::{Checker, Model, Property};
+
+/// States that were looked at, unlike each other within their case.
+static ALL: AtomicUsize = AtomicUsize::new(0);
 
 /// The world as stateright sees it.
 #[derive(Clone, Debug)]
@@ -51,7 +56,9 @@ fn check(options: Options, limits: Limits) -> impl Checker<HandOver> {
 /// What holds in every state; says how many there were.
 fn holds(what: &str, options: Options, limits: Limits) {
     let checker = check(options, limits);
-    println!("{what}: {} states, {} of them unlike", checker.state_count(), checker.unique_state_count());
+    let (states, unlike) = (checker.state_count(), checker.unique_state_count());
+    let all = ALL.fetch_add(unlike, Ordering::Relaxed) + unlike;
+    println!("{what}: {states} states, {unlike} of them unlike; so far {all} in all");
     for property in ["one guest, with its newest memory", "a way out"] {
         if let Some(path) = checker.discovery(property) {
             let last = path.last_state();
@@ -114,12 +121,18 @@ fn a_vm_is_deleted_and_created_again_under_its_name_and_uuid() {
     holds("two lives, an agent", Options::default(), limits);
     let options = Options { first_epoch: 3, has_history: true, ..Options::default() };
     holds("two lives, a cut", options, Limits { lives: 1, cuts: 1, ..one() });
+    let limits = Limits { lives: 1, host_crashes: 1, ..one() };
+    holds("two lives, a host", Options::default(), limits);
+    let options = Options { page_in: PageIn::Now, pages: 2, ..Options::default() };
+    holds("two lives, page-in", options, Limits { lives: 1, agent_crashes: 1, ..one() });
 }
 
 #[test]
 fn another_vm_has_the_name_and_the_uuid() {
     let limits = Limits { strangers: 1, agent_crashes: 1, cuts: 1, ..one() };
     holds("two of one uuid", Options::default(), limits);
+    let limits = Limits { strangers: 1, lives: 1, agent_crashes: 1, ..one() };
+    holds("two of one uuid, two lives", Options::default(), limits);
 }
 
 #[test]
@@ -130,6 +143,10 @@ fn any_write_fails() {
     holds("a write, a host", Options::default(), limits);
     let limits = Limits { failed_writes: 1, lives: 1, agent_crashes: 1, ..one() };
     holds("a write, two lives", Options::default(), limits);
+    let limits = Limits { failed_writes: 2, host_crashes: 1, cuts: 1, ..one() };
+    holds("two writes, a host, a cut", Options::default(), limits);
+    let options = Options { page_in: PageIn::Now, pages: 2, ..Options::default() };
+    holds("a write, page-in", options, Limits { failed_writes: 1, agent_crashes: 1, ..one() });
 }
 
 /// The properties that a wrong rule breaks.
