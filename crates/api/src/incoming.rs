@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::{EngineKind, FailureReport, ReferenceUse};
 use godwit_qemu::ResolvedSpec;
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,9 @@ use crate::QemuEngineOptions;
 pub struct IncomingRequest {
     /// The VM, nothing left to defaults.
     pub spec: ResolvedSpec,
+    /// The life of the VM. Left out where it is not recorded, as releases without incarnations do.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    pub incarnation: Incarnation,
     /// The generation of ownership that the destination gets.
     pub epoch: u64,
     /// The source host's name.
@@ -39,8 +43,35 @@ pub struct IncomingRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IncomingResume {
+    /// The life of the VM.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    pub incarnation: Incarnation,
     /// The generation of ownership that the destination gets.
     pub epoch: u64,
+}
+
+impl IncomingRequest {
+    /// Returns the ownership that the destination gets.
+    #[must_use]
+    pub fn offered(&self) -> Ownership {
+        Ownership { incarnation: self.incarnation, epoch: self.epoch }
+    }
+}
+
+impl IncomingResume {
+    /// Returns the ownership that the destination gets.
+    #[must_use]
+    pub fn offered(&self) -> Ownership {
+        Ownership { incarnation: self.incarnation, epoch: self.epoch }
+    }
+}
+
+impl PageInRequest {
+    /// Returns the asked host's ownership.
+    #[must_use]
+    pub fn ownership(&self) -> Ownership {
+        Ownership { incarnation: self.incarnation, epoch: self.epoch }
+    }
 }
 
 /// The shadow VM is there.
@@ -92,6 +123,9 @@ pub struct IncomingStatus {
     pub id: String,
     /// The VM.
     pub vm: String,
+    /// Its life: a state of another one is no answer.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    pub incarnation: Incarnation,
     /// Where it is.
     pub state: IncomingState,
     /// Why it was refused.
@@ -107,6 +141,9 @@ pub struct IncomingStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PageInRequest {
+    /// The life of the VM.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    pub incarnation: Incarnation,
     /// The generation of the asked host's ownership.
     pub epoch: u64,
     /// The source host's name.

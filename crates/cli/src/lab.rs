@@ -79,6 +79,7 @@ fn wanted(options: LabUpArgs) -> LabOptions {
         insecure: options.insecure,
         hooks: Hooks::default(),
         replace: options.replace,
+        place: 0,
         prefix,
         state_dir,
     }

@@ -143,6 +143,9 @@ fn describe(vm: &VmInfo) -> String {
     if vm.spec.refuses_page_in {
         lines.push(("page-in", "refused".to_owned()));
     }
+    if !vm.incarnation.is_unrecorded() {
+        lines.push(("incarnation", vm.incarnation.to_string()));
+    }
     lines.extend([
         ("epoch", vm.epoch.to_string()),
         ("process", vm.pid.map_or_else(|| "none".to_owned(), |pid| pid.to_string())),

@@ -10,13 +10,15 @@ mod lifecycle;
 mod moving;
 mod recovery;
 mod watching;
+#[cfg(test)]
+mod writes_fail;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_api::{ApiError, Client, ErrorCode, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
-use godwit_migration::handover::Incarnation;
+use godwit_migration::handover::Ownership;
 use godwit_pki::Serial;
 use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
 use godwit_ram::RamDir;
@@ -76,7 +78,7 @@ struct Slot {
     /// What is known about how it came into that condition.
     reason: Option<String>,
     spec: Arc<ResolvedSpec>,
-    epoch: u64,
+    ownership: Ownership,
     /// Its process, where there is one.
     vm: Option<Arc<Vm>>,
     /// Held by whoever reads the console: QEMU serves one at a time.
@@ -84,13 +86,13 @@ struct Slot {
 }
 
 impl Slot {
-    fn new(spec: ResolvedSpec, epoch: u64, condition: Condition) -> Self {
+    fn new(spec: ResolvedSpec, ownership: Ownership, condition: Condition) -> Self {
         Slot {
             identity: Arc::default(),
             condition,
             reason: None,
             spec: Arc::new(spec),
-            epoch,
+            ownership,
             vm: None,
             console: Arc::default(),
         }
@@ -267,8 +269,8 @@ impl Agent {
             state: slot.condition.state(),
             reason,
             in_doubt: slot.condition.is_in_doubt(),
-            incarnation: Incarnation::UNRECORDED,
-            epoch: slot.epoch,
+            incarnation: slot.ownership.incarnation,
+            epoch: slot.ownership.epoch,
             pid: slot.vm.as_ref().map(|vm| vm.process.pid),
             memory_bytes: slot.spec.memory_bytes(),
             vcpus: slot.spec.vcpus,
@@ -295,7 +297,7 @@ impl Agent {
         Ok(Begun {
             before,
             spec: slot.spec.clone(),
-            epoch: slot.epoch,
+            ownership: slot.ownership,
             vm: slot.vm.clone(),
             reason: slot.reason.clone(),
         })
@@ -317,9 +319,9 @@ impl Agent {
         spec: &ResolvedSpec,
         role: Role,
         desired: Desired,
-        epoch: u64,
+        ownership: Ownership,
     ) -> Result<(), ApiError> {
-        let record = SavedVm::new(spec.clone(), role, desired, epoch);
+        let record = SavedVm::new(spec.clone(), role, desired, ownership);
         Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
     }
 
@@ -339,6 +341,14 @@ impl Agent {
         Ok(())
     }
 
+    /// Reads a VM's record; none: there is none.
+    ///
+    /// # Errors
+    /// It can't be read: what it says is not known, and nothing may be done that depends on it.
+    fn read_record(&self, name: &str) -> Result<Option<SavedVm>, ApiError> {
+        Ok(tokio::task::block_in_place(|| self.store.read(name))?)
+    }
+
     /// A VM's record, as it is on disk.
     fn record(&self, name: &str) -> Option<SavedVm> {
         tokio::task::block_in_place(|| self.store.load(name))
@@ -348,7 +358,7 @@ impl Agent {
     fn new_epoch(&self, vm: &Vm, epoch: u64) {
         vm.set_epoch(epoch);
         if let Some(slot) = self.table().get_mut(&vm.name) {
-            slot.epoch = epoch;
+            slot.ownership.epoch = epoch;
         }
     }
 
@@ -366,7 +376,16 @@ impl Agent {
 struct Begun {
     before: Condition,
     spec: Arc<ResolvedSpec>,
-    epoch: u64,
+    ownership: Ownership,
     vm: Option<Arc<Vm>>,
     reason: Option<String>,
+}
+
+impl Begun {
+    /// Lets go of a process that the operation has ended: nothing is kept there any more.
+    fn lose_what_ended(&mut self) {
+        if self.vm.take_if(|vm| vm.process.exit().is_some()).is_some() && self.before.is_in_doubt() {
+            self.before = Condition::InDoubt { keeps_pages_for: None };
+        }
+    }
 }

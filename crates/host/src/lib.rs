@@ -7,6 +7,10 @@
 //!
 //! VMs do not end with the agent: QEMU runs in a session of its own, and the next agent adopts it.
 
+// The support of the integration tests serves unit tests too, and names this crate.
+#[cfg(test)]
+extern crate self as godwit_host;
+
 mod agent;
 mod config;
 mod datastores;

@@ -3,17 +3,21 @@
 //!
 //! The saved type is apart from what the agent works with: its fields are a promise to later versions.
 
+mod disk;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 pub(crate) use godwit_migration::handover::Role;
-use godwit_migration::handover::{Known, Standing};
+use godwit_migration::handover::{Incarnation, Known, Ownership, Standing};
 use godwit_qemu::{ResolvedSpec, Uuid};
 use serde::{Deserialize, Serialize};
+
+use disk::Disk;
 
 /// The version this agent writes; it reads this one only.
 const FORMAT: u32 = 1;
@@ -53,6 +57,9 @@ pub(crate) struct SavedVm {
     pub desired: Desired,
     /// Whose it is.
     pub role: Role,
+    /// Which life of the VM it is. A record without one is of a VM that an earlier version created.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    pub incarnation: Incarnation,
     /// The generation of its ownership.
     pub epoch: u64,
     /// The host that it is handed over to, or comes from; none: it stays.
@@ -65,8 +72,9 @@ pub(crate) struct SavedVm {
 impl SavedVm {
     /// A record in this version's format.
     #[must_use]
-    pub(crate) fn new(spec: ResolvedSpec, role: Role, desired: Desired, epoch: u64) -> Self {
-        SavedVm { format: FORMAT, desired, role, epoch, other: None, spec }
+    pub(crate) fn new(spec: ResolvedSpec, role: Role, desired: Desired, ownership: Ownership) -> Self {
+        let Ownership { incarnation, epoch } = ownership;
+        SavedVm { format: FORMAT, desired, role, incarnation, epoch, other: None, spec }
     }
 
     /// The same, of a hand-over with that host.
@@ -84,7 +92,19 @@ impl SavedVm {
     /// What it says of the guest's ownership.
     #[must_use]
     pub(crate) fn standing(&self) -> Standing {
-        Standing { role: self.role, epoch: self.epoch }
+        Standing { role: self.role, ownership: self.ownership() }
+    }
+
+    /// The ownership that it records: this host's, or the one that this host would get.
+    #[must_use]
+    pub(crate) fn ownership(&self) -> Ownership {
+        Ownership { incarnation: self.incarnation, epoch: self.epoch }
+    }
+
+    /// Whether it is of this life of this VM.
+    #[must_use]
+    pub(crate) fn is_of(&self, uuid: Uuid, incarnation: Incarnation) -> bool {
+        self.spec.uuid == uuid && self.incarnation == incarnation
     }
 }
 
@@ -94,6 +114,8 @@ impl SavedVm {
 pub(crate) struct GoneVm {
     format: u32,
     name: String,
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    incarnation: Incarnation,
     epoch: u64,
 }
 
@@ -142,9 +164,11 @@ pub(crate) enum StoreError {
 #[derive(Debug)]
 pub(crate) struct Store {
     vms: PathBuf,
-    /// One file for each VM that this host had: `STATE_DIR/gone/UUID.json`.
+    /// One file for each life of a VM that this host had: `STATE_DIR/gone/UUID.INCARNATION.json`, or `UUID.json` where the VM is
+    /// older than incarnations.
     gone: PathBuf,
     peers: PathBuf,
+    pub(crate) disk: Disk,
     /// Held while a record is written: a half-written one is nobody else's to rename.
     writing: Mutex<()>,
     /// The lock ends with this file.
@@ -168,7 +192,8 @@ impl Store {
             fs::TryLockError::WouldBlock => StoreError::InUse { path: state_dir.to_owned() },
             fs::TryLockError::Error(source) => failed(&path, "locked", source),
         })?;
-        Ok(Store { vms, gone, peers: state_dir.join("peers.json"), writing: Mutex::default(), _lock: lock })
+        let peers = state_dir.join("peers.json");
+        Ok(Store { vms, gone, peers, disk: Disk::default(), writing: Mutex::default(), _lock: lock })
     }
 
     /// The names of all VMs that have a record, readable or not.
@@ -204,13 +229,22 @@ impl Store {
 
     /// The record of a VM; none: there is none, or none that can be read.
     pub(crate) fn load(&self, name: &str) -> Option<SavedVm> {
+        let read = self.read(name);
+        read.unwrap_or_else(|error| {
+            tracing::error!(vm = name, %error, "its record");
+            None
+        })
+    }
+
+    /// Reads the record of a VM; none: there is none.
+    ///
+    /// # Errors
+    /// There is one, and it can't be read: nobody knows what it says.
+    pub(crate) fn read(&self, name: &str) -> Result<Option<SavedVm>, StoreError> {
         match load(&self.vms.join(name).join("vm.json")) {
-            Ok(record) => Some(record),
-            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                tracing::error!(vm = name, %error, "its record");
-                None
-            }
+            Ok(record) => Ok(Some(record)),
+            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -220,21 +254,31 @@ impl Store {
         path.exists().then_some(path)
     }
 
-    /// All that this host ever wrote down of whose a guest is.
-    pub(crate) fn known(&self, name: &str, uuid: Uuid) -> Result<Known, StoreError> {
+    /// Returns all that this host ever wrote down of whose a guest is, in that life of its VM.
+    pub(crate) fn known(
+        &self,
+        name: &str,
+        uuid: Uuid,
+        incarnation: Incarnation,
+    ) -> Result<Known, StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        match load(&self.vms.join(name).join("vm.json")) {
-            Ok(record) if record.spec.uuid == uuid => return Ok(Known::Has(record.standing())),
-            // Another VM of that name.
-            Ok(_) => {}
-            Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        // Another VM may have that name, or another life of it.
+        if let Some(record) = self.read(name)?.filter(|record| record.is_of(uuid, incarnation)) {
+            return Ok(Known::Has(record.standing()));
         }
-        Ok(self.load_gone(uuid)?.map_or(Known::Never, |gone| Known::Gone { epoch: gone.epoch }))
+        let gone = self.load_gone(uuid, incarnation)?;
+        Ok(gone.map_or(Known::Never, |gone| Known::Gone(Ownership { incarnation, epoch: gone.epoch })))
     }
 
-    fn load_gone(&self, uuid: Uuid) -> Result<Option<GoneVm>, StoreError> {
-        let path = self.gone.join(format!("{uuid}.json"));
+    fn gone_path(&self, uuid: Uuid, incarnation: Incarnation) -> PathBuf {
+        self.gone.join(match incarnation.is_unrecorded() {
+            true => format!("{uuid}.json"),
+            false => format!("{uuid}.{incarnation}.json"),
+        })
+    }
+
+    fn load_gone(&self, uuid: Uuid, incarnation: Incarnation) -> Result<Option<GoneVm>, StoreError> {
+        let path = self.gone_path(uuid, incarnation);
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -242,11 +286,13 @@ impl Store {
         };
         let wrong = |why: String| StoreError::Format { path: path.clone(), why };
         let gone: GoneVm = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-        if gone.format == FORMAT {
-            Ok(Some(gone))
-        } else {
-            Err(wrong(format!("format {} instead of {FORMAT}", gone.format)))
+        if gone.format != FORMAT {
+            return Err(wrong(format!("format {} instead of {FORMAT}", gone.format)));
         }
+        if gone.incarnation != incarnation {
+            return Err(wrong(format!("incarnation {} instead of {incarnation}", gone.incarnation)));
+        }
+        Ok(Some(gone))
     }
 
     /// Writes a record; when this returns it survives a power cut.
@@ -266,19 +312,24 @@ impl Store {
 
     fn write(&self, record: &SavedVm) -> Result<(), StoreError> {
         let dir = self.vms.join(&record.spec.name);
-        fs::create_dir_all(&dir).map_err(|source| failed(&dir, "made", source))?;
-        replace(&dir.join("vm.json"), record)?;
-        File::open(&self.vms).and_then(|vms| vms.sync_all()).map_err(|source| failed(&dir, "written", source))
+        self.disk.make_dir(&dir).map_err(|source| failed(&dir, "made", source))?;
+        self.replace(&dir.join("vm.json"), record)
+    }
+
+    fn replace(&self, path: &Path, content: &impl Serialize) -> Result<(), StoreError> {
+        let text = serde_json::to_vec_pretty(content)
+            .map_err(|error| StoreError::Format { path: path.to_owned(), why: error.to_string() })?;
+        self.disk.replace(path, &text).map_err(|source| failed(path, "written", source))
     }
 
     /// Forgets a VM that this host owned, or was handing over; what it answers a host that asks later is kept. To be called before
     /// the record goes.
     pub(crate) fn note_gone(&self, record: &SavedVm) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let &SavedVm { epoch, ref spec, .. } = record;
+        let &SavedVm { incarnation, epoch, ref spec, .. } = record;
         self.forget_oldest()?;
-        let gone = GoneVm { format: FORMAT, name: spec.name.clone(), epoch };
-        replace(&self.gone.join(format!("{}.json", spec.uuid)), &gone)
+        let gone = GoneVm { format: FORMAT, name: spec.name.clone(), incarnation, epoch };
+        self.replace(&self.gone_path(spec.uuid, incarnation), &gone)
     }
 
     /// Keeps the number of VMs that are gone within its bound.
@@ -320,32 +371,24 @@ impl Store {
     /// Writes the hosts that a manager names.
     pub(crate) fn save_peers(&self, peers: &BTreeMap<String, String>) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() })
+        self.replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() })
     }
 
     /// Forgets a VM; no error when there is none.
     pub(crate) fn remove(&self, name: &str) -> Result<(), StoreError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = self.vms.join(name);
-        match fs::remove_dir_all(&dir).and_then(|()| File::open(&self.vms)?.sync_all()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&dir, "removed", error)),
-            _ => Ok(()),
+        let path = dir.join("vm.json");
+        self.disk.remove(&path).map_err(|source| failed(&path, "removed", source))?;
+        // Nobody reads a directory without a record, and the agent's start removes it.
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %dir.display(), %error, "a record's directory is left over");
+            }
+            _ => {}
         }
+        Ok(())
     }
-}
-
-/// Replaces a file by one that survives a power cut: the old one or the new one is there, whole.
-fn replace(path: &Path, content: &impl Serialize) -> Result<(), StoreError> {
-    let text = serde_json::to_vec_pretty(content)
-        .map_err(|error| StoreError::Format { path: path.to_owned(), why: error.to_string() })?;
-    let fresh = path.with_extension("json.new");
-    let write = || -> io::Result<()> {
-        let mut file = File::create(&fresh)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&fresh, path)?;
-        path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
-    };
-    write().map_err(|source| failed(path, "written", source))
 }
 
 fn load(path: &Path) -> Result<SavedVm, StoreError> {
@@ -375,6 +418,12 @@ fn failed(path: &Path, action: &'static str, source: io::Error) -> StoreError {
 mod tests {
     use super::*;
 
+    const LIFE: Incarnation = Incarnation::new(7);
+
+    fn at(epoch: u64) -> Ownership {
+        Ownership { incarnation: LIFE, epoch }
+    }
+
     fn spec(name: &str) -> ResolvedSpec {
         serde_json::from_value(serde_json::json!({
             "name": name, "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
@@ -387,7 +436,7 @@ mod tests {
     fn a_record_comes_back_as_it_was_written() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        let mut record = SavedVm::new(spec("web"), Role::Owner, Desired::Running, 3);
+        let mut record = SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(3));
         store.save(&record).unwrap();
         record.epoch = 4;
         store.save(&record).unwrap();
@@ -395,7 +444,7 @@ mod tests {
         record.other = Some(OtherHost { name: "b".to_owned(), needs_pages: true, runs: true });
         store.save(&record).unwrap();
         assert_eq!(store.load("web").unwrap().pages_kept_for(), Some("b"));
-        store.save(&SavedVm::new(spec("db"), Role::Shadow, Desired::Stopped, 1)).unwrap();
+        store.save(&SavedVm::new(spec("db"), Role::Shadow, Desired::Stopped, at(1))).unwrap();
         let (records, problems) = store.load_all().unwrap();
         assert!(problems.is_empty());
         assert_eq!(records.len(), 2);
@@ -409,7 +458,7 @@ mod tests {
     fn what_comes_too_late_is_written_over_nothing_newer() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        let owner = SavedVm::new(spec("web"), Role::Owner, Desired::Running, 3);
+        let owner = SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(3));
         let to_b = owner.clone().with(OtherHost { name: "b".to_owned(), needs_pages: false, runs: true });
         assert!(!store.save_over(&to_b, &owner).unwrap());
         assert_eq!(store.load("web"), None);
@@ -429,18 +478,61 @@ mod tests {
             ResolvedSpec { uuid: Uuid::from_u128(1), ..spec("web") },
             Role::Owner,
             Desired::Running,
-            3,
+            at(3),
         );
-        assert_eq!(store.known("web", old.spec.uuid).unwrap(), Known::Never);
+        assert_eq!(store.known("web", old.spec.uuid, LIFE).unwrap(), Known::Never);
         store.save(&old).unwrap();
-        assert_eq!(store.known("web", old.spec.uuid).unwrap(), Known::Has(old.standing()));
+        assert_eq!(store.known("web", old.spec.uuid, LIFE).unwrap(), Known::Has(old.standing()));
         store.note_gone(&old).unwrap();
         store.remove("web").unwrap();
         let new = ResolvedSpec { uuid: Uuid::from_u128(2), ..spec("web") };
-        store.save(&SavedVm::new(new.clone(), Role::Owner, Desired::Running, 1)).unwrap();
-        assert_eq!(store.known("web", old.spec.uuid).unwrap(), Known::Gone { epoch: 3 });
-        assert_eq!(store.known("web", Uuid::from_u128(3)).unwrap(), Known::Never);
-        assert!(matches!(store.known("web", new.uuid).unwrap(), Known::Has(_)));
+        store.save(&SavedVm::new(new.clone(), Role::Owner, Desired::Running, at(1))).unwrap();
+        assert_eq!(store.known("web", old.spec.uuid, LIFE).unwrap(), Known::Gone(at(3)));
+        assert_eq!(store.known("web", Uuid::from_u128(3), LIFE).unwrap(), Known::Never);
+        assert!(matches!(store.known("web", new.uuid, LIFE).unwrap(), Known::Has(_)));
+    }
+
+    #[test]
+    fn what_is_recorded_of_one_life_is_no_answer_for_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let spec = ResolvedSpec { uuid: Uuid::from_u128(1), ..spec("web") };
+        let owner = |ownership| SavedVm::new(spec.clone(), Role::Owner, Desired::Running, ownership);
+        let known = |incarnation| store.known("web", spec.uuid, incarnation).unwrap();
+        let (older, newer) = (at(3), Ownership { incarnation: Incarnation::new(8), epoch: 1 });
+        let unrecorded = Ownership { incarnation: Incarnation::UNRECORDED, epoch: 9 };
+        for gone in [unrecorded, older] {
+            store.save(&owner(gone)).unwrap();
+            store.note_gone(&owner(gone)).unwrap();
+            store.remove("web").unwrap();
+        }
+        assert_eq!(known(newer.incarnation), Known::Never);
+        store.save(&owner(newer)).unwrap();
+        let has = Known::Has(Standing { role: Role::Owner, ownership: newer });
+        assert_eq!(known(newer.incarnation), has);
+        // A newer life overwrites nothing that older ones have to answer.
+        store.note_gone(&owner(newer)).unwrap();
+        store.remove("web").unwrap();
+        for gone in [unrecorded, older, newer] {
+            assert_eq!(known(gone.incarnation), Known::Gone(gone));
+        }
+    }
+
+    #[test]
+    fn records_of_earlier_versions_are_of_the_unrecorded_life() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let spec = ResolvedSpec { uuid: Uuid::from_u128(1), ..spec("web") };
+        let unrecorded = Ownership { incarnation: Incarnation::UNRECORDED, epoch: 4 };
+        let gone = dir.path().join("gone").join(format!("{}.json", spec.uuid));
+        fs::write(gone, r#"{"format":1,"name":"web","epoch":4}"#).unwrap();
+        let known = store.known("web", spec.uuid, Incarnation::UNRECORDED).unwrap();
+        assert_eq!(known, Known::Gone(unrecorded));
+        assert_eq!(store.known("web", spec.uuid, LIFE).unwrap(), Known::Never);
+        let record = SavedVm::new(spec, Role::Owner, Desired::Running, unrecorded);
+        let text = serde_json::to_string(&record).unwrap();
+        assert!(!text.contains("incarnation"), "{text}");
+        assert_eq!(parse(text.as_bytes()), Ok(record));
     }
 
     #[test]
@@ -458,8 +550,9 @@ mod tests {
     fn a_broken_or_later_record_is_told_and_harms_no_other() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        store.save(&SavedVm::new(spec("web"), Role::Owner, Desired::Running, 1)).unwrap();
-        let later = SavedVm { format: 9, ..SavedVm::new(spec("later"), Role::Owner, Desired::Running, 1) };
+        store.save(&SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(1))).unwrap();
+        let later =
+            SavedVm { format: 9, ..SavedVm::new(spec("later"), Role::Owner, Desired::Running, at(1)) };
         store.save(&later).unwrap();
         fs::create_dir(dir.path().join("vms/torn")).unwrap();
         fs::write(dir.path().join("vms/torn/vm.json"), "{\"format\": 1").unwrap();

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
+use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::reference::Content;
 use godwit_qemu::{AdoptError, Launch, OpenFiles, QemuProcess, ResolvedSpec, Tap, Tracker};
 use godwit_ram::{Region, tracker_listener};
@@ -36,6 +37,8 @@ pub struct Vm {
     pub name: String,
     /// What it is, nothing left to defaults.
     pub spec: ResolvedSpec,
+    /// Which life of the VM it is.
+    pub incarnation: Incarnation,
     /// The generation of its ownership. An operator who takes a guest in doubt back begins a new one.
     epoch: AtomicU64,
     /// QEMU.
@@ -116,12 +119,15 @@ impl Vm {
         site: &LaunchSite<'_>,
         spec: &ResolvedSpec,
         opened: OpenFiles,
-        epoch: u64,
+        ownership: Ownership,
         begin: Begin,
     ) -> Result<Vm, ApiError> {
         let files = site.places.vm(&spec.name);
         let staged = StagedFiles::new(files.clone());
         files.make_dir().map_err(|error| host_failed("the VM's run directory can't be made", &error))?;
+        files
+            .clear_notes()
+            .map_err(|error| host_failed("notes of an older process can't be removed", &error))?;
         let user = files.claim_user(spec.accel).map_err(|error| no_user(&error))?;
         let regions = make_memory(&files, spec, user)?;
         let taps = attach_taps(site, spec).await?;
@@ -143,7 +149,8 @@ impl Vm {
         let vm = Vm {
             name: spec.name.clone(),
             spec: spec.clone(),
-            epoch: AtomicU64::new(epoch),
+            incarnation: ownership.incarnation,
+            epoch: AtomicU64::new(ownership.epoch),
             process,
             regions,
             tracker_socket: files.tracker_socket.clone(),
@@ -175,7 +182,7 @@ impl Vm {
     pub(crate) async fn adopt(
         files: VmFiles,
         spec: &ResolvedSpec,
-        epoch: u64,
+        ownership: Ownership,
         process: Option<(i32, u64)>,
     ) -> Result<Option<Vm>, ApiError> {
         let noted = process.or_else(|| files.read_pid()).or_else(|| files.find_process());
@@ -196,7 +203,8 @@ impl Vm {
         Ok(Some(Vm {
             name: spec.name.clone(),
             spec: spec.clone(),
-            epoch: AtomicU64::new(epoch),
+            incarnation: ownership.incarnation,
+            epoch: AtomicU64::new(ownership.epoch),
             process,
             regions,
             tracker_socket: files.tracker_socket.clone(),
@@ -236,6 +244,12 @@ impl Vm {
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// The life of the VM and the generation of its ownership.
+    #[must_use]
+    pub fn ownership(&self) -> Ownership {
+        Ownership { incarnation: self.incarnation, epoch: self.epoch() }
     }
 
     pub(crate) fn set_epoch(&self, epoch: u64) {

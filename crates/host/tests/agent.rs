@@ -18,7 +18,7 @@ use godwit_migration::{Outcome, Report};
 use godwit_pki::{Authority, Grant, Identity, Issued, Role, describe};
 use godwit_qemu::{AccelProbe, ResolvedSpec, VmSpec};
 use http::{HeaderMap, Method, StatusCode};
-use support::{TestHost, until};
+use support::{TestHost, arriving, until};
 
 /// An agent, and a VM "web" that it runs.
 async fn with_vm(host: &TestHost) -> Arc<Agent> {
@@ -249,11 +249,11 @@ fn a_shadow_is_removed_without_a_trace() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        let shadow = agent.prepare_incoming(spec.clone(), 7, "b", false).await.unwrap();
+        let shadow = agent.prepare_incoming(spec.clone(), arriving(7), "b", false).await.unwrap();
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.epoch), (VmState::MigratingIn, 7));
         assert_eq!(shadow.regions.len(), 2);
-        let twice = agent.prepare_incoming(spec, 7, "b", false).await.unwrap_err();
+        let twice = agent.prepare_incoming(spec, arriving(7), "b", false).await.unwrap_err();
         assert_eq!(twice.code, ErrorCode::Busy);
         for refused in [
             agent.stop("web", Default::default()).await.err(),
@@ -274,7 +274,7 @@ fn a_shadow_does_not_outlive_its_agent() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
+        agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
     });
     assert_eq!(host.qemus().len(), 1);
     host.with_agent(async |client| assert!(client.vms().await.unwrap().is_empty()));
@@ -287,7 +287,7 @@ fn a_promoted_shadow_is_the_hosts_own() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        let shadow = agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
+        let shadow = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
         agent.promote(&shadow).await;
         // Nothing has arrived: its vCPUs stand still, and so it is shown.
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Paused);
@@ -393,9 +393,11 @@ fn an_operator_decides_where_a_guest_in_doubt_is() {
         agent.start("web").await.unwrap();
 
         doubt().await;
-        let uuid = agent.vm("web").unwrap().unwrap().spec.uuid;
+        let vm = agent.vm("web").unwrap().unwrap();
+        let (uuid, ownership) = (vm.spec.uuid, vm.ownership());
         assert_eq!(agent.resolve_doubt("web", word("b", false)).await.unwrap().vm, None);
-        assert_eq!(agent.known("web", uuid).unwrap(), Known::Gone { epoch: 5 });
+        assert_eq!(agent.known("web", uuid, ownership.incarnation).unwrap(), Known::Gone(ownership));
+        assert_eq!(ownership.epoch, 5);
         assert!(agent.vms().is_empty());
         assert_eq!(host.remains(), Vec::<String>::new());
     });
@@ -516,7 +518,7 @@ fn a_shadow_that_does_not_answer_is_removed_and_was_never_here() {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
         let uuid = spec.uuid;
-        agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
+        agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
         uuid
     });
     std::fs::remove_file(host.path().join("run/vms/web/qmp.sock")).unwrap();
@@ -524,7 +526,7 @@ fn a_shadow_that_does_not_answer_is_removed_and_was_never_here() {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         assert!(agent.vms().is_empty());
         // Its source owns that epoch still, and may offer it once more.
-        assert_eq!(agent.known("web", uuid).unwrap(), Known::Never);
+        assert_eq!(agent.known("web", uuid, arriving(2).incarnation).unwrap(), Known::Never);
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -544,7 +546,7 @@ fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
         assert!(refused.code == ErrorCode::AlreadyExists && refused.message.contains("vm.json"), "{refused}");
         let spec = agent.resolve(host.spec("other")).await.unwrap();
         let spec = ResolvedSpec { name: "web".to_owned(), ..spec };
-        let refused = agent.prepare_incoming(spec, 2, "b", false).await.unwrap_err();
+        let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::AlreadyExists);
         assert_eq!(std::fs::read_to_string(&record).unwrap(), "{");
     });

@@ -17,7 +17,7 @@ use godwit_qemu::{Accel, AccelProbe, Disk, DiskFormat, ResolvedSpec, VmSpec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{DumpableBehavior, Gid, Pid, Resource, Uid};
-use support::TestHost;
+use support::{TestHost, arriving};
 
 /// Somebody on the host who has no VM.
 const SOMEBODY: u32 = 1_999_960_000;
@@ -303,7 +303,7 @@ fn another_host_names_no_file_that_is_not_for_vms() {
             (&theirs, None, false),
         ] {
             let spec = guest(kernel.clone(), disk.clone(), readonly).await;
-            let refused = agent.prepare_incoming(spec, 2, "b", false).await.unwrap_err();
+            let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap_err();
             assert_eq!(refused.code, ErrorCode::Preflight, "{kernel:?} {disk:?}");
             assert!(refused.message.contains("opens for no guest of another host"), "{refused}");
             assert!(refused.mend.contains("vm_dirs"), "{refused}");
@@ -314,11 +314,11 @@ fn another_host_names_no_file_that_is_not_for_vms() {
             open_wide(path);
         }
         let spec = guest(ours.clone(), Some(elsewhere.join("disk")), false).await;
-        assert!(agent.prepare_incoming(spec, 2, "b", false).await.is_err());
+        assert!(agent.prepare_incoming(spec, arriving(2), "b", false).await.is_err());
         for (kernel, disk) in [(&theirs, elsewhere.join("disk")), (&ours, images.join("disk"))] {
             let readonly = disk.starts_with(&elsewhere);
             let spec = guest(kernel.clone(), Some(disk), readonly).await;
-            let shadow = agent.prepare_incoming(spec, 2, "b", false).await.unwrap();
+            let shadow = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
             agent.discard(&shadow).await;
         }
         assert_eq!(host.remains(), Vec::<String>::new());

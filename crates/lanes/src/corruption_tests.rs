@@ -61,7 +61,7 @@ fn send_all_shapes(near: &Stream, from: &Region) {
     let others =
         [Message::References(references), Message::Delta(delta), missing, Message::Padding { bytes: 9000 }];
     others.iter().for_each(|message| sender.send(message).unwrap());
-    sender.send(&Message::Commit { epoch: 7 }).unwrap();
+    sender.send(&Message::Commit { epoch: 7, incarnation: 0 }).unwrap();
     near.finish_sending();
 }
 

@@ -58,7 +58,7 @@ fn nothing_follows_a_message_that_could_not_be_sent() {
         let (sent, mut receiver) = (near.sent_bytes(), far.receiver());
         std::thread::scope(|scope| {
             scope.spawn(|| while receiver.receive().is_ok() {});
-            assert!(sender.send(&Message::Commit { epoch: 2 }).is_err());
+            assert!(sender.send(&Message::Commit { epoch: 2, incarnation: 0 }).is_err());
             assert_eq!(near.sent_bytes(), sent);
             near.close();
         });

@@ -7,6 +7,7 @@
 use godwit_wire::{Begin, Reason};
 
 use crate::failure::{Failure, FailureCode};
+use crate::handover::{Incarnation, Ownership};
 
 /// The most device state that is taken. A usual VM has 0.2 MB; passed-through devices with memory of their own have
 /// gigabytes.
@@ -40,8 +41,8 @@ pub enum Event {
     Loaded,
     /// The source hands the guest over.
     Commit {
-        /// The epoch of the new ownership.
-        epoch: u64,
+        /// The new ownership.
+        ownership: Ownership,
     },
     /// The guest runs (or is complete and paused, where it was paused).
     GuestRuns,
@@ -133,7 +134,7 @@ enum State {
 pub struct Destination {
     state: State,
     block_pages: Vec<u64>,
-    epoch: u64,
+    ownership: Ownership,
     run: bool,
     committed: bool,
     pages_complete: bool,
@@ -143,13 +144,13 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// A destination whose shadow VM has RAM blocks of so many pages, and which was prepared for `epoch`.
+    /// A destination whose shadow VM has RAM blocks of so many pages, and which was prepared for `ownership`.
     #[must_use]
-    pub fn new(block_pages: Vec<u64>, epoch: u64) -> Self {
+    pub fn new(block_pages: Vec<u64>, ownership: Ownership) -> Self {
         Destination {
             state: State::Awaiting,
             block_pages,
-            epoch,
+            ownership,
             run: true,
             committed: false,
             pages_complete: false,
@@ -187,8 +188,8 @@ impl Destination {
                 self.state = State::Loaded;
                 self.run_if_committed()
             }
-            (State::Loading | State::Loaded, Event::Commit { epoch }) if !self.committed => {
-                self.commit(epoch)
+            (State::Loading | State::Loaded, Event::Commit { ownership }) if !self.committed => {
+                self.commit(ownership)
             }
             (State::Starting, Event::GuestRuns) => {
                 self.state = State::Ended;
@@ -229,8 +230,9 @@ impl Destination {
             );
             return self.discard(Failure::new(FailureCode::MemoryMismatch, detail), true);
         }
-        if begin.epoch != self.epoch {
-            let detail = format!("the source hands over epoch {}, {} was prepared", begin.epoch, self.epoch);
+        let handed_over = Ownership { incarnation: Incarnation::new(begin.incarnation), epoch: begin.epoch };
+        if handed_over != self.ownership {
+            let detail = format!("the source hands over {handed_over}; prepared is {}", self.ownership);
             return self.discard(Failure::new(FailureCode::StaleEpoch, detail), true);
         }
         self.run = begin.run;
@@ -267,9 +269,9 @@ impl Destination {
         vec![Action::NoteTakeOver]
     }
 
-    fn commit(&mut self, epoch: u64) -> Vec<Action> {
-        if epoch != self.epoch {
-            let detail = format!("the commit is for epoch {epoch}; {} was prepared", self.epoch);
+    fn commit(&mut self, ownership: Ownership) -> Vec<Action> {
+        if ownership != self.ownership {
+            let detail = format!("the commit is for {ownership}; prepared is {}", self.ownership);
             return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
         }
         self.committed = true;

@@ -6,6 +6,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
+use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::source::{
     Action as SourceAction, Event as SourceEvent, NotServed, Plan, Source, State, Verdict,
 };
@@ -16,6 +17,8 @@ use destination::{Action as DestinationAction, Destination, Ending, Event as Des
 
 const PAGES: usize = 400;
 const EPOCH: u64 = 7;
+const LIFE: u128 = 0xfeed;
+const OWNERSHIP: Ownership = Ownership { incarnation: Incarnation::new(LIFE), epoch: EPOCH };
 /// Below what any switchover costs: how much remains decides.
 const BUDGET: Duration = Duration::from_millis(1);
 /// 4 KiB pages at this rate make rounds long enough that the policy needs several.
@@ -94,7 +97,7 @@ impl World {
         let policy = Policy { page_in, switchover_budget: BUDGET, ..Policy::default() };
         World {
             source: Source::new(&Plan { policy, preflight: Duration::ZERO, resumes: false }),
-            destination: Destination::new(vec![PAGES as u64], EPOCH),
+            destination: Destination::new(vec![PAGES as u64], OWNERSHIP),
             now: Duration::ZERO,
             to_destination: VecDeque::new(),
             to_source: VecDeque::new(),
@@ -304,9 +307,12 @@ impl World {
     /// What a word means to the machine; none: it is the streams' affair.
     fn word_at_destination(&mut self, word: Word) -> Option<DestinationEvent> {
         Some(match word {
-            Word::Begin => {
-                DestinationEvent::Begin(Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] })
-            }
+            Word::Begin => DestinationEvent::Begin(Begin {
+                epoch: EPOCH,
+                incarnation: LIFE,
+                run: true,
+                block_pages: vec![PAGES as u64],
+            }),
             Word::Pages(content) => {
                 for &(page, value) in &content {
                     self.destination_memory[page] = value;
@@ -325,7 +331,7 @@ impl World {
             Word::PagesEnd(sent) => DestinationEvent::PagesComplete { sent, applied: self.pages_applied },
             Word::DeviceState => DestinationEvent::DeviceStateFed { bytes: 100 },
             Word::DeviceStateEnd(bytes) => DestinationEvent::DeviceStateEnd { bytes },
-            Word::Commit => DestinationEvent::Commit { epoch: EPOCH },
+            Word::Commit => DestinationEvent::Commit { ownership: OWNERSHIP },
             Word::Abort(failure) => DestinationEvent::Aborted(failure.to_reason()),
             other => panic!("{other:?} at the destination"),
         })
@@ -660,8 +666,8 @@ fn silence_after_the_commit_is_doubt() {
 
 #[test]
 fn a_message_out_of_order_discards_the_shadow() {
-    let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
-    let actions = destination.on(DestinationEvent::Commit { epoch: EPOCH });
+    let mut destination = Destination::new(vec![PAGES as u64], OWNERSHIP);
+    let actions = destination.on(DestinationEvent::Commit { ownership: OWNERSHIP });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
     assert!(
         matches!(&actions[1], DestinationAction::Refuse(failure) if failure.code == FailureCode::ProtocolBroken)
@@ -670,8 +676,8 @@ fn a_message_out_of_order_discards_the_shadow() {
 
 #[test]
 fn a_device_state_before_all_pages_discards_the_shadow() {
-    let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
-    let begin = Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] };
+    let mut destination = Destination::new(vec![PAGES as u64], OWNERSHIP);
+    let begin = Begin { epoch: EPOCH, incarnation: LIFE, run: true, block_pages: vec![PAGES as u64] };
     destination.on(DestinationEvent::Begin(begin));
     let actions = destination.on(DestinationEvent::DeviceStateEnd { bytes: 0 });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
@@ -694,8 +700,8 @@ fn an_answer_out_of_order_ends_the_move_and_keeps_the_guest() {
 
 #[test]
 fn a_lost_page_is_noticed_before_the_guest_runs() {
-    let mut destination = Destination::new(vec![PAGES as u64], EPOCH);
-    let begin = Begin { epoch: EPOCH, run: true, block_pages: vec![PAGES as u64] };
+    let mut destination = Destination::new(vec![PAGES as u64], OWNERSHIP);
+    let begin = Begin { epoch: EPOCH, incarnation: LIFE, run: true, block_pages: vec![PAGES as u64] };
     assert_eq!(destination.on(DestinationEvent::Begin(begin)), [DestinationAction::SendReady]);
     let actions = destination.on(DestinationEvent::PagesComplete { sent: 6, applied: 5 });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));

@@ -56,8 +56,8 @@ kinds! {
     Hello = 1, 30, 30;
     /// Destination → source: the version to speak.
     Welcome = 2, 2, 2;
-    /// Source → destination: epoch, whether the guest shall run, size of each RAM block.
-    Begin = 3, 11 + 8, 11 + 8 * MAX_BLOCKS as u32;
+    /// Source → destination: epoch, whether the guest shall run, size of each RAM block, incarnation.
+    Begin = 3, 11 + 8, 11 + 8 * MAX_BLOCKS as u32 + 16;
     /// Destination → source: the shadow VM is there.
     Ready = 4, 0, 0;
     /// Source → destination: pages, uncompressed.
@@ -77,7 +77,7 @@ kinds! {
     /// Source → destination: the stream is over, with its length.
     DeviceStateEnd = 12, 8, 8;
     /// Source → destination: the guest is yours. The commit point.
-    Commit = 13, 8, 8;
+    Commit = 13, 8, 8 + 16;
     /// Destination → source: the guest runs here.
     Running = 14, 24, 24;
     /// Destination → source: the guest does not and will not run here; the source may run it.

@@ -159,6 +159,8 @@ impl PagesHeader {
 pub struct Begin {
     /// The generation of ownership that the destination gets with the commit.
     pub epoch: u64,
+    /// Which life of the VM it is; 0: the VM is older than incarnations.
+    pub incarnation: u128,
     /// Whether the guest shall run after the switchover (false: it was paused).
     pub run: bool,
     /// Pages of each RAM block.
@@ -245,7 +247,7 @@ pub enum Message {
     Pong { sent_ns: u64, answered_ns: u64 },
     DeviceState(Vec<u8>),
     DeviceStateEnd { bytes: u64 },
-    Commit { epoch: u64 },
+    Commit { epoch: u64, incarnation: u128 },
     Running(Running),
     Refused(Reason),
     Abort(Reason),
@@ -334,6 +336,7 @@ impl Message {
                 let blocks = u16::try_from(begin.block_pages.len()).unwrap_or(u16::MAX);
                 out.extend_from_slice(&blocks.to_le_bytes());
                 begin.block_pages.iter().for_each(|pages| out.extend_from_slice(&pages.to_le_bytes()));
+                encode_incarnation(begin.incarnation, out);
             }
             Message::Ready | Message::Pages(_) | Message::UnitEnd | Message::PreparePageIn => {}
             Message::Zeros(zeros) => {
@@ -352,7 +355,10 @@ impl Message {
                 end.units.iter().for_each(|units| out.extend_from_slice(&units.to_le_bytes()));
             }
             Message::Ping { sent_ns } => out.extend_from_slice(&sent_ns.to_le_bytes()),
-            Message::Commit { epoch } => out.extend_from_slice(&epoch.to_le_bytes()),
+            Message::Commit { epoch, incarnation } => {
+                out.extend_from_slice(&epoch.to_le_bytes());
+                encode_incarnation(*incarnation, out);
+            }
             Message::Pong { sent_ns: a, answered_ns: b } => {
                 out.extend_from_slice(&a.to_le_bytes());
                 out.extend_from_slice(&b.to_le_bytes());
@@ -433,7 +439,10 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         }
         Kind::DeviceState => Message::DeviceState(cursor.rest().to_vec()),
         Kind::DeviceStateEnd => Message::DeviceStateEnd { bytes: cursor.u64("the device state's length")? },
-        Kind::Commit => Message::Commit { epoch: cursor.u64("the epoch")? },
+        Kind::Commit => {
+            let epoch = cursor.u64("the epoch")?;
+            Message::Commit { epoch, incarnation: decode_incarnation(cursor)? }
+        }
         Kind::Running => Message::Running(Running {
             commit_ns: cursor.u64("the commit's time")?,
             loaded_ns: cursor.u64("the load's time")?,
@@ -466,7 +475,24 @@ fn decode_begin(cursor: &mut Cursor<'_>) -> Result<Begin, WireError> {
         return Err(WireError::BadValue { what: "the number of blocks" });
     }
     let block_pages = (0..blocks).map(|_| cursor.u64("a block's size")).collect::<Result<_, _>>()?;
-    Ok(Begin { epoch, run, block_pages })
+    Ok(Begin { epoch, incarnation: decode_incarnation(cursor)?, run, block_pages })
+}
+
+/// Appends an incarnation. One that is not recorded takes no bytes: its VM may go to an older release, which reads none.
+fn encode_incarnation(incarnation: u128, out: &mut Vec<u8>) {
+    if incarnation != 0 {
+        out.extend_from_slice(&incarnation.to_le_bytes());
+    }
+}
+
+fn decode_incarnation(cursor: &mut Cursor<'_>) -> Result<u128, WireError> {
+    if cursor.is_empty() {
+        return Ok(0);
+    }
+    match u128::from_le_bytes(cursor.array("the incarnation")?) {
+        0 => Err(WireError::BadValue { what: "the incarnation" }),
+        incarnation => Ok(incarnation),
+    }
 }
 
 fn decode_bool(cursor: &mut Cursor<'_>, what: &'static str) -> Result<bool, WireError> {

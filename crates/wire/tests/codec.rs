@@ -73,6 +73,10 @@ fn paged_in() -> impl Strategy<Value = PagedIn> {
     })
 }
 
+fn incarnation() -> impl Strategy<Value = u128> {
+    prop_oneof![Just(0), any::<u128>()]
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         (any::<u16>(), any::<u16>(), any::<[u8; 16]>(), any::<u16>()).prop_map(
@@ -85,8 +89,18 @@ fn message() -> impl Strategy<Value = Message> {
             }
         ),
         any::<u16>().prop_map(|version| Message::Welcome { version }),
-        (any::<u64>(), any::<bool>(), prop::collection::vec(any::<u64>(), 1..usize::from(MAX_BLOCKS)))
-            .prop_map(|(epoch, run, block_pages)| Message::Begin(Begin { epoch, run, block_pages })),
+        (
+            any::<u64>(),
+            incarnation(),
+            any::<bool>(),
+            prop::collection::vec(any::<u64>(), 1..usize::from(MAX_BLOCKS))
+        )
+            .prop_map(|(epoch, incarnation, run, block_pages)| Message::Begin(Begin {
+                epoch,
+                incarnation,
+                run,
+                block_pages
+            })),
         Just(Message::Ready),
         (any::<u32>(), 0..MAX_BLOCKS, 0..1u64 << 50, 1..=MAX_PAGES_PER_FRAME, any::<u32>()).prop_map(
             |(round, block, first, count, sum)| Message::Pages(PagesHeader {
@@ -109,7 +123,7 @@ fn message() -> impl Strategy<Value = Message> {
             .prop_map(|(sent_ns, answered_ns)| Message::Pong { sent_ns, answered_ns }),
         prop::collection::vec(any::<u8>(), 1..2000).prop_map(Message::DeviceState),
         any::<u64>().prop_map(|bytes| Message::DeviceStateEnd { bytes }),
-        any::<u64>().prop_map(|epoch| Message::Commit { epoch }),
+        (any::<u64>(), incarnation()).prop_map(|(epoch, incarnation)| Message::Commit { epoch, incarnation }),
         (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(commit_ns, loaded_ns, running_ns)| {
             Message::Running(Running { commit_ns, loaded_ns, running_ns })
         }),
@@ -318,6 +332,20 @@ fn deltas_that_can_not_be_are_refused() {
         frame[HEADER_LEN + at] = value;
         assert!(matches!(decode_sealed(&frame), Err(WireError::BadValue { .. })), "{at}");
     }
+}
+
+#[test]
+fn an_incarnation_takes_no_bytes_where_there_is_none() {
+    let frame = |incarnation| {
+        let mut frame = Vec::new();
+        Message::Commit { epoch: 2, incarnation }.encode(&mut frame);
+        frame
+    };
+    assert_eq!(frame(0).len(), HEADER_LEN + 8, "as older releases expect it");
+    assert_eq!(frame(7).len(), HEADER_LEN + 24);
+    let mut zero = frame(7);
+    zero[HEADER_LEN + 8] = 0;
+    assert!(matches!(decode_sealed(&zero), Err(WireError::BadValue { .. })));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! What a fleet is made of.
 
 use godwit_api::{HostInfo, VmInfo};
-use godwit_qemu::DEFAULT_CPU_MODEL;
+use godwit_migration::handover::Incarnation;
+use godwit_qemu::{DEFAULT_CPU_MODEL, Uuid};
 use serde_json::json;
 
 /// What a fleet is made of.
@@ -99,14 +100,15 @@ impl FleetPlan {
         }))
     }
 
-    /// What a host tells of a VM that runs there.
+    /// What a host tells of a VM that was just created there: each has an incarnation of its own.
     pub(crate) fn vm(&self, number: usize, host: &str) -> Result<VmInfo, serde_json::Error> {
         let turns = self.vm_memory_bytes.len().max(1);
         let memory_bytes = self.vm_memory_bytes.get(number % turns).copied().unwrap_or(256 << 20);
         let name = self.vm_name(number);
         let address = format!("10.{}.{}.{}", 64 + (number >> 16), (number >> 8) & 255, number & 255);
+        let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
         serde_json::from_value(json!({
-            "name": name, "host": host, "state": "running", "epoch": 1, "pid": 1000 + number, "memory_bytes": memory_bytes, "vcpus": 2,
+            "name": name, "host": host, "state": "running", "incarnation": incarnation, "epoch": 1, "pid": 1000 + number, "memory_bytes": memory_bytes, "vcpus": 2,
             "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": [address],
             "spec": { "name": name, "memory": memory_bytes.to_string(), "vcpus": 2, "kernel": "/srv/images/vmlinuz", "accel": "kvm", "machine": "pc-q35-10.0" },
         }))

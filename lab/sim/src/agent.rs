@@ -1,9 +1,14 @@
 //! The agents: their steps, their starts, and what they do about doubt.
 
-use godwit_migration::handover::{Found, OfDestination, OfSource, Recovery, Role, Standing};
+use godwit_migration::handover::{Found, OfDestination, OfSource, Ownership, Recovery, Role};
 use godwit_migration::source::Action;
 
-use crate::world::{Answer, HostId, Letter, Stage, Step, Word, Work, World};
+use crate::world::{Answer, HostId, Letter, Process, Record, Stage, Step, Word, Work, World};
+
+/// The life of another VM that has the same name and uuid.
+const STRANGER: u32 = 1_000;
+/// Later than any offer of the guest's first moves.
+const STRANGERS_EPOCH: u64 = 9;
 
 impl World {
     /// Does at once what nobody outside this host could see a difference in, up to the next step that matters.
@@ -39,25 +44,89 @@ impl World {
             Step::Destination(action) => self.destination_acts(host, action),
             Step::StopGuest => self.stop_guest(host),
             Step::TellReleased => self.source_takes(host, godwit_migration::source::Event::Released),
-            Step::NoteGone => {
-                let here = &mut self.hosts[host];
-                // A full disk keeps nothing from going on: the other host runs the guest by now.
-                if !here.disk.full {
-                    here.disk.gone = Some(here.epoch);
-                }
-            }
+            Step::NoteGone => self.note_gone(host),
             Step::RemoveRecord => {
-                self.hosts[host].disk.record = None;
-                self.hosts[host].unsaved = None;
+                self.remove_record(host, Step::RemoveRecord);
             }
             Step::Kill => self.kill(host, false),
+            Step::EndGuest => {
+                self.hosts[host].process = None;
+                self.dead = true;
+            }
+            Step::RemoveDeleted => self.deleted |= self.remove_record(host, Step::RemoveDeleted),
             Step::LetGo => {
                 // One that has ended meanwhile can be started anew.
                 let _ = self.let_go(host);
             }
-            Step::SaveOwner(epoch) => self.hosts[host].save_owner(epoch),
+            Step::SaveOwner(ownership) => self.hosts[host].save_owner(ownership),
             Step::BeIdle => self.hosts[host].work = Work::Idle,
             Step::BeInDoubt => self.hosts[host].work = Work::Doubt { asked: false },
+        }
+    }
+
+    /// Notes that the guest is gone from here. Where that fails nothing of it goes: a deletion is refused, and a source asks again.
+    fn note_gone(&mut self, host: HostId) {
+        let heeds = self.options.rules.heeds_failed_writes;
+        let here = &mut self.hosts[host];
+        let Ownership { incarnation, epoch } = here.ownership;
+        if here.disk.writes() {
+            here.disk.gone.insert(incarnation, epoch);
+        } else if heeds {
+            here.steps.clear();
+            let is_offered = here.role() == Some(Role::HandingOver);
+            here.work = if is_offered { Work::Doubt { asked: false } } else { Work::Idle };
+        }
+    }
+
+    /// Removes the record; where that fails, as `again` later. Returns whether it is gone.
+    fn remove_record(&mut self, host: HostId, again: Step) -> bool {
+        let heeds = self.options.rules.heeds_failed_writes;
+        let here = &mut self.hosts[host];
+        let removed = here.disk.removes();
+        if removed {
+            here.disk.record = None;
+            here.unsaved = None;
+        } else if heeds {
+            here.steps.push_front(again);
+        }
+        removed
+    }
+
+    /// An operator deletes the VM where it is.
+    pub(crate) fn delete(&mut self, host: HostId) {
+        self.hosts[host].steps.extend([Step::NoteGone, Step::EndGuest, Step::RemoveDeleted]);
+    }
+
+    /// An operator creates it again, by the same specification: another guest under the same name and uuid.
+    pub(crate) fn create(&mut self, host: HostId) {
+        let here = &mut self.hosts[host];
+        if !here.disk.writes() {
+            return;
+        }
+        self.life += 1;
+        self.writes += 1;
+        self.truth = vec![self.writes; self.options.pages];
+        here.ownership = Ownership { incarnation: self.options.rules.incarnation(self.life), epoch: 1 };
+        here.disk.record = Some(Record::owner(here.ownership));
+        here.process = Some(Process::guest(self.life, self.truth.clone()));
+        here.told = None;
+        (self.deleted, self.dead) = (false, false);
+    }
+
+    /// Another VM of the same name and uuid comes to a host that has neither, after a life of its own elsewhere.
+    pub(crate) fn occupy(&mut self, host: HostId) {
+        let incarnation = self.options.rules.incarnation(STRANGER);
+        let disk = &mut self.hosts[host].disk;
+        disk.stranger = disk.writes().then_some(Ownership { incarnation, epoch: STRANGERS_EPOCH });
+    }
+
+    /// It leaves again.
+    pub(crate) fn vacate(&mut self, host: HostId) {
+        let disk = &mut self.hosts[host].disk;
+        let Some(Ownership { incarnation, epoch }) = disk.stranger else { return };
+        if disk.writes() {
+            disk.gone.insert(incarnation, epoch);
+            disk.stranger = None;
         }
     }
 
@@ -69,20 +138,20 @@ impl World {
             // Nobody's process is ended.
             return self.kill(host, false);
         };
-        here.epoch = record.standing.epoch;
+        here.ownership = record.standing.ownership;
         let found = match &here.process {
             None if here.told == Some(false) => Found::GoneUnrun,
             None => Found::Gone,
             Some(process) if process.runs => Found::Ran,
             Some(_) => Found::Still,
         };
-        let epoch = record.standing.epoch;
+        let ownership = record.standing.ownership;
         let steps = &mut here.steps;
         match (self.options.rules.recover)(record.standing.role, found) {
             Recovery::Keep => {}
-            Recovery::TakeOver => steps.push_back(Step::SaveOwner(epoch)),
+            Recovery::TakeOver => steps.push_back(Step::SaveOwner(ownership)),
             Recovery::TakeBack => {
-                steps.extend([Step::LetGo, Step::SaveOwner(Standing::taken_back(epoch))]);
+                steps.extend([Step::LetGo, Step::SaveOwner(ownership.taken_back())]);
             }
             Recovery::Discard => steps.extend([Step::Kill, Step::RemoveRecord]),
             Recovery::AskDestination if record.needs_pages && here.process.is_some() => {
@@ -93,17 +162,17 @@ impl World {
     }
 
     /// The host that is asked, by one that waits for a word, and what it had offered, or was.
-    pub(crate) fn asks(&self, host: HostId) -> Option<(HostId, u64)> {
+    pub(crate) fn asks(&self, host: HostId) -> Option<(HostId, Ownership)> {
         let here = &self.hosts[host];
         match &here.work {
             Work::Sending(sending) if sending.asks == Some(false) => {
-                Some((sending.to, Standing::offered(here.epoch)))
+                Some((sending.to, here.ownership.offered()))
             }
             Work::Doubt { asked: false } if here.steps.is_empty() => {
                 let record = here.disk.record.as_ref()?;
-                let epoch = record.standing.epoch;
-                let offered =
-                    if record.standing.role == Role::HandingOver { Standing::offered(epoch) } else { epoch };
+                let ownership = record.standing.ownership;
+                let is_source = record.standing.role == Role::HandingOver;
+                let offered = if is_source { ownership.offered() } else { ownership };
                 Some((record.other?, offered))
             }
             _ => None,
@@ -148,7 +217,8 @@ impl World {
         match word {
             Word::Ask { offered } => {
                 let fate = self.hosts[to].fates.get(&attempt).copied();
-                let answer = fate.map_or_else(|| Answer::Known(self.hosts[to].known()), Answer::Fate);
+                let answer = fate
+                    .map_or_else(|| Answer::Known(self.hosts[to].known(offered.incarnation)), Answer::Fate);
                 self.say(to, from, attempt, Word::Answer { offered, answer });
             }
             Word::Answer { offered, answer } => self.hears_answer(to, attempt, offered, answer),
@@ -162,7 +232,7 @@ impl World {
         }
     }
 
-    fn hears_answer(&mut self, host: HostId, attempt: u32, offered: u64, answer: Answer) {
+    fn hears_answer(&mut self, host: HostId, attempt: u32, offered: Ownership, answer: Answer) {
         match (&mut self.hosts[host].work, answer) {
             (Work::Sending(sending), _) if sending.attempt == attempt => {
                 self.verdict(host, offered, answer);
@@ -173,7 +243,7 @@ impl World {
                 let standing = record.standing;
                 let rules = self.options.rules;
                 let steps = match standing.role {
-                    Role::HandingOver if Standing::offered(standing.epoch) == offered => {
+                    Role::HandingOver if standing.ownership.offered() == offered => {
                         match (rules.of_destination)(known, offered) {
                             OfDestination::Open => return,
                             OfDestination::Took
@@ -185,15 +255,15 @@ impl World {
                             }
                             OfDestination::Took => vec![Step::NoteGone, Step::RemoveRecord, Step::Kill],
                             OfDestination::Refused => {
-                                vec![Step::LetGo, Step::SaveOwner(Standing::taken_back(standing.epoch))]
+                                vec![Step::LetGo, Step::SaveOwner(standing.ownership.taken_back())]
                             }
                         }
                     }
-                    Role::TakingOver if standing.epoch == offered => {
+                    Role::TakingOver if standing.ownership == offered => {
                         match (rules.of_source)(known, offered) {
                             OfSource::Open => return,
                             OfSource::TookBack => vec![Step::Kill, Step::RemoveRecord],
-                            OfSource::LetGo => vec![Step::SaveOwner(standing.epoch)],
+                            OfSource::LetGo => vec![Step::SaveOwner(standing.ownership)],
                         }
                     }
                     _ => return,
@@ -213,8 +283,8 @@ impl World {
             self.kill(host, true);
         }
         let Some(record) = self.hosts[host].disk.record.clone() else { return };
-        let epoch = Standing::taken_back(record.standing.epoch);
-        self.hosts[host].steps.extend([Step::LetGo, Step::SaveOwner(epoch), Step::BeIdle]);
+        let ownership = record.standing.ownership.taken_back();
+        self.hosts[host].steps.extend([Step::LetGo, Step::SaveOwner(ownership), Step::BeIdle]);
         while !self.hosts[host].steps.is_empty() {
             self.step(host);
         }

@@ -53,6 +53,16 @@ pub enum Choice {
     ClearDisk(HostId),
     /// Somebody cancels.
     Cancel(HostId),
+    /// An operator deletes the VM.
+    Delete(HostId),
+    /// An operator creates it again, under the same name and uuid.
+    Create(HostId),
+    /// Another VM of the same name and uuid comes to a host.
+    Occupy(HostId),
+    /// It leaves.
+    Vacate(HostId),
+    /// A fault: a host's next write fails.
+    FailWrite(HostId),
 }
 
 impl Choice {
@@ -71,7 +81,14 @@ impl Choice {
                 | Choice::FillDisk(..)
                 | Choice::Cancel(..)
                 | Choice::GiveUp(..)
+                | Choice::FailWrite(..)
         )
+    }
+
+    /// Whether a random life has it as seldom as a fault.
+    #[must_use]
+    pub fn is_rare(&self) -> bool {
+        self.is_fault() || matches!(self, Choice::Delete(..) | Choice::Occupy(..))
     }
 }
 
@@ -145,7 +162,35 @@ impl World {
             let to = (0..self.hosts.len()).filter(|&to| self.may_migrate(host, to));
             all.extend(to.map(|to| Choice::Migrate(host, to)));
         }
+        self.operators_choices(host, all);
         self.faults_of(host, all);
+    }
+
+    fn operators_choices(&self, host: HostId, all: &mut Vec<Choice>) {
+        let (here, limits) = (&self.hosts[host], &self.limits);
+        if limits.lives > 0 {
+            if self.may_be_deleted(host) {
+                all.push(Choice::Delete(host));
+            }
+            if self.deleted && here.is_free() && !here.disk.full {
+                all.push(Choice::Create(host));
+            }
+        }
+        if limits.strangers > 0 {
+            if here.disk.stranger.is_some() {
+                all.push(Choice::Vacate(host));
+            } else if here.is_free() && !here.disk.full {
+                all.push(Choice::Occupy(host));
+            }
+        }
+    }
+
+    fn may_be_deleted(&self, host: HostId) -> bool {
+        use crate::world::Stage;
+        let here = &self.hosts[host];
+        let is_free = here.work == Work::Idle && here.steps.is_empty() && here.unsaved.is_none();
+        let is_plain = here.process.as_ref().is_none_or(|process| process.stage == Stage::Plain);
+        is_free && is_plain && here.role() == Some(godwit_migration::handover::Role::Owner)
     }
 
     fn faults_of(&self, host: HostId, all: &mut Vec<Choice>) {
@@ -168,6 +213,9 @@ impl World {
         if limits.full_disks > 0 && !here.disk.full {
             all.push(Choice::FillDisk(host));
         }
+        if limits.failed_writes > 0 && !here.disk.fails {
+            all.push(Choice::FailWrite(host));
+        }
         if limits.cancels > 0 && here.steps.is_empty() && matches!(here.work, Work::Sending(_)) {
             all.push(Choice::Cancel(host));
         }
@@ -182,13 +230,7 @@ impl World {
     fn may_migrate(&self, from: HostId, to: HostId) -> bool {
         let (here, there) = (&self.hosts[from], &self.hosts[to]);
         let whole = here.process.as_ref().is_some_and(|process| process.runs && process.missing.is_empty());
-        from != to
-            && whole
-            && here.work == Work::Idle
-            && there.work == Work::Idle
-            && there.steps.is_empty()
-            && there.disk.record.is_none()
-            && !there.disk.full
+        from != to && whole && here.work == Work::Idle && there.is_free() && !there.disk.full
     }
 
     /// The migrations whose lane carries something, or may.
@@ -266,6 +308,16 @@ impl World {
                 self.limits.migrations -= 1;
                 self.begin(from, to);
             }
+            Choice::Delete(host) => self.delete(host),
+            Choice::Create(host) => {
+                self.limits.lives -= 1;
+                self.create(host);
+            }
+            Choice::Occupy(host) => self.occupy(host),
+            Choice::Vacate(host) => {
+                self.limits.strangers -= 1;
+                self.vacate(host);
+            }
             Choice::Start(host) => self.start(host),
             Choice::GiveUp(host) => {
                 self.limits.give_ups -= 1;
@@ -293,7 +345,9 @@ impl World {
     /// Takes all faults away that are yet to come.
     pub(crate) fn be_fair(&mut self) {
         self.limits = Limits::default();
-        self.hosts.iter_mut().for_each(|host| host.disk.full = false);
+        for host in &mut self.hosts {
+            (host.disk.full, host.disk.fails) = (false, false);
+        }
     }
 
     pub(crate) fn is_question(&self, place: usize) -> bool {

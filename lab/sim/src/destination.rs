@@ -72,8 +72,9 @@ impl World {
             }
             Action::Promote => {
                 let here = &mut self.hosts[host];
-                let epoch = here.disk.record.as_ref().map_or(here.epoch, |record| record.standing.epoch);
-                here.save_owner(epoch);
+                let record = here.disk.record.as_ref();
+                let ownership = record.map_or(here.ownership, |record| record.standing.ownership);
+                here.save_owner(ownership);
             }
             Action::Finish(Ending::Cut(_)) => {
                 let Work::Receiving(receiving) = &self.hosts[host].work else { return };
@@ -98,8 +99,9 @@ impl World {
         if !std::mem::replace(&mut receiving.noting, false) {
             return;
         }
+        let written = here.disk.writes();
         let event = match &mut here.disk.record {
-            Some(record) if !here.disk.full => {
+            Some(record) if written => {
                 record.standing.role = Role::TakingOver;
                 Event::Noted
             }
@@ -115,7 +117,11 @@ impl World {
         let pages = self.options.pages as u64;
         let Work::Receiving(receiving) = &mut self.hosts[host].work else { return };
         let event = match word {
-            Word::Begin { epoch } => Event::Begin(Begin { epoch, run: true, block_pages: vec![pages] }),
+            Word::Begin { ownership } => {
+                let incarnation = ownership.incarnation.bits();
+                let (epoch, run) = (ownership.epoch, true);
+                Event::Begin(Begin { epoch, incarnation, run, block_pages: vec![pages] })
+            }
             Word::Pages(content) => {
                 receiving.pages_applied += content.len() as u64;
                 if let Some(process) = &mut self.hosts[host].process {
@@ -132,7 +138,7 @@ impl World {
             Word::PagesEnd { sent } => Event::PagesComplete { sent, applied: receiving.pages_applied },
             Word::StateFed => Event::DeviceStateFed { bytes: STATE_BYTES },
             Word::StateEnd => Event::DeviceStateEnd { bytes: STATE_BYTES },
-            Word::Commit { epoch } => Event::Commit { epoch },
+            Word::Commit { ownership } => Event::Commit { ownership },
             Word::Abort => Event::Aborted(failure("the source gives up").to_reason()),
             _ => return,
         };

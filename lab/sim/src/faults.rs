@@ -75,6 +75,10 @@ impl World {
                 self.hosts[host].disk.full = true;
             }
             Choice::ClearDisk(host) => self.hosts[host].disk.full = false,
+            Choice::FailWrite(host) => {
+                limits.failed_writes -= 1;
+                self.hosts[host].disk.fails = true;
+            }
             Choice::Cancel(host) => {
                 limits.cancels -= 1;
                 self.source_takes(host, source::Event::CancelRequested);

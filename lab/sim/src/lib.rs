@@ -12,6 +12,8 @@ mod destination;
 mod faults;
 mod heal;
 mod rules;
+#[cfg(test)]
+mod scenarios;
 mod simulate;
 mod source;
 mod world;

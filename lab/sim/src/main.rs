@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     std::thread::scope(|scope| (0..arguments.threads.max(1)).for_each(|_| drop(scope.spawn(work))));
     let (figures, seeds, failure) = all.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!(
-        "{seeds} seeds from {} in {:.1} s: {} migrations begun, {} completed, {} cuts resumed, {} faults, {} doubts settled, {} guests lost to a fault, {} steps",
+        "{seeds} seeds from {} in {:.1} s: {} migrations begun, {} completed, {} cuts resumed, {} faults, {} doubts settled, {} guests lost to a fault, {} VMs created again, {} steps",
         arguments.first,
         begun.elapsed().as_secs_f64(),
         figures.begun,
@@ -69,6 +69,7 @@ fn main() -> ExitCode {
         figures.faults,
         figures.settled,
         figures.dead,
+        figures.created,
         figures.steps
     );
     match failure {
@@ -91,4 +92,5 @@ fn add(all: &mut Figures, one: Figures) {
     all.settled += one.settled;
     all.resumed += one.resumed;
     all.dead += one.dead;
+    all.created += one.created;
 }

@@ -32,6 +32,8 @@ pub struct Figures {
     pub resumed: u64,
     /// Guests that a fault took with their memory.
     pub dead: u64,
+    /// VMs that were deleted and created again.
+    pub created: u64,
 }
 
 /// Between two looks at whether there is a way out.
@@ -86,6 +88,9 @@ pub fn simulate(plan: Plan) -> Result<Figures, String> {
         full_disks: few(&mut dice, 2),
         cancels: few(&mut dice, 2),
         give_ups: few(&mut dice, 2),
+        lives: few(&mut dice, 2),
+        strangers: few(&mut dice, 1),
+        failed_writes: few(&mut dice, 3),
     };
     let mut world = World::new(options, limits);
     let mut log = Vec::new();
@@ -111,6 +116,7 @@ pub fn simulate(plan: Plan) -> Result<Figures, String> {
     figures.settled = u64::from(world.settled());
     figures.resumed = u64::from(world.resumed());
     figures.dead = u64::from(world.dead);
+    figures.created = u64::from(world.life);
     Ok(figures)
 }
 
@@ -119,7 +125,7 @@ fn story(log: &[String], why: &str) -> String {
 }
 
 fn draw(world: &World, dice: &mut Dice, fault_every: u64) -> Option<Choice> {
-    let (faults, ordinary): (Vec<_>, Vec<_>) = world.choices().into_iter().partition(Choice::is_fault);
+    let (faults, ordinary): (Vec<_>, Vec<_>) = world.choices().into_iter().partition(Choice::is_rare);
     if !faults.is_empty() && dice.below(fault_every) == 0 {
         return Some(faults[dice.place(faults.len())]);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use godwit_migration::handover::{KeptPagesFate, Role, Standing, fate_of_kept_pages};
+use godwit_migration::handover::{KeptPagesFate, Ownership, Role, Standing, fate_of_kept_pages};
 use godwit_migration::source::{Action, Event, NotServed, Plan, Source, State, Verdict};
 use godwit_migration::{Failure, FailureCode, Outcome, Sweep};
 use godwit_wire::Running;
@@ -28,21 +28,25 @@ pub(crate) fn lost() -> Failure {
 impl World {
     /// The destination has made a shadow, and the lane is up.
     pub(crate) fn begin(&mut self, from: HostId, to: HostId) {
-        let epoch = Standing::offered(self.hosts[from].epoch);
+        let (ownership, life) = (self.hosts[from].ownership.offered(), self.life);
         let pages = self.options.pages;
+        // That it may be there is noted here first.
+        if !self.hosts[from].disk.writes() || !self.hosts[to].disk.writes() {
+            return;
+        }
         let there = &mut self.hosts[to];
-        let standing = Standing { role: Role::Shadow, epoch };
+        let standing = Standing { role: Role::Shadow, ownership };
         there.disk.record = Some(Record { standing, other: Some(from), needs_pages: false });
-        there.process = Some(Process::shadow(pages));
+        there.process = Some(Process::shadow(life, pages));
         there.told = Some(false);
-        self.open_lane(from, to, epoch, None);
+        self.open_lane(from, to, ownership, None);
     }
 
     /// The lane is up, the first one or one in place of another that was cut; then the destination lacks what is `unsent`.
-    fn open_lane(&mut self, from: HostId, to: HostId, epoch: u64, unsent: Option<BTreeSet<usize>>) {
+    fn open_lane(&mut self, from: HostId, to: HostId, ownership: Ownership, unsent: Option<BTreeSet<usize>>) {
         self.attempts += 1;
         let (attempt, pages) = (self.attempts, self.options.pages);
-        let machine = godwit_migration::destination::Destination::new(vec![pages as u64], epoch);
+        let machine = godwit_migration::destination::Destination::new(vec![pages as u64], ownership);
         let there = &mut self.hosts[to];
         there.fates.insert(attempt, Fate::Receiving);
         there.work = Work::Receiving(Box::new(Receiving {
@@ -75,8 +79,8 @@ impl World {
     pub(crate) fn resume(&mut self, from: HostId) {
         let Work::Cut { to, unsent, .. } = self.hosts[from].work.clone() else { return };
         self.resumed += 1;
-        let epoch = Standing::offered(self.hosts[from].epoch);
-        self.open_lane(from, to, epoch, Some(unsent));
+        let ownership = self.hosts[from].ownership.offered();
+        self.open_lane(from, to, ownership, Some(unsent));
     }
 
     /// Whether there is something at the other end to go on with.
@@ -145,7 +149,7 @@ impl World {
     pub(crate) fn source_acts(&mut self, host: HostId, action: &Action) -> Result<(), NotSent> {
         let Work::Sending(sending) = &self.hosts[host].work else { return Ok(()) };
         let (pages_sent, round, resumes) = (sending.pages_sent, sending.machine.0.round(), sending.resumes);
-        let offered = Standing::offered(self.hosts[host].epoch);
+        let ownership = self.hosts[host].ownership.offered();
         let scans =
             matches!(action, Action::SendRound { .. } | Action::SendLastPages { .. } | Action::TellRemaining);
         if scans && self.hosts[host].process.is_none() {
@@ -153,7 +157,7 @@ impl World {
             return Ok(());
         }
         match *action {
-            Action::SendBegin => self.tell_peer(host, Word::Begin { epoch: offered })?,
+            Action::SendBegin => self.tell_peer(host, Word::Begin { ownership })?,
             Action::StartTracking => {
                 if let Some(process) = &mut self.hosts[host].process {
                     process.tracked = true;
@@ -191,7 +195,7 @@ impl World {
             }
             Action::EndPages => self.tell_peer(host, Word::PagesEnd { sent: pages_sent })?,
             Action::SendCommit => {
-                self.tell_peer(host, Word::Commit { epoch: offered })?;
+                self.tell_peer(host, Word::Commit { ownership })?;
                 self.source_takes(host, Event::CommitSent);
             }
             Action::AbortPeer(_) => drop(self.tell_peer(host, Word::Abort)),
@@ -215,12 +219,12 @@ impl World {
 
     fn begin_switchover(&mut self, host: HostId, page_in: bool) {
         let Work::Sending(sending) = &self.hosts[host].work else { return };
-        let (to, epoch) = (sending.to, self.hosts[host].epoch);
-        if self.hosts[host].disk.full {
+        let (to, ownership) = (sending.to, self.hosts[host].ownership);
+        if !self.hosts[host].disk.writes() {
             return self.source_takes(host, Event::Failed(failure("the disk is full")));
         }
         if self.options.rules.notes_hand_over {
-            let standing = Standing { role: Role::HandingOver, epoch };
+            let standing = Standing { role: Role::HandingOver, ownership };
             self.hosts[host].disk.record = Some(Record { standing, other: Some(to), needs_pages: page_in });
             self.hosts[host].unsaved = None;
         }
@@ -285,9 +289,9 @@ impl World {
             }
             Outcome::InDoubt if offered => steps.push_back(Step::BeInDoubt),
             _ if offered => {
-                let epoch = Standing::taken_back(self.hosts[host].epoch);
+                let ownership = self.hosts[host].ownership.taken_back();
                 let steps = &mut self.hosts[host].steps;
-                steps.push_back(Step::SaveOwner(epoch));
+                steps.push_back(Step::SaveOwner(ownership));
                 steps.push_back(Step::BeIdle);
             }
             _ => steps.push_back(Step::BeIdle),
@@ -313,7 +317,7 @@ impl World {
     }
 
     /// The destination's answer to the question for a verdict.
-    pub(crate) fn verdict(&mut self, host: HostId, offered: u64, answer: Answer) {
+    pub(crate) fn verdict(&mut self, host: HostId, offered: Ownership, answer: Answer) {
         use godwit_migration::handover::OfDestination;
         let taken = match answer {
             Answer::Fate(Fate::Receiving) => OfDestination::Open,
@@ -338,9 +342,9 @@ impl World {
     /// What becomes of the pages that a source keeps, as far as its destination can say now; none: nothing.
     pub(crate) fn serving(&self, host: HostId) -> Option<Served> {
         let (to, offered) = match &self.hosts[host].work {
-            Work::Serving { to } => (*to, Standing::offered(self.hosts[host].epoch)),
+            Work::Serving { to } => (*to, self.hosts[host].ownership.offered()),
             Work::Sending(sending) if sending.machine.0.state() == State::PagingIn => {
-                (sending.to, Standing::offered(self.hosts[host].epoch))
+                (sending.to, self.hosts[host].ownership.offered())
             }
             _ => return None,
         };
@@ -348,12 +352,12 @@ impl World {
         if !there.is_up() || self.hosts[host].process.is_none() {
             return None;
         }
-        match fate_of_kept_pages(there.known(), offered) {
+        match fate_of_kept_pages(there.known(offered.incarnation), offered) {
             KeptPagesFate::NotNeeded => Some(Served::NotNeeded),
             KeptPagesFate::Refused => Some(Served::Refused),
             KeptPagesFate::AskAgain => {
                 let record = there.disk.record.as_ref()?;
-                if record.standing != (Standing { role: Role::Owner, epoch: offered }) {
+                if record.standing != (Standing { role: Role::Owner, ownership: offered }) {
                     return None;
                 }
                 let lacks = there.process.as_ref().is_some_and(|process| !process.missing.is_empty());

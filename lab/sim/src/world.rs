@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
 use godwit_migration::destination::{Action as DestinationAction, Destination};
-use godwit_migration::handover::{Known, Role, Standing};
+use godwit_migration::handover::{Incarnation, Known, Ownership, Role, Standing};
 use godwit_migration::source::{Action as SourceAction, Event as SourceEvent, Source};
 use godwit_migration::{PageIn, Policy};
 
@@ -71,6 +71,12 @@ pub struct Limits {
     pub cancels: u32,
     /// Verdicts that are given up.
     pub give_ups: u32,
+    /// Deletions of the VM, each with its creation under the same name and uuid.
+    pub lives: u32,
+    /// Other VMs of the same name and uuid that come to a host and leave it.
+    pub strangers: u32,
+    /// Writes that fail, of any kind.
+    pub failed_writes: u32,
 }
 
 /// What a host has written down.
@@ -83,17 +89,33 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn owner(epoch: u64) -> Record {
-        Record { standing: Standing { role: Role::Owner, epoch }, other: None, needs_pages: false }
+    pub(crate) fn owner(ownership: Ownership) -> Record {
+        Record { standing: Standing { role: Role::Owner, ownership }, other: None, needs_pages: false }
     }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Disk {
     pub(crate) record: Option<Record>,
-    /// The last epoch in which this host owned the guest, once it is gone.
-    pub(crate) gone: Option<u64>,
+    /// The last epoch in which this host owned each life of the VM that is gone from it.
+    pub(crate) gone: BTreeMap<Incarnation, u64>,
+    /// Another VM of the same name and uuid that this host has.
+    pub(crate) stranger: Option<Ownership>,
     pub(crate) full: bool,
+    /// The next write fails.
+    pub(crate) fails: bool,
+}
+
+impl Disk {
+    /// Tries to write; returns whether that worked.
+    pub(crate) fn writes(&mut self) -> bool {
+        !self.full && self.removes()
+    }
+
+    /// Tries to remove something, which a full disk allows; returns whether that worked.
+    pub(crate) fn removes(&mut self) -> bool {
+        !std::mem::take(&mut self.fails)
+    }
 }
 
 /// Where a hypervisor is.
@@ -113,6 +135,8 @@ pub(crate) enum Stage {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Process {
+    /// Which life of the VM it has.
+    pub(crate) life: u32,
     pub(crate) stage: Stage,
     pub(crate) runs: bool,
     pub(crate) memory: Vec<u64>,
@@ -124,12 +148,13 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn guest(pages: usize) -> Process {
-        Process { stage: Stage::Plain, runs: true, memory: vec![0; pages], ..Process::shadow(pages) }
+    pub(crate) fn guest(life: u32, memory: Vec<u64>) -> Process {
+        Process { stage: Stage::Plain, runs: true, ..Process { memory, ..Process::shadow(life, 0) } }
     }
 
-    pub(crate) fn shadow(pages: usize) -> Process {
+    pub(crate) fn shadow(life: u32, pages: usize) -> Process {
         Process {
+            life,
             stage: Stage::Shadow,
             runs: false,
             memory: vec![u64::MAX; pages],
@@ -230,9 +255,13 @@ pub(crate) enum Step {
     NoteGone,
     RemoveRecord,
     Kill,
+    /// An operator's deletion: the guest ends.
+    EndGuest,
+    /// Its record goes.
+    RemoveDeleted,
     /// Undo QEMU's migration and let the guest run.
     LetGo,
-    SaveOwner(u64),
+    SaveOwner(Ownership),
     BeIdle,
     BeInDoubt,
 }
@@ -241,7 +270,7 @@ pub(crate) enum Step {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Word {
     Begin {
-        epoch: u64,
+        ownership: Ownership,
     },
     Pages(Vec<(usize, u64)>),
     RoundEnd(u32),
@@ -253,7 +282,7 @@ pub(crate) enum Word {
     StateFed,
     StateEnd,
     Commit {
-        epoch: u64,
+        ownership: Ownership,
     },
     Abort,
     Ready,
@@ -263,10 +292,10 @@ pub(crate) enum Word {
     Refused,
     /// Beside the lane: what has become of this attempt, or of what was offered?
     Ask {
-        offered: u64,
+        offered: Ownership,
     },
     Answer {
-        offered: u64,
+        offered: Ownership,
         answer: Answer,
     },
 }
@@ -313,8 +342,8 @@ pub(crate) struct Host {
     pub(crate) steps: VecDeque<Step>,
     /// What the agent remembers of migrations that arrived since its start.
     pub(crate) fates: BTreeMap<Attempt, Fate>,
-    /// The epoch of its ownership, as its agent knows it.
-    pub(crate) epoch: u64,
+    /// Its ownership, as its agent knows it.
+    pub(crate) ownership: Ownership,
 }
 
 impl PartialEq for Host {
@@ -333,7 +362,7 @@ impl Hash for Host {
 
 impl Host {
     fn key(&self) -> impl Eq + Hash {
-        let Host { disk, process, unsaved, told, work, steps, fates, epoch } = self;
+        let Host { disk, process, unsaved, told, work, steps, fates, ownership } = self;
         (
             disk.clone(),
             process.clone(),
@@ -342,7 +371,7 @@ impl Host {
             work.clone(),
             format!("{steps:?}"),
             fates.clone(),
-            *epoch,
+            *ownership,
         )
     }
 
@@ -351,16 +380,14 @@ impl Host {
     }
 
     /// Writes that the guest is this host's, now or as soon as the disk takes it.
-    pub(crate) fn save_owner(&mut self, epoch: u64) {
-        self.epoch = epoch;
-        self.unsaved = Some(Record::owner(epoch));
+    pub(crate) fn save_owner(&mut self, ownership: Ownership) {
+        self.ownership = ownership;
+        self.unsaved = Some(Record::owner(ownership));
         self.save_again();
     }
 
     pub(crate) fn save_again(&mut self) {
-        if !self.disk.full
-            && let Some(record) = self.unsaved.take()
-        {
+        if let Some(record) = self.unsaved.take_if(|_| self.disk.writes()) {
             self.disk.record = Some(record);
         }
     }
@@ -369,12 +396,22 @@ impl Host {
         self.disk.record.as_ref().map(|record| record.standing.role)
     }
 
-    pub(crate) fn known(&self) -> Known {
-        match (&self.disk.record, self.disk.gone) {
-            (Some(record), _) => Known::Has(record.standing),
-            (None, Some(epoch)) => Known::Gone { epoch },
+    /// What it has written down of that life of the VM.
+    pub(crate) fn known(&self, incarnation: Incarnation) -> Known {
+        let of_guest = self.disk.record.as_ref().map(|record| record.standing);
+        let of_stranger = self.disk.stranger.map(|ownership| Standing { role: Role::Owner, ownership });
+        let has = of_guest.or(of_stranger).filter(|standing| standing.ownership.incarnation == incarnation);
+        match (has, self.disk.gone.get(&incarnation)) {
+            (Some(standing), _) => Known::Has(standing),
+            (None, Some(&epoch)) => Known::Gone(Ownership { incarnation, epoch }),
             (None, None) => Known::Never,
         }
+    }
+
+    /// Whether nothing of the VM, nor any other of its name, is here, and nothing is under way.
+    pub(crate) fn is_free(&self) -> bool {
+        let has_none = self.disk.record.is_none() && self.disk.stranger.is_none() && self.process.is_none();
+        has_none && self.work == Work::Idle && self.steps.is_empty() && self.unsaved.is_none()
     }
 }
 
@@ -392,6 +429,10 @@ pub struct World {
     /// How many letters have been said on each attempt's lane, by direction.
     pub(crate) said: BTreeMap<(Attempt, HostId), u32>,
     pub(crate) attempts: Attempt,
+    /// Which life of the VM it is.
+    pub(crate) life: u32,
+    /// It has been deleted, and not been created again.
+    pub(crate) deleted: bool,
     /// The guest's memory, as it is where it ran last.
     pub(crate) truth: Vec<u64>,
     pub(crate) writes: u64,
@@ -428,25 +469,29 @@ impl World {
         (
             (self.limits, self.hosts.clone(), letters, self.cut.clone(), self.broken.clone()),
             (self.attempts, self.truth.clone(), self.dead, self.violation.clone()),
+            (self.life, self.deleted),
         )
     }
 
     /// The guest runs on the first host; nothing is under way.
     #[must_use]
     pub fn new(options: Options, limits: Limits) -> World {
+        let incarnation = options.rules.incarnation(0);
+        let ownership = Ownership { incarnation, epoch: options.first_epoch };
+        let earlier = |place: usize| (incarnation, options.first_epoch.saturating_sub(place as u64 + 1));
         let host = |place: usize| Host {
             disk: Disk {
-                record: (place == 0).then(|| Record::owner(options.first_epoch)),
-                gone: options.has_history.then(|| options.first_epoch.saturating_sub(place as u64 + 1)),
-                full: false,
+                record: (place == 0).then(|| Record::owner(ownership)),
+                gone: options.has_history.then(|| earlier(place)).into_iter().collect(),
+                ..Disk::default()
             },
-            process: (place == 0).then(|| Process::guest(options.pages)),
+            process: (place == 0).then(|| Process::guest(0, vec![0; options.pages])),
             unsaved: None,
             told: None,
             work: Work::Idle,
             steps: VecDeque::new(),
             fates: BTreeMap::new(),
-            epoch: options.first_epoch,
+            ownership,
         };
         World {
             options,
@@ -457,6 +502,8 @@ impl World {
             broken: BTreeSet::new(),
             said: BTreeMap::new(),
             attempts: 0,
+            life: 0,
+            deleted: false,
             truth: vec![0; options.pages],
             writes: 0,
             dead: false,
@@ -540,13 +587,17 @@ impl World {
     /// Whether the guest's memory as it is now is in this process, or will be when its missing pages have come.
     pub(crate) fn is_true(&self, host: HostId) -> bool {
         let Some(process) = &self.hosts[host].process else { return false };
+        if process.life != self.life {
+            return false;
+        }
         let keeps = |page: usize| {
             self.hosts.iter().enumerate().any(|(other, kept)| {
                 other != host
                     && kept
                         .process
                         .as_ref()
-                        .is_some_and(|kept| kept.missing.is_empty() && kept.memory[page] == self.truth[page])
+                        .is_some_and(|kept| kept.life == self.life && kept.missing.is_empty())
+                    && kept.process.as_ref().is_some_and(|kept| kept.memory[page] == self.truth[page])
             })
         };
         (0..self.truth.len()).all(|page| {
@@ -560,6 +611,9 @@ impl World {
 
     /// A guest begins to run, or goes on.
     pub(crate) fn runs(&mut self, host: HostId) {
+        if self.deleted {
+            self.violates(format!("the guest runs on host {host} although it was deleted"));
+        }
         if self.is_true(host) {
             // It had been on its way when its source was lost.
             self.dead = false;
@@ -593,6 +647,10 @@ impl World {
     /// Ends a process; `by_fault`: nobody decided it. One that waits for a guest is nobody's copy yet.
     pub(crate) fn kill(&mut self, host: HostId, by_fault: bool) {
         let Some(process) = self.hosts[host].process.take() else { return };
+        if process.life != self.life {
+            // What is left of a life that was deleted is nobody's copy.
+            return;
+        }
         let is_copy = |stage: Stage| !matches!(stage, Stage::Shadow | Stage::Loaded);
         let is_left = (0..self.hosts.len()).any(|other| {
             self.hosts[other].process.as_ref().is_some_and(|process| is_copy(process.stage))

@@ -3,10 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use godwit_migration::PageIn;
-use godwit_migration::handover::{self, OfDestination, Recovery};
+use godwit_migration::handover::{self, OfDestination, Ownership, Recovery};
 use godwit_sim::{Choice, Limits, Options, Rules, World};
 use stateright::{Checker, Model, Property};
+
+/// States that were looked at, unlike each other within their case.
+static ALL: AtomicUsize = AtomicUsize::new(0);
 
 /// The world as stateright sees it.
 #[derive(Clone, Debug)]
@@ -51,7 +56,9 @@ fn check(options: Options, limits: Limits) -> impl Checker<HandOver> {
 /// What holds in every state; says how many there were.
 fn holds(what: &str, options: Options, limits: Limits) {
     let checker = check(options, limits);
-    println!("{what}: {} states, {} of them unlike", checker.state_count(), checker.unique_state_count());
+    let (states, unlike) = (checker.state_count(), checker.unique_state_count());
+    let all = ALL.fetch_add(unlike, Ordering::Relaxed) + unlike;
+    println!("{what}: {states} states, {unlike} of them unlike; so far {all} in all");
     for property in ["one guest, with its newest memory", "a way out"] {
         if let Some(path) = checker.discovery(property) {
             let last = path.last_state();
@@ -108,6 +115,40 @@ fn a_guest_that_comes_back() {
     holds("two migrations", Options::default(), Limits { migrations: 2, cuts: 1, ..Limits::default() });
 }
 
+#[test]
+fn a_vm_is_deleted_and_created_again_under_its_name_and_uuid() {
+    let limits = Limits { migrations: 2, lives: 1, agent_crashes: 1, ..Limits::default() };
+    holds("two lives, an agent", Options::default(), limits);
+    let options = Options { first_epoch: 3, has_history: true, ..Options::default() };
+    holds("two lives, a cut", options, Limits { lives: 1, cuts: 1, ..one() });
+    let limits = Limits { lives: 1, host_crashes: 1, ..one() };
+    holds("two lives, a host", Options::default(), limits);
+    let options = Options { page_in: PageIn::Now, pages: 2, ..Options::default() };
+    holds("two lives, page-in", options, Limits { lives: 1, agent_crashes: 1, ..one() });
+}
+
+#[test]
+fn another_vm_has_the_name_and_the_uuid() {
+    let limits = Limits { strangers: 1, agent_crashes: 1, cuts: 1, ..one() };
+    holds("two of one uuid", Options::default(), limits);
+    let limits = Limits { strangers: 1, lives: 1, agent_crashes: 1, ..one() };
+    holds("two of one uuid, two lives", Options::default(), limits);
+}
+
+#[test]
+fn any_write_fails() {
+    let limits = Limits { failed_writes: 2, agent_crashes: 1, ..one() };
+    holds("two writes, an agent", Options::default(), limits);
+    let limits = Limits { failed_writes: 1, host_crashes: 1, ..one() };
+    holds("a write, a host", Options::default(), limits);
+    let limits = Limits { failed_writes: 1, lives: 1, agent_crashes: 1, ..one() };
+    holds("a write, two lives", Options::default(), limits);
+    let limits = Limits { failed_writes: 2, host_crashes: 1, cuts: 1, ..one() };
+    holds("two writes, a host, a cut", Options::default(), limits);
+    let options = Options { page_in: PageIn::Now, pages: 2, ..Options::default() };
+    holds("a write, page-in", options, Limits { failed_writes: 1, agent_crashes: 1, ..one() });
+}
+
 /// The properties that a wrong rule breaks.
 fn finds(what: &str, rules: Rules, options: Options, limits: Limits) {
     let checker = check(Options { rules, ..options }, limits);
@@ -124,7 +165,8 @@ fn planted_faults_are_found() {
     let faults = Limits { cuts: 1, agent_crashes: 1, ..one() };
 
     // Whatever the destination has ever had is taken for the guest that was offered to it.
-    let no_epoch: fn(_, _) -> OfDestination = |known, _| handover::of_destination(known, 0);
+    let no_epoch: fn(_, _) -> OfDestination =
+        |known, offered| handover::of_destination(known, Ownership { epoch: 0, ..offered });
     let rules = Rules { of_destination: no_epoch, ..Rules::default() };
     finds("an epoch that nobody looks at", rules, history, faults);
 
@@ -137,6 +179,17 @@ fn planted_faults_are_found() {
 
     let rules = Rules { notes_hand_over: false, ..Rules::default() };
     finds("a hand-over that is not written down", rules, Options::default(), faults);
+
+    // What a host has recorded of a VM that was deleted is taken for the one that was created after it.
+    let rules = Rules { incarnations: false, ..Rules::default() };
+    let lives = Limits { migrations: 2, lives: 1, agent_crashes: 1, ..Limits::default() };
+    finds("incarnations ignored", rules, history, lives);
+    let strangers = Limits { strangers: 1, agent_crashes: 1, ..one() };
+    finds("another VM of the uuid taken for the guest", rules, Options::default(), strangers);
+
+    let rules = Rules { heeds_failed_writes: false, ..Rules::default() };
+    let writes = Limits { failed_writes: 1, lives: 1, agent_crashes: 1, ..one() };
+    finds("a gone record that failed to be written is ignored", rules, Options::default(), writes);
 
     let rules = Rules { notes_take_over: false, ..Rules::default() };
     let power = Limits { host_crashes: 1, ..one() };

@@ -176,7 +176,7 @@ fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) 
     let accepted: IncomingAccepted = trial.ask(trial.agent("b").post("/v1/incoming", &request))?;
     let migration: MigrationId = accepted.id.parse().ok().context("no id")?;
     let to: SocketAddr = *accepted.addresses.first().context("no address")?;
-    let begin = Message::Begin(Begin { epoch: 2, run: true, block_pages });
+    let begin = Message::Begin(Begin { epoch: 2, incarnation: 0, run: true, block_pages });
     let liar = LyingSource { identity, destination: "b", to, migration, begin: &begin };
     in_namespace(&trial.namespace("a"), || liar.run(seed))??;
     let path = format!("/v1/incoming/{}", accepted.id);

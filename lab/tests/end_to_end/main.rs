@@ -11,6 +11,7 @@ mod cancel;
 mod certificates;
 mod compression;
 mod crash;
+mod created_again;
 mod deltas;
 mod disk;
 mod fake_peer;

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, Resolve, Resolved};
-use godwit_migration::handover::{Known, OfDestination, OfSource, Role, Standing, of_destination, of_source};
+use godwit_migration::handover::{
+    Incarnation, Known, OfDestination, OfSource, Role, Standing, of_destination, of_source,
+};
 use godwit_qemu::Uuid;
 
 use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun};
-use crate::migration::ask_known;
+use crate::migration::{ask_known, of_life};
 use crate::references::References;
 use crate::store::{Desired, SavedVm};
 use crate::vm::{Condition, Operation, Vm};
@@ -37,8 +39,8 @@ impl Agent {
     ///
     /// # Errors
     /// [`ErrorCode::HostFailed`]: the disk can't be read, so nobody knows.
-    pub fn known(&self, name: &str, uuid: Uuid) -> Result<Known, ApiError> {
-        Ok(tokio::task::block_in_place(|| self.store.known(name, uuid))?)
+    pub fn known(&self, name: &str, uuid: Uuid, incarnation: Incarnation) -> Result<Known, ApiError> {
+        Ok(tokio::task::block_in_place(|| self.store.known(name, uuid, incarnation))?)
     }
 
     /// Asks the other host of a VM in doubt until it knows, and does what follows. In a task of its own, one a VM; it ends as well when
@@ -71,8 +73,9 @@ impl Agent {
 
     /// A migration ended whose destination may not know: what had been made of it there goes. In a task of its own, until that host has
     /// answered, another migration has begun, or the shadow is gone by itself for sure.
-    pub(super) fn forget_at(self: &Arc<Self>, name: &str, to: String) {
-        let (agent, name) = (self.clone(), name.to_owned());
+    pub(super) fn forget_at(self: &Arc<Self>, vm: &Vm, to: String) {
+        let (agent, name) = (self.clone(), vm.name.clone());
+        let (uuid, incarnation) = (vm.spec.uuid, vm.incarnation);
         let asking = async move {
             let migrates = || {
                 let table = agent.table();
@@ -81,7 +84,7 @@ impl Agent {
             };
             let mut wait = ASK_AGAIN;
             while agent.peer(&to).is_ok() && !migrates() {
-                if agent.forget_once(&to, &name).await {
+                if agent.forget_once(&to, &name, uuid, incarnation).await {
                     return;
                 }
                 tokio::time::sleep(wait).await;
@@ -109,7 +112,7 @@ impl Agent {
                 if agent.peer(&to).is_err() {
                     return;
                 }
-                if agent.forget_once(&to, &name).await {
+                if agent.forget_once(&to, &name, record.spec.uuid, record.incarnation).await {
                     tracing::info!(vm = name, to, "a migration that the last agent had under way is undone");
                     let undone = SavedVm { other: None, ..record.clone() };
                     if let Err(error) = agent.save_over(Some(&record), &undone).await {
@@ -124,30 +127,32 @@ impl Agent {
     }
 
     /// Asks the host `to` once to let go of what has been made there of a guest that is not committed there: whether it has answered.
-    async fn forget_once(&self, to: &str, name: &str) -> bool {
+    async fn forget_once(&self, to: &str, name: &str, uuid: Uuid, incarnation: Incarnation) -> bool {
         let Ok(peer) = self.peer(to) else { return false };
-        let path = format!("/v1/hand-overs/{name}?from={}", self.config.name);
+        let which = of_life(uuid, incarnation);
+        let path = format!("/v1/hand-overs/{name}?from={}&{which}", self.config.name);
         matches!(tokio::time::timeout(ASK_AGAIN_MOST, peer.delete(&path)).await, Ok(Ok(())))
     }
 
     async fn try_settle(self: &Arc<Self>, name: &str) -> Result<Settled, ApiError> {
-        let Some(record) = self.record(name) else { return Ok(Settled::Over) };
+        let Some(record) = self.read_record(name)? else { return Ok(Settled::Over) };
         let Some(other) = record.other.clone() else { return Ok(Settled::Over) };
-        let known = ask_known(&self.peer(&other.name)?, name, record.spec.uuid).await?;
+        let peer = self.peer(&other.name)?;
+        let known = ask_known(&peer, name, record.spec.uuid, record.incarnation).await?;
         tracing::debug!(vm = name, host = other.name, ?known, "the other host of a hand-over was asked");
         match record.role {
-            Role::HandingOver => match of_destination(known, Standing::offered(record.epoch)) {
+            Role::HandingOver => match of_destination(known, record.ownership().offered()) {
                 OfDestination::Took => return self.let_go(name, &record).await,
                 OfDestination::Refused => self.take_back(name, record, true).await?,
                 OfDestination::Open => {
                     // It may wait for a lane of an agent that is no more. One that may run at any moment is left alone.
                     if matches!(known, Known::Has(Standing { role: Role::Shadow, .. })) {
-                        self.forget_once(&other.name, name).await;
+                        self.forget_once(&other.name, name, record.spec.uuid, record.incarnation).await;
                     }
                     return Ok(Settled::Open);
                 }
             },
-            Role::TakingOver => match of_source(known, record.epoch) {
+            Role::TakingOver => match of_source(known, record.ownership()) {
                 OfSource::TookBack => self.forget_shadow(name).await?,
                 OfSource::LetGo => self.own_what_is_gone(name, record).await?,
                 OfSource::Open => return Ok(Settled::Open),
@@ -259,19 +264,23 @@ impl Agent {
             Some(vm) => self.release(&vm, false).await,
             None => {
                 let begun = self.begin(name, &Operation::Release)?;
-                self.note_gone(&begun).await;
+                if let Err(error) = self.note_gone(&begun).await {
+                    self.settle(name, begun.before, begun.vm, begun.reason);
+                    return Err(error);
+                }
                 self.remove_remains(name, begun).await
             }
         }
     }
 
     /// Removes a VM without a process in the table, or puts it back as it was.
-    async fn remove_remains(self: &Arc<Self>, name: &str, begun: Begun) -> Result<(), ApiError> {
+    async fn remove_remains(self: &Arc<Self>, name: &str, mut begun: Begun) -> Result<(), ApiError> {
         let gone = async {
             self.end_stray(name).await?;
-            Ok::<_, ApiError>(self.store.remove(name)?)
+            Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
         };
         if let Err(error) = gone.await {
+            begun.lose_what_ended();
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }
@@ -294,7 +303,8 @@ impl Agent {
             vm.files.remove_runtime();
             References::withdraw(&vm);
         }
-        let epoch = Standing::taken_back(record.epoch);
+        let ownership = record.ownership().taken_back();
+        let epoch = ownership.epoch;
         let runs = record.other.as_ref().is_none_or(|other| other.runs);
         let Some(vm) = begun.vm.clone() else { return self.take_back_ended(name, record, begun).await };
         // Let go on first: a restarted agent that finds it running knows that it is this host's.
@@ -303,7 +313,7 @@ impl Agent {
             return Err(error);
         }
         self.new_epoch(&vm, epoch);
-        let mine = SavedVm::new(record.spec.clone(), Role::Owner, Desired::Running, epoch);
+        let mine = SavedVm::new(record.spec.clone(), Role::Owner, Desired::Running, ownership);
         let saved = self.save_over(Some(&record), &mine).await;
         tracing::info!(vm = name, epoch, "the doubt is settled: the guest goes on here");
         let condition = if runs { Condition::Running } else { Condition::Paused };
@@ -322,17 +332,18 @@ impl Agent {
         record: SavedVm,
         begun: Begun,
     ) -> Result<(), ApiError> {
-        let epoch = Standing::taken_back(record.epoch);
+        let ownership = record.ownership().taken_back();
+        let epoch = ownership.epoch;
         if let Some(silent) = self.silent_process(name, &begun) {
             self.settle(name, begun.before, None, begun.reason);
             return Err(silent);
         }
-        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, epoch).await {
+        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, ownership).await {
             self.settle(name, begun.before, None, begun.reason);
             return Err(error);
         }
         if let Some(slot) = self.table().get_mut(name) {
-            slot.epoch = epoch;
+            slot.ownership = ownership;
         }
         tracing::info!(
             vm = name,
@@ -375,7 +386,7 @@ impl Agent {
             self.settle(name, begun.before, None, begun.reason);
             return Err(silent);
         }
-        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, record.epoch).await {
+        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, record.ownership()).await {
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }

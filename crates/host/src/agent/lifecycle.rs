@@ -1,11 +1,14 @@
 //! Create, start, stop, delete.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, CreateVm, ErrorCode, StopVm, VmInfo};
-use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, VmSpec};
+use godwit_migration::handover::{Incarnation, Ownership};
+use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, Uuid, VmSpec};
 
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::{host_failed, spec_refused, task_failed};
@@ -27,13 +30,16 @@ impl Agent {
             let spec = agent.resolve(request.spec).await?;
             agent.check_fits(&spec).await?;
             let name = spec.name.clone();
-            agent.insert(Slot::new(spec.clone(), FIRST_EPOCH, Condition::Stopped))?;
+            // A new life: what any host has recorded of an older VM of this name or uuid says nothing of it.
+            let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
+            let ownership = Ownership { incarnation, epoch: FIRST_EPOCH };
+            agent.insert_new(Slot::new(spec.clone(), ownership, Condition::Stopped))?;
             let made = async {
-                agent.save(&spec, Role::Owner, Desired::Stopped, FIRST_EPOCH).await?;
+                agent.save(&spec, Role::Owner, Desired::Stopped, ownership).await?;
                 if request.start { agent.start_now(&name).await } else { Ok(()) }
             };
             if let Err(error) = made.await {
-                let _ = agent.delete_now(&name, false).await;
+                agent.undo_create(&name);
                 return Err(error);
             }
             tracing::info!(vm = name, "created");
@@ -81,16 +87,53 @@ impl Agent {
         spec.resolve(&qemu, &accel).map_err(|error| spec_refused(&error))
     }
 
-    pub(super) fn insert(&self, slot: Slot) -> Result<(), ApiError> {
-        let name = slot.spec.name.clone();
-        let taken = match self.table().entry(name.clone()) {
-            std::collections::btree_map::Entry::Occupied(known) => self.taken(&name, &known.get().condition),
-            std::collections::btree_map::Entry::Vacant(free) => {
-                free.insert(slot);
-                return Ok(());
-            }
+    /// Puts a VM into the table that is new on this host, by creation or arrival.
+    ///
+    /// # Errors
+    /// [`ErrorCode::AlreadyExists`]: another VM here has its name or its uuid.
+    pub(super) fn insert_new(&self, slot: Slot) -> Result<(), ApiError> {
+        let mut table = self.table();
+        self.check_uuid(&table, &slot.spec, slot.ownership)?;
+        self.put(&mut table, slot)
+    }
+
+    /// Refuses a second VM of one uuid. Definitions of earlier versions may lack a uuid: these are not told apart by it.
+    pub(super) fn check_uuid(
+        &self,
+        table: &BTreeMap<String, Slot>,
+        spec: &ResolvedSpec,
+        ownership: Ownership,
+    ) -> Result<(), ApiError> {
+        let (uuid, name) = (spec.uuid, &spec.name);
+        let has_it = |(known, slot): &(&String, &Slot)| slot.spec.uuid == uuid && *known != name;
+        let Some((known, slot)) = table.iter().find(has_it).filter(|_| !uuid.is_nil()) else {
+            return Ok(());
         };
-        Err(taken)
+        let which = match slot.ownership.incarnation == ownership.incarnation {
+            true => "the same VM by another name",
+            false => "another VM, or another life of it",
+        };
+        let message = format!(
+            "cannot take VM \"{name}\" on host {}: VM \"{known}\" there has the same uuid {uuid} and is {which}",
+            self.config.name
+        );
+        let remedy = "delete one of the two, or create this one with another uuid";
+        Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy))
+    }
+
+    pub(super) fn insert(&self, slot: Slot) -> Result<(), ApiError> {
+        self.put(&mut self.table(), slot)
+    }
+
+    fn put(&self, table: &mut BTreeMap<String, Slot>, slot: Slot) -> Result<(), ApiError> {
+        let name = slot.spec.name.clone();
+        match table.entry(name.clone()) {
+            Entry::Occupied(known) => Err(self.taken(&name, &known.get().condition)),
+            Entry::Vacant(free) => {
+                free.insert(slot);
+                Ok(())
+            }
+        }
     }
 
     /// Whether there is no VM of that name here.
@@ -131,7 +174,7 @@ impl Agent {
         match self.run(&begun).await {
             Ok(vm) => {
                 if let Some(slot) = self.table().get_mut(name) {
-                    slot.epoch = vm.epoch();
+                    slot.ownership.epoch = vm.epoch();
                 }
                 self.settle(name, Condition::Running, Some(vm), None);
                 Ok(())
@@ -144,16 +187,17 @@ impl Agent {
     }
 
     async fn run(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
-        let epoch = begun.epoch;
+        let ownership = begun.ownership;
         if let Some(vm) = &begun.vm {
             self.refuse_holes(vm)?;
+            // That it shall run comes first: a guest that runs is not shown as one that stands still.
+            self.save(&begun.spec, Role::Owner, Desired::Running, ownership).await?;
             vm.resume().await?;
-            self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await?;
             return Ok(vm.clone());
         }
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
-        let vm = self.launch(&begun.spec, epoch, Begin::Boot).await?;
-        if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, epoch).await {
+        let vm = self.launch(&begun.spec, ownership, Begin::Boot).await?;
+        if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, ownership).await {
             vm.process.quit().await;
             vm.files.remove_all();
             return Err(error);
@@ -188,7 +232,7 @@ impl Agent {
     pub(super) async fn launch(
         self: &Arc<Self>,
         spec: &ResolvedSpec,
-        epoch: u64,
+        ownership: Ownership,
         begin: Begin,
     ) -> Result<Arc<Vm>, ApiError> {
         let bridges = self.check_fits(spec).await?;
@@ -202,17 +246,22 @@ impl Agent {
             bridges: &bridges,
             sandbox: self.config.qemu_sandbox,
         };
-        Vm::launch(&site, spec, opened, epoch, begin).await.map(Arc::new)
+        Vm::launch(&site, spec, opened, ownership, begin).await.map(Arc::new)
     }
 
     async fn stop_now(&self, name: &str, request: StopVm) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Stop { force: request.force })?;
         // A stop ends no doubt: the other host may run the guest all the same.
         let doubt = begun.before.is_in_doubt();
-        let saved = match self.record(name).filter(|_| doubt) {
-            Some(record) => self.save_record(&SavedVm { desired: Desired::Stopped, ..record }).await,
-            None => self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.epoch).await,
+        // What is not written down is not done: an agent that is started anew would show the VM as failed.
+        let ready = async {
+            self.note_stop(name, &begun).await?;
+            if begun.vm.is_none() { self.end_stray(name).await } else { Ok(()) }
         };
+        if let Err(error) = ready.await {
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            return Err(error);
+        }
         let mut killed = None;
         if let Some(vm) = &begun.vm {
             // Vcpus that stand still hear no button.
@@ -225,15 +274,22 @@ impl Agent {
             }
             vm.files.remove_runtime();
             References::withdraw(vm);
-        } else {
-            self.end_stray(name).await?;
         }
         if doubt {
             self.settle(name, Condition::InDoubt { keeps_pages_for: None }, None, begun.reason);
         } else {
             self.settle(name, Condition::Stopped, None, killed);
         }
-        saved
+        Ok(())
+    }
+
+    /// Writes down that a VM shall not run. Of one in doubt all else stays as it is.
+    async fn note_stop(&self, name: &str, begun: &Begun) -> Result<(), ApiError> {
+        if !begun.before.is_in_doubt() {
+            return self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership).await;
+        }
+        let record = self.read_record(name)?.ok_or_else(|| self.no_vm(name))?;
+        self.save_record(&SavedVm { desired: Desired::Stopped, ..record }).await
     }
 
     /// Ends a QEMU that could not be adopted.
@@ -248,9 +304,29 @@ impl Agent {
         Ok(())
     }
 
+    /// Removes a VM that could not be created whole. It has never left this host: no other one will ask for it.
+    fn undo_create(self: &Arc<Self>, name: &str) {
+        let begun = self.begin(name, &Operation::Delete { force: false });
+        let begun = begun.and_then(|begun| {
+            let alone = self.refuse_second_process(name, &begun.before);
+            alone.inspect_err(|_| self.settle(name, begun.before, begun.vm, begun.reason))
+        });
+        if let Err(error) = begun {
+            return tracing::error!(vm = name, %error, "a VM that was not created is left over");
+        }
+        self.places.vm(name).remove_all();
+        self.drop_record(name);
+    }
+
     async fn delete_now(&self, name: &str, force: bool) -> Result<(), ApiError> {
-        let begun = self.begin(name, &Operation::Delete { force })?;
+        let mut begun = self.begin(name, &Operation::Delete { force })?;
         let gone = async {
+            // What never was this host's has not been here. A host that asks for what was must be answered, or it may run an old copy.
+            let record = self.read_record(name)?;
+            let owned = record.is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
+            if owned {
+                self.note_gone(&begun).await?;
+            }
             match (&begun.vm, &begun.before) {
                 // In doubt, and its operator gives up what is here.
                 (Some(vm), _) => {
@@ -260,16 +336,10 @@ impl Agent {
                 (None, Condition::InDoubt { .. }) => self.end_stray(name).await?,
                 (None, _) => self.refuse_second_process(name, &begun.before)?,
             }
-            // What never was this host's has not been here.
-            let owned = self
-                .record(name)
-                .is_some_and(|record| !matches!(record.role, Role::Shadow | Role::TakingOver));
-            if owned {
-                self.note_gone(&begun).await;
-            }
-            Ok::<_, ApiError>(self.store.remove(name)?)
+            Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
         };
         if let Err(error) = gone.await {
+            begun.lose_what_ended();
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
-use godwit_migration::handover::Standing;
+use godwit_migration::handover::Ownership;
 use godwit_migration::{
     Compression, DryRun, EngineKind, FailureCode, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome,
     ReferenceUse, Report, millis,
@@ -155,7 +155,7 @@ impl Agent {
                     report.error.as_ref().is_some_and(|error| error.code == FailureCode::LaneLost.name());
                 if lost || report.outcome == Outcome::Cancelled {
                     // It may not have heard of it.
-                    self.forget_at(&vm.name, request.to.clone());
+                    self.forget_at(&vm, request.to.clone());
                 }
             }
             Outcome::InDoubt => {
@@ -221,7 +221,7 @@ impl Agent {
 
     /// Notes on disk that a shadow of the VM is about to be made at `to`. To be called before that is asked for.
     pub(crate) async fn note_migrating(&self, vm: &Vm, to: &str) -> Result<(), ApiError> {
-        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages: false, runs: true };
         self.save_record(&record.with(other)).await
     }
@@ -237,7 +237,7 @@ impl Agent {
         runs: bool,
     ) -> Result<(), ApiError> {
         hold("mark-hand-over");
-        let record = SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.epoch());
+        let record = SavedVm::new(vm.spec.clone(), Role::HandingOver, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages, runs };
         let marked = self.save_record(&record.with(other)).await;
         hold("hand-over-marked");
@@ -252,12 +252,13 @@ impl Agent {
         };
         hold("end-migration");
         let stale = self.record(name);
-        let offered = stale.as_ref().is_some_and(|record| record.role == Role::HandingOver);
-        let epoch = if offered { Standing::taken_back(begun.epoch) } else { begun.epoch };
+        // One that can't be read may say that it was offered: no epoch is used twice.
+        let offered = stale.as_ref().is_none_or(|record| record.role == Role::HandingOver);
+        let ownership = if offered { begun.ownership.taken_back() } else { begun.ownership };
         if let Some(vm) = &begun.vm {
-            self.new_epoch(vm, epoch);
+            self.new_epoch(vm, ownership.epoch);
         }
-        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Running, epoch);
+        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Running, ownership);
         let saved = self.save_over(stale.as_ref(), &record).await;
         hold("migration-ended");
         let Some(vm) = &begun.vm else { return };
@@ -275,8 +276,15 @@ impl Agent {
     /// Keeps a VM paused whose guest may run at `to`, also after a restart of the agent, until that is known
     /// ([`Agent::settle_doubt`]). Where the guest had not been offered to it, nothing of it is in doubt.
     pub async fn hold_in_doubt(self: &Arc<Self>, name: &str, to: &str) {
-        let record = self.record(name).filter(|record| record.role == Role::HandingOver);
-        let Some(record) = record else { return self.end_migration(name).await };
+        let record = match self.read_record(name) {
+            Ok(Some(record)) if record.role == Role::HandingOver => Some(record),
+            Ok(_) => return self.end_migration(name).await,
+            // What was offered is not known: nothing runs on a guess.
+            Err(error) => {
+                tracing::error!(vm = name, %error, "its record");
+                None
+            }
+        };
         let Ok(begun) = self.begin(name, &Operation::HoldInDoubt) else {
             return;
         };
@@ -287,7 +295,8 @@ impl Agent {
             tracing::error!(vm = name, %error, "could not be paused although host {to} may run it");
         }
         // Pages that the guest lacks there are kept for it, as long as there is something to keep them.
-        let keeps_pages_for = record.pages_kept_for().filter(|_| vm.is_some()).map(str::to_owned);
+        let keeps_pages_for =
+            record.as_ref().and_then(SavedVm::pages_kept_for).filter(|_| vm.is_some()).map(str::to_owned);
         let reason = match &keeps_pages_for {
             None => format!(
                 "host {to} may run it: the link or an agent was lost at the hand-over; host {to} is asked until it answers"
@@ -317,7 +326,7 @@ impl Agent {
     pub async fn prepare_incoming(
         self: &Arc<Self>,
         spec: ResolvedSpec,
-        epoch: u64,
+        ownership: Ownership,
         from: &str,
         runs_by_itself: bool,
     ) -> Result<Arc<Vm>, ApiError> {
@@ -328,14 +337,15 @@ impl Agent {
             spec.validate().map_err(|error| spec_refused(&error))?;
             let name = spec.name.clone();
             agent.check_name(&name)?;
-            agent.insert(Slot::new(spec.clone(), epoch, Condition::MigratingIn { from: from.clone() }))?;
+            let arriving = Condition::MigratingIn { from: from.clone() };
+            agent.insert_new(Slot::new(spec.clone(), ownership, arriving))?;
             let made = async {
                 // A QEMU that runs the guest by itself asks nobody.
                 let role = if runs_by_itself { Role::TakingOver } else { Role::Shadow };
                 let other = OtherHost { name: from.clone(), needs_pages: false, runs: true };
-                let record = SavedVm::new(spec.clone(), role, Desired::Running, epoch).with(other);
+                let record = SavedVm::new(spec.clone(), role, Desired::Running, ownership).with(other);
                 agent.save_record(&record).await?;
-                let vm = agent.launch(&spec, epoch, begin).await?;
+                let vm = agent.launch(&spec, ownership, begin).await?;
                 if !runs_by_itself && let Err(error) = vm.files.note_unrun() {
                     // All that it is for is fewer questions.
                     tracing::warn!(vm = vm.name, %error, "that the guest has not run can't be noted");
@@ -350,8 +360,7 @@ impl Agent {
                     Ok(vm)
                 }
                 Err(error) => {
-                    let _ = agent.store.remove(&name);
-                    agent.table().remove(&name);
+                    agent.drop_record(&name);
                     Err(error)
                 }
             }
@@ -362,7 +371,7 @@ impl Agent {
     /// At the destination, before the guest can run here: notes on disk that it may from here on. Until then whatever is found of it after
     /// a crash is the source's.
     pub(crate) async fn note_take_over(&self, vm: &Vm) -> Result<(), ApiError> {
-        let shadow = self.record(&vm.name).filter(|record| record.epoch == vm.epoch());
+        let shadow = self.record(&vm.name).filter(|record| record.ownership() == vm.ownership());
         match shadow {
             Some(record) => self.save_record(&SavedVm { role: Role::TakingOver, ..record }).await,
             None => Err(self.no_vm(&vm.name)),
@@ -387,7 +396,7 @@ impl Agent {
             // It was paused at the source.
             self.vcpus_changed(vm, false);
         }
-        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+        let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
         if let Err(error) = self.save_over(stale.as_ref(), &record).await {
             tracing::error!(vm = vm.name, %error, "the arrived VM's record could not be saved; it is tried again");
             let saving = tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
@@ -405,12 +414,22 @@ impl Agent {
     /// Saves that a VM is this host's, which a disk did not take, as soon as that works, in the place of the record `stale`. Ends when the
     /// VM is under another operation's care, which saves what it does itself.
     pub(super) async fn save_in_the_end(self: Arc<Self>, vm: Arc<Vm>, stale: Option<SavedVm>) {
+        let is_ours = |condition: &Condition| matches!(condition, Condition::Running | Condition::Paused);
+        self.save_while(&vm, Role::Owner, stale, is_ours).await;
+    }
+
+    async fn save_while(
+        &self,
+        vm: &Arc<Vm>,
+        role: Role,
+        stale: Option<SavedVm>,
+        is_meant: fn(&Condition) -> bool,
+    ) {
         let mut every = tokio::time::interval(SAVE_AGAIN);
         let still_here = || {
             let table = self.table();
             table.get(&vm.name).is_some_and(|slot| {
-                matches!(slot.condition, Condition::Running | Condition::Paused)
-                    && slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, &vm))
+                is_meant(&slot.condition) && slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm))
             })
         };
         loop {
@@ -418,7 +437,7 @@ impl Agent {
             if !still_here() {
                 return;
             }
-            let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.epoch());
+            let record = SavedVm::new(vm.spec.clone(), role, Desired::Running, vm.ownership());
             if self.save_over(stale.as_ref(), &record).await.is_ok() {
                 return tracing::info!(vm = vm.name, "its record is saved");
             }
@@ -434,8 +453,11 @@ impl Agent {
         let reason = "its post-copy broke off: the newest of its memory is here, the rest at the source";
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
-        if let Err(error) = self.save(&vm.spec, Role::Stranded, Desired::Running, vm.epoch()).await {
-            tracing::error!(vm = vm.name, %error, "that it is stranded could not be saved");
+        if let Err(error) = self.save(&vm.spec, Role::Stranded, Desired::Running, vm.ownership()).await {
+            tracing::error!(vm = vm.name, %error, "that it is stranded could not be saved; it is tried again");
+            let stale = self.record(&vm.name);
+            // The source hears of it when this returns.
+            self.save_while(vm, Role::Stranded, stale, Condition::is_in_doubt).await;
         }
     }
 
@@ -464,9 +486,14 @@ impl Agent {
     ///
     /// # Errors
     /// What [`Agent::prepare_incoming`] would say.
-    pub(crate) async fn check_incoming(self: &Arc<Self>, spec: &ResolvedSpec) -> Result<(), ApiError> {
+    pub(crate) async fn check_incoming(
+        self: &Arc<Self>,
+        spec: &ResolvedSpec,
+        ownership: Ownership,
+    ) -> Result<(), ApiError> {
         spec.validate().map_err(|error| spec_refused(&error))?;
         self.check_name(&spec.name)?;
+        self.check_uuid(&self.table(), spec, ownership)?;
         self.check_could_fit(spec).await
     }
 
@@ -475,26 +502,66 @@ impl Agent {
     pub async fn release(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) -> Result<(), ApiError> {
         hold("release");
         let begun = self.begin(&vm.name, &Operation::Release)?;
-        self.note_gone(&begun).await;
+        if let Err(error) = self.note_gone(&begun).await {
+            self.keep_until_noted(&vm.name, begun, &error);
+            return Err(error);
+        }
         self.remove_moved(vm, keep).await;
         hold("released");
         Ok(())
     }
 
-    /// Remembers a VM that this host owned: a host that asks for it later is answered. A disk that does not take it keeps nothing from
-    /// going on: the other host runs the guest by then.
-    pub(super) async fn note_gone(&self, begun: &Begun) {
-        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.epoch);
-        if let Err(error) = tokio::task::block_in_place(|| self.store.note_gone(&record)) {
-            tracing::error!(vm = record.spec.name, %error, "that it is gone could not be saved");
-        }
+    /// Remembers a VM that this host owned: a host that asks for it later is answered. Nothing of the VM may go before.
+    pub(super) async fn note_gone(&self, begun: &Begun) -> Result<(), ApiError> {
+        let record = SavedVm::new((*begun.spec).clone(), Role::Owner, Desired::Stopped, begun.ownership);
+        Ok(tokio::task::block_in_place(|| self.store.note_gone(&record))?)
+    }
+
+    /// Keeps what is here of a guest that another host runs until it can be written down that it is gone: its record stays what it
+    /// is, and the other host is asked again.
+    fn keep_until_noted(self: &Arc<Self>, name: &str, begun: Begun, error: &ApiError) {
+        tracing::error!(vm = name, %error, "that it is gone can't be saved; it is kept, and tried again");
+        let kept_for = self.record(name).and_then(|record| record.pages_kept_for().map(str::to_owned));
+        let keeps_pages_for = kept_for.filter(|_| begun.vm.is_some());
+        let reason =
+            format!("another host runs it; it is kept here until that can be saved: {}", error.message);
+        self.settle(name, Condition::InDoubt { keeps_pages_for }, begun.vm, Some(reason));
+        let (agent, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(SAVE_AGAIN).await;
+            agent.settle_doubt(&name);
+        });
+    }
+
+    /// Removes the record of a VM of which nothing else is left, and its place in the table. Where the disk refuses, the name stays taken,
+    /// and it is tried again.
+    pub(super) fn drop_record(self: &Arc<Self>, name: &str) {
+        let Err(error) = tokio::task::block_in_place(|| self.store.remove(name)) else {
+            self.table().remove(name);
+            return;
+        };
+        tracing::error!(vm = name, %error, "its record can't be removed; it is tried again");
+        self.settle(name, Condition::Deleting, None, Some(format!("its record can't be removed: {error}")));
+        let (agent, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            let mut every = tokio::time::interval(SAVE_AGAIN);
+            // Nobody begins anything with it meanwhile: its place is this task's.
+            loop {
+                every.tick().await;
+                if tokio::task::block_in_place(|| agent.store.remove(&name)).is_ok() {
+                    agent.table().remove(&name);
+                    return tracing::info!(vm = name, "its record is removed");
+                }
+            }
+        });
     }
 
     async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: bool) {
         let (agent, vm) = (self.clone(), vm.clone());
         let removal = whole(async move {
-            // The record first: a crash after this leaves a process without a record, which the next agent ends.
-            let removed = agent.store.remove(&vm.name);
+            // The record first: a crash after this leaves a process without a record, which the next agent ends. Where it stays, the next
+            // agent comes to the same by it.
+            let removed = tokio::task::block_in_place(|| agent.store.remove(&vm.name));
             vm.yield_the_cpu();
             vm.process.quit().await;
             // A base takes its place: both would count.
@@ -506,11 +573,14 @@ impl Agent {
             } else {
                 vm.files.remove_all_and_free_later();
             }
-            agent.table().remove(&vm.name);
-            Ok(removed?)
+            match removed {
+                Ok(()) => drop(agent.table().remove(&vm.name)),
+                Err(_) => agent.drop_record(&vm.name),
+            }
+            Ok(())
         });
         if let Err(error) = removal.await {
-            tracing::error!(%error, "a moved VM's record could not be removed");
+            tracing::error!(%error, "a moved VM could not be removed");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use godwit_api::ApiError;
 use godwit_migration::Failure;
-use godwit_migration::handover::{Found as GuestFound, Recovery, Standing, recover};
+use godwit_migration::handover::{Found as GuestFound, Recovery, recover};
 use godwit_ram::RamDir;
 
 use crate::agent::{Agent, Slot};
@@ -162,7 +162,7 @@ impl Agent {
             true => Condition::MigratingIn { from: process.files.host_of_missing().unwrap_or_default() },
             false => Condition::Adopting,
         };
-        let mut slot = Slot::new(record.spec.clone(), record.epoch, condition);
+        let mut slot = Slot::new(record.spec.clone(), record.ownership(), condition);
         slot.reason = Some(format!(
             "its QEMU (process {}) has not answered this agent yet; pages of its memory are missing",
             process.pid
@@ -245,7 +245,7 @@ impl Agent {
     /// `process`: the one that is meant, where it is known; else the one that its files tell of.
     async fn find(&self, record: &SavedVm, process: Option<(i32, u64)>) -> Found {
         let files = self.places.vm(&record.spec.name);
-        match Vm::adopt(files, &record.spec, record.epoch, process).await {
+        match Vm::adopt(files, &record.spec, record.ownership(), process).await {
             Ok(None) => Found::Gone,
             Err(error) => Found::Silent(error.to_string()),
             Ok(Some(vm)) => match vm.process.qmp.status().await.ok() {
@@ -303,7 +303,8 @@ impl Agent {
         };
         let migrating_to = of_owner(&record);
         let failed = record.desired == Desired::Running && doubt.is_none();
-        let mut slot = Slot::new(record.spec, record.epoch, Condition::Stopped);
+        let ownership = record.ownership();
+        let mut slot = Slot::new(record.spec, ownership, Condition::Stopped);
         if let Some(doubt) = doubt {
             slot.condition = Condition::InDoubt { keeps_pages_for: None };
             slot.reason = Some(doubt.into());
@@ -367,7 +368,7 @@ impl Agent {
             }
         };
         let name = record.spec.name.clone();
-        let mut slot = Slot::new(record.spec.clone(), record.epoch, condition);
+        let mut slot = Slot::new(record.spec.clone(), record.ownership(), condition);
         slot.reason = Some(match self.places.vm(&name).living_process() {
             Some((pid, _)) => format!("{why}; {}", what_lives(pid)),
             None => why,
@@ -427,10 +428,11 @@ impl Agent {
         match recovery {
             Recovery::TakeOver | Recovery::TakeBack => {
                 if recovery == Recovery::TakeBack {
-                    record.epoch = Standing::taken_back(record.epoch);
+                    record.epoch = record.ownership().taken_back().epoch;
                     vm.set_epoch(record.epoch);
                 }
-                let mine = SavedVm::new(record.spec.clone(), Role::Owner, Desired::Running, record.epoch);
+                let (spec, ownership) = (record.spec.clone(), record.ownership());
+                let mine = SavedVm::new(spec, Role::Owner, Desired::Running, ownership);
                 saved = self.save_over(Some(&as_found), &mine).await;
             }
             // Its source runs the guest, or waits to be told that this host does not. It has its copy: it is told that all pages are
@@ -452,7 +454,8 @@ impl Agent {
             }
             _ => (condition, reason),
         };
-        let mut slot = Slot::new(record.spec, record.epoch, condition);
+        let ownership = record.ownership();
+        let mut slot = Slot::new(record.spec, ownership, condition);
         slot.reason = reason;
         slot.vm = Some(vm.clone());
         self.take_place(slot, place.as_ref())?;
@@ -487,7 +490,7 @@ impl Agent {
         let migrating_to = of_owner(&as_found);
         match (as_found.other, recovery) {
             // It may wait for a lane of an agent that is no more.
-            (Some(other), Recovery::TakeBack) => self.forget_at(name, other.name),
+            (Some(other), Recovery::TakeBack) => self.forget_at(vm, other.name),
             _ => {
                 if let Some(to) = migrating_to {
                     self.undo_migration(name, to);

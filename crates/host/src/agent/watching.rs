@@ -111,7 +111,7 @@ impl Agent {
         }
         vm.files.remove_runtime();
         References::withdraw(vm);
-        if let Err(error) = self.save(&vm.spec, Role::Owner, desired, vm.epoch()).await {
+        if let Err(error) = self.save(&vm.spec, Role::Owner, desired, vm.ownership()).await {
             tracing::error!(vm = vm.name, %error, "its end could not be saved");
         }
     }

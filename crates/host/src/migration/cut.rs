@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{ClientError, ErrorCode, IncomingAccepted, IncomingResume};
 use godwit_lanes::Stream;
-use godwit_migration::handover::Standing;
+use godwit_migration::handover::Ownership;
 use godwit_migration::{CutReport, Failure, FailureCode, LaneReport, millis};
 use godwit_wire::MigrationId;
 
@@ -42,7 +42,8 @@ impl Outgoing {
         let limit = Duration::from_millis(self.request.cut_limit_ms);
         tracing::warn!(vm = self.vm.name, to = self.request.to, %why, unsent_pages, "the link is cut: it is waited for");
         let path = format!("/v1/incoming/{id}/resume");
-        let request = IncomingResume { epoch: Standing::offered(self.vm.epoch()) };
+        let Ownership { incarnation, epoch } = self.vm.ownership().offered();
+        let request = IncomingResume { incarnation, epoch };
         let mut every = tokio::time::interval(AGAIN_INTERVAL);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

@@ -13,8 +13,9 @@ use godwit_lanes::Stream;
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive};
+use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::{EngineKind, Failure, FailureCode, FailureReport, ReferenceUse, nanos};
-use godwit_qemu::Accelerator;
+use godwit_qemu::{Accelerator, Uuid};
 use godwit_ram::{PageRange, Region};
 use godwit_wire::{CONTROL_STREAM, MigrationId};
 use tokio::sync::watch;
@@ -56,7 +57,8 @@ pub(super) struct Entry {
     cancel: mpsc::Sender<()>,
     /// The source host.
     from: String,
-    epoch: u64,
+    uuid: Uuid,
+    ownership: Ownership,
     /// Takes the door of a further lane, in place of one that was cut.
     resume: Arc<NextDoor>,
     /// The control stream of the lane that there is.
@@ -127,6 +129,7 @@ impl Entry {
         IncomingStatus {
             id: self.id.to_string(),
             vm: self.vm.clone(),
+            incarnation: self.ownership.incarnation,
             state,
             failure,
             running_ns: running.map(since_begin),
@@ -153,7 +156,8 @@ impl IncomingMigrations {
             word: watch::channel(None).0,
             cancel,
             from: request.from.clone(),
-            epoch: request.epoch,
+            uuid: request.spec.uuid,
+            ownership: request.offered(),
             resume,
             control: Mutex::default(),
         });
@@ -171,10 +175,17 @@ impl IncomingMigrations {
         Ok(self.find(id)?.from.clone())
     }
 
-    /// Asks what arrives of a VM from a host to be forgotten; without effect once the guest is committed here.
-    pub(super) fn cancel_of(&self, vm: &str, from: &str) {
+    /// Asks what arrives of a VM from a host to be forgotten; without effect once the guest is committed here, and on another life of
+    /// the VM. Older releases leave the uuid out.
+    pub(super) fn cancel_of(&self, vm: &str, from: &str, uuid: Option<Uuid>, incarnation: Incarnation) {
         let all = self.lock();
-        for entry in all.iter().filter(|entry| entry.vm == vm && entry.from == from && !entry.is_over()) {
+        let is_meant = |entry: &&Arc<Entry>| {
+            entry.vm == vm
+                && entry.from == from
+                && uuid.is_none_or(|uuid| entry.uuid == uuid)
+                && entry.ownership.incarnation == incarnation
+        };
+        for entry in all.iter().filter(is_meant).filter(|entry| !entry.is_over()) {
             // Whoever would hear it is gone: then it is over.
             let _ = entry.cancel.send(());
         }
@@ -241,7 +252,7 @@ pub(super) fn resume(
         let message = format!("migration {id} of VM \"{}\" is over here", entry.vm);
         ApiError::new(ErrorCode::WrongState, message, "begin another one")
     };
-    if entry.is_over() || entry.epoch != request.epoch || entry.engine != EngineKind::Godwit {
+    if entry.is_over() || entry.ownership != request.offered() || entry.engine != EngineKind::Godwit {
         return Err(over());
     }
     let lane = fresh_id()?;
@@ -277,8 +288,9 @@ pub(super) async fn prepare(
     check(agent, &request).await?;
     let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
     let runs_by_itself = request.engine == EngineKind::Qemu && request.qemu.runs_by_itself();
-    let vm =
-        agent.prepare_incoming(request.spec.clone(), request.epoch, &request.from, runs_by_itself).await?;
+    let vm = agent
+        .prepare_incoming(request.spec.clone(), request.offered(), &request.from, runs_by_itself)
+        .await?;
     agent.probes().give_way(&vm.name);
     let begun = match agent.incoming().add(&request) {
         Ok((entry, orders)) => {
@@ -318,7 +330,7 @@ pub(super) async fn could_arrive(
 ) -> Result<IncomingChecked, ApiError> {
     check(agent, request).await?;
     let listeners = if request.engine == EngineKind::Godwit { listen(agent)? } else { Vec::new() };
-    agent.check_incoming(&request.spec).await?;
+    agent.check_incoming(&request.spec, request.offered()).await?;
     let addresses: Result<Vec<_>, _> =
         listeners.iter().map(|listener| Ok(listener.local_addr()?.ip())).collect();
     let addresses = addresses.map_err(|error: std::io::Error| host_failed("the lane's address", &error))?;
@@ -413,7 +425,7 @@ async fn begin(
     let (host, arriving) = (Arc::clone(agent), Arc::clone(vm));
     let arrival = Arrival {
         doorman: Doorman::open(guard)?,
-        epoch: vm.epoch(),
+        ownership: vm.ownership(),
         regions: vm.regions.clone(),
         offer,
         orders,
@@ -451,7 +463,7 @@ struct Doors {
 /// A shadow VM that waits for its lanes and its pages.
 struct Arrival {
     doorman: Doorman,
-    epoch: u64,
+    ownership: Ownership,
     regions: Vec<Arc<Region>>,
     offer: Offer,
     orders: Orders,
@@ -498,7 +510,7 @@ impl Arrival {
         is_first: bool,
     ) -> (Ending, Option<Arc<PagingIn>>) {
         let offer = std::mem::take(&mut self.offer);
-        let Arrival { doorman, epoch, regions, orders, .. } = &*self;
+        let Arrival { doorman, ownership, regions, orders, .. } = &*self;
         let (stop, stopped) = mpsc::channel();
         std::thread::scope(|scope| {
             let ahead = regions.clone();
@@ -507,7 +519,14 @@ impl Arrival {
             }
             let accept = || doorman.let_in();
             let regions = regions.clone();
-            let job = DestinationJob { control, accept: &accept, epoch: *epoch, regions, offer, hypervisor };
+            let job = DestinationJob {
+                control,
+                accept: &accept,
+                ownership: *ownership,
+                regions,
+                offer,
+                hypervisor,
+            };
             let ending = receive(job, &orders.cancelled);
             drop(stop);
             ending

@@ -26,7 +26,7 @@ use godwit_api::{
     ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingRun,
     IncomingStatus, MigrationRequest, PageInAnswer, PageInRequest,
 };
-use godwit_migration::handover::Known;
+use godwit_migration::handover::{Incarnation, Known};
 use godwit_migration::{EngineKind, Outcome, Report};
 use godwit_pki::Peer;
 use godwit_qemu::Uuid;
@@ -40,7 +40,7 @@ pub(crate) use outgoing::blank_report;
 pub use page_in::PageIns;
 pub(crate) use page_in::{serve_again, take_up};
 pub(crate) use qemu_source::undo_hand_over;
-pub(crate) use verdict::ask_known;
+pub(crate) use verdict::{ask_known, of_life};
 
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;
@@ -133,6 +133,9 @@ async fn page_in_session(
 #[derive(Debug, serde::Deserialize)]
 struct KnownQuery {
     uuid: Uuid,
+    /// Left out by releases without incarnations.
+    #[serde(default)]
+    incarnation: Incarnation,
 }
 
 /// What this host has written down of a VM's ownership.
@@ -141,7 +144,7 @@ async fn known(
     Path(name): Path<String>,
     Query(query): Query<KnownQuery>,
 ) -> Result<Json<Known>, Refusal> {
-    Ok(Json(agent.known(&name, query.uuid)?))
+    Ok(Json(agent.known(&name, query.uuid, query.incarnation)?))
 }
 
 async fn show(
@@ -174,6 +177,10 @@ async fn resume_incoming(
 #[derive(Debug, serde::Deserialize)]
 struct ForgetQuery {
     from: String,
+    /// Left out by older releases, as the incarnation.
+    uuid: Option<Uuid>,
+    #[serde(default)]
+    incarnation: Incarnation,
 }
 
 /// A source that was started anew has no migration of the VM under way: what arrives of it goes.
@@ -184,7 +191,7 @@ async fn forget(
     peer: Option<Extension<Peer>>,
 ) -> Result<StatusCode, Refusal> {
     check_name(peer, &query.from)?;
-    agent.incoming().cancel_of(&name, &query.from);
+    agent.incoming().cancel_of(&name, &query.from, query.uuid, query.incarnation);
     Ok(StatusCode::NO_CONTENT)
 }
 

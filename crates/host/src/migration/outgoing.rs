@@ -13,7 +13,7 @@ use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Lane, Stream};
 use godwit_migration::drive::{
     self, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, Unsent, lane_failure,
 };
-use godwit_migration::handover::Standing;
+use godwit_migration::handover::Ownership;
 use godwit_migration::{
     CutReport, EngineKind, Failure, FailureCode, FailureReport, LaneReport, Means, Outcome, PageInUse,
     Policy, Predicted, ReferenceUse, Report, SwitchoverReport, millis,
@@ -177,9 +177,11 @@ impl Outgoing {
     }
 
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
+        let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         IncomingRequest {
             spec: self.vm.spec.clone(),
-            epoch: Standing::offered(self.vm.epoch()),
+            incarnation,
+            epoch,
             from: self.agent.config().name.clone(),
             qemu_version: qemu.version_text(),
             engine: self.request.engine,
@@ -350,15 +352,15 @@ impl Outgoing {
                 keep,
                 hands_over,
             );
-            let epoch = Standing::offered(vm.epoch());
-            let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, uuid: vm.spec.uuid, epoch };
+            let offered = vm.ownership().offered();
+            let hand_over = HandOver { peer: &peer, id: &id, vm: &vm.name, uuid: vm.spec.uuid, offered };
             let ask_verdict = || job.runtime.block_on(hand_over.verdict());
             let serving = Serving {
                 agent: &agent,
                 vm: &vm.name,
                 to: &to,
                 peer: &peer,
-                epoch,
+                offered,
                 runtime: &job.runtime,
                 pace: job.paths.pace.clone(),
                 uuid: vm.spec.uuid,
@@ -370,7 +372,7 @@ impl Outgoing {
                 streams: streams.map(|streams| streams as usize),
                 pace: job.paths.pace.clone(),
                 migration: job.migration,
-                epoch,
+                ownership: offered,
                 runs: job.runs,
                 policy,
                 compression,

@@ -12,7 +12,7 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Carries, Interrupt};
 use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session, serve};
 use godwit_migration::drive::{Hello, SessionStream};
-use godwit_migration::handover::Standing;
+use godwit_migration::handover::Ownership;
 use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::Uuid;
 use godwit_ram::{MissingPages, PageIn};
@@ -105,8 +105,9 @@ pub(super) async fn session(
     request: PageInRequest,
 ) -> Result<PageInAnswer, ApiError> {
     let info = agent.vm_info(name)?;
-    if info.epoch != request.epoch {
-        let message = format!("VM \"{name}\" is in epoch {} here, not {}", info.epoch, request.epoch);
+    let (here, asked) = (Ownership { incarnation: info.incarnation, epoch: info.epoch }, request.ownership());
+    if here != asked {
+        let message = format!("VM \"{name}\" is in {here} here, not in {asked}");
         return Err(ApiError::new(ErrorCode::NotFound, message, "see `godwit vm list` for where it runs"));
     }
     let Some(paging_in) = agent.page_ins().of(name) else {
@@ -197,7 +198,7 @@ pub(super) struct Serving<'a> {
     pub(super) to: &'a str,
     pub(super) peer: &'a Client,
     /// The destination's.
-    pub(super) epoch: u64,
+    pub(super) offered: Ownership,
     pub(super) runtime: &'a Handle,
     /// The limits that hold for its pages.
     pub(super) pace: MigrationPace,
@@ -216,7 +217,9 @@ impl Serving<'_> {
                 ));
             }
             let answer = self.runtime.block_on(async {
-                let request = PageInRequest { epoch: self.epoch, from: self.agent.config().name.clone() };
+                let Ownership { incarnation, epoch } = self.offered;
+                let from = self.agent.config().name.clone();
+                let request = PageInRequest { incarnation, epoch, from };
                 let path = format!("/v1/page-ins/{}", self.vm);
                 tokio::time::timeout(ANSWER_LIMIT, self.peer.post::<_, PageInAnswer>(&path, &request)).await
             });
@@ -227,7 +230,7 @@ impl Serving<'_> {
                     Err(failure) => tracing::warn!(vm = self.vm, %failure, "no session for page-in yet"),
                 },
                 Ok(Err(ClientError::Refused(error))) if error.code == ErrorCode::NotFound => {
-                    let decided = without_session(self.peer, self.vm, self.uuid, self.epoch);
+                    let decided = without_session(self.peer, self.vm, self.uuid, self.offered);
                     if let Some(decided) = self.runtime.block_on(decided) {
                         return decided;
                     }
@@ -267,13 +270,12 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             Ok(peer) => peer,
             Err(error) => return tracing::error!(vm = vm.name, %error, "its pages can't be served"),
         };
-        let epoch = Standing::offered(vm.epoch());
         let serving = Serving {
             agent: &agent,
             vm: &vm.name,
             to: &to,
             peer: &peer,
-            epoch,
+            offered: vm.ownership().offered(),
             runtime: &runtime,
             pace: agent.limits().migration(None),
             uuid: vm.spec.uuid,

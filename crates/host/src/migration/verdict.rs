@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, Client, ClientError, ErrorCode, IncomingState, IncomingStatus};
 use godwit_migration::drive::page_in::Again;
-use godwit_migration::handover::{KeptPagesFate, Known, OfDestination, fate_of_kept_pages, of_destination};
+use godwit_migration::handover::{
+    Incarnation, KeptPagesFate, Known, OfDestination, Ownership, fate_of_kept_pages, of_destination,
+};
 use godwit_migration::source::Verdict;
 use godwit_migration::{Failure, FailureCode};
 use godwit_qemu::Uuid;
@@ -59,8 +61,8 @@ pub(super) struct HandOver<'a> {
     pub(super) id: &'a str,
     pub(super) vm: &'a str,
     pub(super) uuid: Uuid,
-    /// The generation of ownership that the destination gets.
-    pub(super) epoch: u64,
+    /// The ownership that the destination gets.
+    pub(super) offered: Ownership,
 }
 
 /// One answer.
@@ -78,6 +80,8 @@ impl HandOver<'_> {
     /// The destination's status, unless it does not answer; `Runs` without one from an agent that has restarted since.
     pub(super) async fn answer(&self, status: Result<IncomingStatus, ClientError>) -> Answer {
         match status {
+            // Of another life of the VM: nothing is said of this one.
+            Ok(status) if status.incarnation != self.offered.incarnation => Answer::Open,
             Ok(status) => match status.state {
                 IncomingState::Runs => Answer::Runs(Some(status)),
                 IncomingState::Refused => Answer::Refused(
@@ -94,14 +98,14 @@ impl HandOver<'_> {
 
     /// An agent that was started anew since knows no migrations, but what it has written down of each VM.
     async fn after_restart(&self) -> Answer {
-        match ask_known(self.peer, self.vm, self.uuid).await {
+        match ask_known(self.peer, self.vm, self.uuid, self.offered.incarnation).await {
             Ok(known) => self.answer_of(known),
             Err(_) => Answer::Open,
         }
     }
 
     fn answer_of(&self, known: Known) -> Answer {
-        match of_destination(known, self.epoch) {
+        match of_destination(known, self.offered) {
             OfDestination::Took => Answer::Runs(None),
             OfDestination::Refused => {
                 Answer::Refused("its agent has restarted, and has let go of the shadow".into())
@@ -136,8 +140,13 @@ impl HandOver<'_> {
 
 /// What becomes of the pages that are kept of a guest offered as `offered`, where the destination gives no session for them; none:
 /// nobody knows yet. What it has written down decides, by the VM's uuid: its name may be another VM's since.
-pub(super) async fn without_session(peer: &Client, vm: &str, uuid: Uuid, offered: u64) -> Option<Again> {
-    let known = ask_known(peer, vm, uuid).await.ok()?;
+pub(super) async fn without_session(
+    peer: &Client,
+    vm: &str,
+    uuid: Uuid,
+    offered: Ownership,
+) -> Option<Again> {
+    let known = ask_known(peer, vm, uuid, offered.incarnation).await.ok()?;
     match fate_of_kept_pages(known, offered) {
         KeptPagesFate::AskAgain => None,
         KeptPagesFate::NotNeeded => Some(Again::Complete),
@@ -148,9 +157,23 @@ pub(super) async fn without_session(peer: &Client, vm: &str, uuid: Uuid, offered
     }
 }
 
-/// What another host has written down of a VM.
-pub(crate) async fn ask_known(peer: &Client, vm: &str, uuid: Uuid) -> Result<Known, ApiError> {
-    let path = format!("/v1/hand-overs/{vm}?uuid={uuid}");
+/// The part of a question that says which life of which VM is meant. An incarnation that is not recorded is left out, as
+/// older releases do.
+pub(crate) fn of_life(uuid: Uuid, incarnation: Incarnation) -> String {
+    match incarnation.is_unrecorded() {
+        true => format!("uuid={uuid}"),
+        false => format!("uuid={uuid}&incarnation={incarnation}"),
+    }
+}
+
+/// Asks another host what it has written down of a VM, in that life of it.
+pub(crate) async fn ask_known(
+    peer: &Client,
+    vm: &str,
+    uuid: Uuid,
+    incarnation: Incarnation,
+) -> Result<Known, ApiError> {
+    let path = format!("/v1/hand-overs/{vm}?{}", of_life(uuid, incarnation));
     let unreachable = |why: String| {
         ApiError::new(ErrorCode::PeerUnreachable, why, "see that its agent runs and can be reached")
     };
@@ -169,16 +192,27 @@ mod tests {
 
     use super::*;
 
+    fn of_life(bits: u128, epoch: u64) -> Ownership {
+        Ownership { incarnation: Incarnation::new(bits), epoch }
+    }
+
     #[test]
     fn a_restarted_agent_that_does_not_know_has_not_said_that_the_guest_runs() {
         let peer = Client::new(Endpoint::Tcp("127.0.0.1:1".to_owned()));
-        let hand_over = HandOver { peer: &peer, id: "1", vm: "web", uuid: Uuid::nil(), epoch: 2 };
-        let answer = |role, epoch| hand_over.answer_of(Known::Has(Standing { role, epoch }));
+        let hand_over =
+            HandOver { peer: &peer, id: "1", vm: "web", uuid: Uuid::nil(), offered: of_life(7, 2) };
+        let answer =
+            |role, epoch| hand_over.answer_of(Known::Has(Standing { role, ownership: of_life(7, epoch) }));
         assert!(matches!(answer(Role::Owner, 2), Answer::Runs(None)));
         for role in [Role::Shadow, Role::TakingOver, Role::Stranded] {
             assert!(matches!(answer(role, 2), Answer::Open), "{role:?}");
         }
         assert!(matches!(answer(Role::Owner, 1), Answer::Refused(_)));
         assert!(matches!(hand_over.answer_of(Known::Never), Answer::Refused(_)));
+        for other_life in
+            [Known::Gone(of_life(8, 2)), Known::Has(Standing { role: Role::Owner, ownership: of_life(8, 5) })]
+        {
+            assert!(matches!(hand_over.answer_of(other_life), Answer::Refused(_)), "{other_life:?}");
+        }
     }
 }

@@ -172,6 +172,13 @@ impl VmFiles {
         fs::read_to_string(self.missing_from()).ok()
     }
 
+    /// Removes what an older process of this name may have left beside the memory: no note of it is taken for one of the process
+    /// that starts now.
+    pub(crate) fn clear_notes(&self) -> io::Result<()> {
+        let notes = [self.missing(), self.missing_from(), self.unrun()];
+        notes.into_iter().try_for_each(|path| remove_if_there(fs::remove_file(path)))
+    }
+
     /// Nothing is missing.
     pub fn remove_missing(&self) {
         for path in [self.missing(), self.missing_from()] {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use godwit_api::{Client, Endpoint};
 use godwit_host::Config;
+use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_qemu::{Accel, ByteSize, MemoryBlock, Nic, VmSpec};
 use rustix::mount::UnmountFlags;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -17,6 +18,12 @@ use tokio::runtime::Runtime;
 
 /// How long anything may take that a test waits for.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a shadow in these tests gets.
+#[allow(dead_code, reason = "not every file of tests has a shadow")]
+pub(crate) fn arriving(epoch: u64) -> Ownership {
+    Ownership { incarnation: Incarnation::new(7), epoch }
+}
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 

@@ -17,6 +17,7 @@ use super::page_in::{FIRST_SESSION, PagingIn};
 use super::{DestinationHypervisor, lane_failure};
 use crate::destination::{Action, Destination, Ending, Event};
 use crate::failure::{Failure, FailureCode};
+use crate::handover::{Incarnation, Ownership};
 use crate::hold;
 use crate::report::nanos;
 
@@ -26,8 +27,8 @@ pub struct DestinationJob<'a, H> {
     pub control: WelcomedStream,
     /// Waits a moment for a data stream from the source.
     pub accept: &'a (dyn Fn() -> Option<WelcomedStream> + Sync),
-    /// The epoch that the guest gets here.
-    pub epoch: u64,
+    /// The ownership that this host gets.
+    pub ownership: Ownership,
     /// The shadow VM's RAM, block by block.
     pub regions: Vec<Arc<Region>>,
     /// What the source may refer to, beside the guest's own pages.
@@ -42,7 +43,7 @@ pub fn receive<H: DestinationHypervisor>(
     job: DestinationJob<'_, H>,
     cancel: &Receiver<()>,
 ) -> (Ending, Option<Arc<PagingIn>>) {
-    let DestinationJob { control, accept, epoch, regions, offer, hypervisor } = job;
+    let DestinationJob { control, accept, ownership, regions, offer, hypervisor } = job;
     let WelcomedStream { stream: control, sender, receiver, .. } = control;
     let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
     let contents = Contents::new(&offer, &block_pages);
@@ -54,7 +55,7 @@ pub fn receive<H: DestinationHypervisor>(
     let begun = Instant::now();
     let (go_on, teller) = mpsc::channel();
     let mut driver = Driver {
-        machine: Destination::new(block_pages, epoch),
+        machine: Destination::new(block_pages, ownership),
         events: events.clone(),
         sender: Arc::clone(&sender),
         teller: Some(tells),
@@ -420,7 +421,10 @@ impl Reader {
             Message::Begin(begin) => self.tell(Event::Begin(begin)),
             Message::DeviceStateEnd { bytes } => self.tell(Event::DeviceStateEnd { bytes }),
             Message::Abort(reason) => self.tell(Event::Aborted(reason)),
-            Message::Commit { epoch } => self.put(at, Input::Event(Event::Commit { epoch })),
+            Message::Commit { epoch, incarnation } => {
+                let ownership = Ownership { incarnation: Incarnation::new(incarnation), epoch };
+                self.put(at, Input::Event(Event::Commit { ownership }));
+            }
             other => return Ok(self.refuse(other.kind())),
         }
         Ok(true)

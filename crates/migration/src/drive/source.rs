@@ -30,6 +30,7 @@ use super::{
 use crate::clock::PeerClock;
 use crate::encoding::{Compression, EncodingReport, Experience};
 use crate::failure::{Failure, FailureCode};
+use crate::handover::Ownership;
 use crate::hold;
 use crate::ledger::Sweep;
 use crate::policy::{MOST_SWITCHOVER_BUDGET, Policy};
@@ -74,8 +75,8 @@ pub struct SourceJob<'a, H, T> {
     pub pace: MigrationPace,
     /// Given out by the destination.
     pub migration: MigrationId,
-    /// The epoch that the destination's ownership gets.
-    pub epoch: u64,
+    /// The ownership that the destination gets.
+    pub ownership: Ownership,
     /// Whether the guest ran when the migration began.
     pub runs: bool,
     /// When to switch over.
@@ -514,7 +515,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         match action {
             Action::SendBegin => {
                 let block_pages = self.job.regions.iter().map(|region| region.pages()).collect();
-                self.say(&Message::Begin(Begin { epoch: self.job.epoch, run: self.job.runs, block_pages }))?;
+                let (epoch, incarnation) = self.offered();
+                self.say(&Message::Begin(Begin { epoch, incarnation, run: self.job.runs, block_pages }))?;
                 // On a lane that is still empty the pings tell the round trip best.
                 (0..3).try_for_each(|_| self.ping())?;
             }
@@ -559,7 +561,8 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 }
             }
             Action::SendCommit => {
-                self.say(&Message::Commit { epoch: self.job.epoch })?;
+                let (epoch, incarnation) = self.offered();
+                self.say(&Message::Commit { epoch, incarnation })?;
                 // The commit point: the destination may run the guest, and this host may not.
                 self.take(Instant::now(), Event::CommitSent);
                 self.page_in.kept.let_hot_go();
@@ -589,6 +592,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Action::Finish => self.finished = true,
         }
         Ok(())
+    }
+
+    /// The destination's ownership, as messages carry it.
+    fn offered(&self) -> (u64, u128) {
+        (self.job.ownership.epoch, self.job.ownership.incarnation.bits())
     }
 
     fn begin_switchover(&mut self, page_in: bool) {

@@ -20,7 +20,7 @@ impl Incarnation {
 
     /// Makes an incarnation of random bits.
     #[must_use]
-    pub fn new(bits: u128) -> Incarnation {
+    pub const fn new(bits: u128) -> Incarnation {
         Incarnation(bits)
     }
 

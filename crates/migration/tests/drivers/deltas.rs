@@ -8,7 +8,7 @@ use godwit_ram::PAGE_SIZE;
 use godwit_wire::{Delta, Message};
 
 use crate::lying::{lying_peer, refused_with};
-use crate::world::{BLOCKS, HELLO, LIMIT, Moved, Twist, migrate_paced};
+use crate::world::{BLOCKS, HELLO, LIMIT, Moved, SECOND, Twist, migrate_paced};
 
 const ALWAYS: Deltas = Deltas { cache_bytes: 16 << 20, always: true };
 
@@ -86,7 +86,12 @@ fn a_delta_of_what_is_not_there_leaves_the_page_missing() {
         let mut control = peer.sender();
         let mut answers = peer.receiver();
         say_hello(&mut control, &mut answers, HELLO).unwrap();
-        let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+        let begin = godwit_wire::Begin {
+            epoch: 2,
+            incarnation: SECOND.incarnation.bits(),
+            run: true,
+            block_pages: BLOCKS.to_vec(),
+        };
         control.send(&Message::Begin(begin)).unwrap();
         let data = connect(lane, LIMIT).unwrap();
         let mut sender = data.sender();

@@ -14,7 +14,8 @@ use godwit_wire::{
 
 use crate::ways::path;
 use crate::world::{
-    BLOCKS, FakeDestination, HELLO, ID, LIMIT, accept_one, loopback, lying_destination, regions, stream,
+    BLOCKS, FakeDestination, HELLO, ID, LIMIT, SECOND, accept_one, loopback, lying_destination, regions,
+    stream,
 };
 
 /// A destination that a peer of this file's own talks to.
@@ -42,8 +43,14 @@ pub(crate) fn lying_peer_offered(
                 Ok(control) => {
                     let accept = &|| accept_one(&listener);
                     let shadow = &mut hypervisor;
-                    let job =
-                        DestinationJob { control, accept, epoch: 2, regions, offer, hypervisor: shadow };
+                    let job = DestinationJob {
+                        control,
+                        accept,
+                        ownership: SECOND,
+                        regions,
+                        offer,
+                        hypervisor: shadow,
+                    };
                     match receive(job, &cancel).0 {
                         // Nobody goes on with it.
                         Ending::Cut(failure) => {
@@ -150,7 +157,12 @@ fn a_lane_that_ends_before_the_commit_leaves_nothing() {
     let (ending, said) = lying_peer(|peer, _| {
         let mut sender = peer.sender();
         say_hello(&mut sender, &mut peer.receiver(), HELLO).unwrap();
-        let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+        let begin = godwit_wire::Begin {
+            epoch: 2,
+            incarnation: SECOND.incarnation.bits(),
+            run: true,
+            block_pages: BLOCKS.to_vec(),
+        };
         sender.send(&Message::Begin(begin)).unwrap();
     });
     refused_with(ending, FailureCode::LaneLost);

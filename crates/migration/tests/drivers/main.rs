@@ -94,6 +94,13 @@ fn a_cancel_while_the_guest_stands_still_resumes_it() {
 }
 
 #[test]
+fn another_incarnation_is_refused() {
+    let moved = migrate(Twist { other_incarnation: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Failed);
+    assert_eq!(moved.result.failure.unwrap().code, FailureCode::StaleEpoch);
+}
+
+#[test]
 fn another_epoch_is_refused() {
     let moved = migrate(Twist { other_epoch: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Failed);

@@ -11,7 +11,9 @@ use godwit_ram::{PAGE_SIZE, Region};
 use godwit_wire::{BlockRun, Digests, Message, Place, prefix};
 
 use crate::lying::{lying_peer, lying_peer_offered, refused_with};
-use crate::world::{BLOCKS, HELLO, ID, LIMIT, Moved, Twist, World, fill, migrate_offered, regions, stream};
+use crate::world::{
+    BLOCKS, HELLO, ID, LIMIT, Moved, SECOND, Twist, World, fill, migrate_offered, regions, stream,
+};
 
 const ALL: References =
     References { by: ReferenceUse::All, always: true, known_bytes: References::KNOWN_BYTES };
@@ -155,7 +157,12 @@ fn everything_that_is_offered_is_told_before_the_begin_or_after() {
         lying_peer_offered(offer, |peer, _| {
             let (mut sender, mut answers) = (peer.sender(), peer.receiver());
             say_hello(&mut sender, &mut answers, HELLO).unwrap();
-            let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+            let begin = godwit_wire::Begin {
+                epoch: 2,
+                incarnation: SECOND.incarnation.bits(),
+                run: true,
+                block_pages: BLOCKS.to_vec(),
+            };
             sender.send(&Message::Begin(begin)).unwrap();
             let (mut told, mut before) = (Vec::new(), None);
             while (told.len() as u64) < expected || before.is_none() {
@@ -199,7 +206,12 @@ fn what_comes_beside_is_told_as_it_comes() {
     lying_peer_offered(offer, |peer, _| {
         let (mut sender, mut answers) = (peer.sender(), peer.receiver());
         say_hello(&mut sender, &mut answers, HELLO).unwrap();
-        let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+        let begin = godwit_wire::Begin {
+            epoch: 2,
+            incarnation: SECOND.incarnation.bits(),
+            run: true,
+            block_pages: BLOCKS.to_vec(),
+        };
         sender.send(&Message::Begin(begin)).unwrap();
         let mut told = || loop {
             match answers.receive().unwrap() {
@@ -325,7 +337,12 @@ fn a_source_that_never_sends_what_was_missing_gets_no_guest_running() {
         let mut control = peer.sender();
         let mut answers = peer.receiver();
         say_hello(&mut control, &mut answers, HELLO).unwrap();
-        let begin = godwit_wire::Begin { epoch: 2, run: true, block_pages: BLOCKS.to_vec() };
+        let begin = godwit_wire::Begin {
+            epoch: 2,
+            incarnation: SECOND.incarnation.bits(),
+            run: true,
+            block_pages: BLOCKS.to_vec(),
+        };
         control.send(&Message::Begin(begin)).unwrap();
         let data = connect(lane, LIMIT).unwrap();
         let mut sender = data.sender();

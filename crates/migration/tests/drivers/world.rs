@@ -17,6 +17,7 @@ use godwit_migration::drive::{
     Offer, References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling, Tracking,
     WelcomedStream, inbox, receive, send, welcome,
 };
+use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::source::Verdict;
 use godwit_migration::{Compression, Failure, FailureCode, MeansUse, PageIn, Policy, Progress};
 use godwit_pki::{Authority, Grant, Identity, Role};
@@ -25,6 +26,9 @@ use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 
 use super::faults::FakeFaults;
 use super::ways::{Corrupted, Corruption, path, stalling_lane, unanswering};
+
+/// What the destination gets.
+pub(crate) const SECOND: Ownership = Ownership { incarnation: Incarnation::new(7), epoch: 2 };
 
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
 pub(crate) const BLOCKS: [u64; 2] = [700, 133];
@@ -322,6 +326,8 @@ pub(crate) struct Twist {
     pub(crate) paused: bool,
     pub(crate) ipv6: bool,
     pub(crate) other_epoch: bool,
+    /// The destination was prepared for another life of the VM.
+    pub(crate) other_incarnation: bool,
     pub(crate) compression: Compression,
     pub(crate) references: References,
     /// Every fifth page holds the same as the one before.
@@ -533,7 +539,10 @@ impl World {
         let job = DestinationJob {
             control: welcome(control, ID, LIMIT).unwrap(),
             accept: &|| self.accept(),
-            epoch: 2 + u64::from(twist.other_epoch),
+            ownership: Ownership {
+                epoch: 2 + u64::from(twist.other_epoch),
+                incarnation: Incarnation::new(7 + u128::from(twist.other_incarnation)),
+            },
             regions: self.to.clone(),
             offer: self.offer.clone(),
             hypervisor,
@@ -682,7 +691,7 @@ impl World {
             streams: Some(twist.streams.max(1)),
             pace: pace.clone(),
             migration: ID,
-            epoch: 2,
+            ownership: SECOND,
             runs: !twist.paused,
             policy: twist.policy(),
             compression: twist.compression,

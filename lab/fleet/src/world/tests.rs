@@ -33,6 +33,8 @@ fn a_vm_moves_in_the_time_that_its_link_needs() {
     let mut world = world();
     let mut watcher = world.watch(0).unwrap();
     world.migrate(0, "vm-00000", &to(2, "m1"), 0, 0).unwrap();
+    let incarnation = world.hosts[0].vms["vm-00000"].incarnation;
+    assert!(!incarnation.is_unrecorded());
     let shadow = &world.hosts[2].vms["vm-00000"];
     assert_eq!((shadow.state, shadow.epoch), (VmState::MigratingIn, 2));
     // 256 MiB at 1 Gb/s: 2.1 s, and the preparation.
@@ -41,6 +43,7 @@ fn a_vm_moves_in_the_time_that_its_link_needs() {
     assert!(!world.hosts[0].vms.contains_key("vm-00000"));
     let vm = &world.hosts[2].vms["vm-00000"];
     assert_eq!((vm.state, vm.epoch, vm.host.as_str()), (VmState::Running, 2, "host-0002"));
+    assert_eq!(vm.incarnation, incarnation, "a move keeps it");
     let told: Vec<_> = std::iter::from_fn(|| watcher.try_recv().ok()).collect();
     assert!(told.contains(&HostEvent::Known) && told.contains(&HostEvent::VmGone("vm-00000".into())));
     let ended = world.migration(0, "m1").unwrap().report.unwrap();

@@ -267,7 +267,7 @@ mod tests {
     }
 
     fn begin() -> Message {
-        Message::Begin(Begin { epoch: 2, run: true, block_pages: vec![1] })
+        Message::Begin(Begin { epoch: 2, incarnation: 0, run: true, block_pages: vec![1] })
     }
 
     /// Reads to the end of what can be read.

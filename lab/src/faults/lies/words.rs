@@ -28,7 +28,12 @@ fn message(kind: usize, random: &mut Random) -> Vec<u8> {
     let stream = u16::try_from(random.number() % 1100).unwrap_or(0);
     let message = match kind {
         0 => Message::Welcome { version: stream },
-        1 => Message::Begin(Begin { epoch: random.number(), run: true, block_pages: vec![random.number()] }),
+        1 => Message::Begin(Begin {
+            epoch: random.number(),
+            incarnation: u128::from(random.number() % 2),
+            run: true,
+            block_pages: vec![random.number()],
+        }),
         2 => Message::Ready,
         3 => Message::Zeros(Zeros { round: stream.into(), runs: runs(random) }),
         4 => Message::UnitEnd,
@@ -43,7 +48,7 @@ fn message(kind: usize, random: &mut Random) -> Vec<u8> {
         10 => Message::Pong { sent_ns: random.number(), answered_ns: random.number() },
         11 => Message::DeviceState(bytes(random, 1000)),
         12 => Message::DeviceStateEnd { bytes: random.number() },
-        13 => Message::Commit { epoch: 2 },
+        13 => Message::Commit { epoch: 2, incarnation: 0 },
         14 => Message::Running(Running {
             commit_ns: 1,
             loaded_ns: random.number(),

@@ -10,7 +10,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use godwit_api::{IncomingAccepted, IncomingRun, IncomingState, IncomingStatus};
-use godwit_migration::handover::Standing;
 use godwit_migration::{
     Failure, FailureCode, FailureReport, Outcome, Phase, PhaseReport, Progress, Report, RoundReport, millis,
 };
@@ -343,8 +342,8 @@ impl<'a> Sending<'a> {
     /// Tells the destination that it may run the guest, or asks whether it does where it needs no word.
     async fn hand_over(&self, clock: &mut ShortestAnswer) -> Answer {
         let Outgoing { peer, request, vm, .. } = self.outgoing;
-        let epoch = Standing::offered(vm.epoch());
-        let hand_over = HandOver { peer, id: &self.accepted.id, vm: &vm.name, uuid: vm.spec.uuid, epoch };
+        let offered = vm.ownership().offered();
+        let hand_over = HandOver { peer, id: &self.accepted.id, vm: &vm.name, uuid: vm.spec.uuid, offered };
         let path = format!("/v1/incoming/{}", self.accepted.id);
         let asked = Instant::now();
         let status = if request.qemu.runs_by_itself() {

@@ -1,0 +1,322 @@
+//! Each write of a host's state fails in turn, at each of its steps: once (EIO), or from then on (ENOSPC). Whatever was being done, what
+//! the agent shows and answers agrees with its disk, and an agent that is started anew shows the same.
+
+#[allow(dead_code, reason = "these tests need little of it")]
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::{ApiError, CreateVm, Resolve, StopVm, VmInfo, VmState};
+use godwit_migration::handover::{Incarnation, Known, Ownership};
+use godwit_qemu::{Uuid, VmSpec};
+use rustix::io::Errno;
+
+use self::support::{TestHost, until};
+use crate::agent::Agent;
+use crate::store::{Desired, Role, SavedVm};
+
+const UUID: Uuid = Uuid::from_u128(0x5eed);
+const ARRIVING: Ownership = Ownership { incarnation: Incarnation::new(7), epoch: 2 };
+
+/// What is done while writes fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Create,
+    CreateAndStart,
+    Start,
+    Resume,
+    Stop,
+    Delete,
+    DeleteInDoubt,
+    HandOver,
+    EndHandOver,
+    Release,
+    TakeBack,
+    GiveUp,
+    Arrive,
+    TakeOver,
+    Promote,
+    Strand,
+    Discard,
+}
+
+impl Act {
+    /// Brings a host into the state in which it is begun.
+    async fn prepare(self, host: &TestHost, agent: &Arc<Agent>) {
+        let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
+        let start = !matches!(self, Act::Start | Act::Delete);
+        match self {
+            Act::Create | Act::CreateAndStart | Act::Arrive => return,
+            Act::TakeOver | Act::Promote | Act::Strand | Act::Discard => {
+                let spec = agent.resolve(spec).await.unwrap();
+                let shadow = agent.prepare_incoming(spec, ARRIVING, "b", false).await.unwrap();
+                if self != Act::TakeOver {
+                    agent.note_take_over(&shadow).await.unwrap();
+                }
+                return;
+            }
+            _ => drop(agent.create(CreateVm { spec, start }).await.unwrap()),
+        }
+        match self {
+            Act::Resume => {
+                agent.vm("web").unwrap().unwrap().process.qmp.stop().await.unwrap();
+                until("it is paused", async || state(agent) == Some(VmState::Paused)).await;
+            }
+            Act::HandOver => drop(agent.begin_migration("web", "m1").unwrap()),
+            Act::EndHandOver | Act::Release | Act::TakeBack | Act::GiveUp | Act::DeleteInDoubt => {
+                let vm = agent.begin_migration("web", "m1").unwrap();
+                agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+                if self == Act::Release {
+                    vm.process.qmp.stop().await.unwrap();
+                }
+                if !matches!(self, Act::EndHandOver | Act::Release) {
+                    agent.hold_in_doubt("web", "b").await;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    async fn carry_out(self, spec: VmSpec, agent: Arc<Agent>) -> Result<(), ApiError> {
+        let word = |runs_on: &str, keep_memory| Resolve { runs_on: runs_on.to_owned(), keep_memory };
+        let vm = agent.vm("web").ok().flatten();
+        match (self, vm) {
+            (Act::Create | Act::CreateAndStart, _) => {
+                let start = self == Act::CreateAndStart;
+                agent.create(CreateVm { spec, start }).await.map(drop)
+            }
+            (Act::Start | Act::Resume, _) => agent.start("web").await.map(drop),
+            (Act::Stop, _) => agent.stop("web", StopVm { force: true, grace_ms: None }).await.map(drop),
+            (Act::Delete, _) => agent.delete("web", false).await,
+            (Act::DeleteInDoubt, _) => agent.delete("web", true).await,
+            (Act::HandOver, Some(vm)) => {
+                let marked = match agent.note_migrating(&vm, "b").await {
+                    Ok(()) => agent.mark_hand_over(&vm, "b", false, true).await,
+                    Err(error) => Err(error),
+                };
+                if marked.is_err() {
+                    agent.end_migration("web").await;
+                }
+                marked
+            }
+            (Act::EndHandOver, _) => {
+                agent.end_migration("web").await;
+                Ok(())
+            }
+            (Act::Release, Some(vm)) => agent.release(&vm, false).await,
+            (Act::TakeBack, _) => agent.resolve_doubt("web", word("a", true)).await.map(drop),
+            (Act::GiveUp, _) => agent.resolve_doubt("web", word("b", true)).await.map(drop),
+            (Act::Arrive, _) => {
+                let spec = agent.resolve(spec).await?;
+                agent.prepare_incoming(spec, ARRIVING, "b", false).await.map(drop)
+            }
+            (Act::TakeOver, Some(vm)) => {
+                let noted = agent.note_take_over(&vm).await;
+                if noted.is_err() {
+                    agent.discard(&vm).await;
+                }
+                noted
+            }
+            (Act::Promote, Some(vm)) => {
+                agent.promote(&vm).await;
+                Ok(())
+            }
+            (Act::Strand, Some(vm)) => {
+                agent.strand(&vm).await;
+                Ok(())
+            }
+            (Act::Discard, Some(vm)) => {
+                agent.discard(&vm).await;
+                Ok(())
+            }
+            (_, None) => panic!("{self:?} has no process"),
+        }
+    }
+
+    /// Whether it returns only when the disk has taken what is to be saved.
+    fn waits_for_the_disk(self) -> bool {
+        matches!(self, Act::Promote | Act::Strand)
+    }
+
+    /// What it comes to where it succeeds; none: nothing is left.
+    fn success(self) -> Option<VmState> {
+        match self {
+            Act::Create | Act::Stop => Some(VmState::Stopped),
+            Act::CreateAndStart | Act::Start | Act::Resume | Act::EndHandOver | Act::TakeBack => {
+                Some(VmState::Running)
+            }
+            Act::HandOver => Some(VmState::MigratingOut),
+            Act::Arrive | Act::TakeOver => Some(VmState::MigratingIn),
+            Act::Promote | Act::Strand => Some(VmState::Paused),
+            Act::Delete | Act::DeleteInDoubt | Act::Release | Act::GiveUp | Act::Discard => None,
+        }
+    }
+
+    /// What a refusal leaves; none: nothing.
+    fn refused(self) -> Option<VmState> {
+        match self {
+            Act::Start | Act::Delete => Some(VmState::Stopped),
+            Act::Stop | Act::HandOver => Some(VmState::Running),
+            Act::Resume | Act::DeleteInDoubt | Act::Release | Act::TakeBack | Act::GiveUp => {
+                Some(VmState::Paused)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// An agent, as soon as the one before it has gone: its lock lives on for a moment in a child that another test just starts.
+async fn opened(host: &TestHost) -> Arc<Agent> {
+    let mut opened = None;
+    until("the lock is free", async || {
+        let agent = Agent::open(host.config.clone()).await;
+        let is_locked = agent.as_ref().is_err_and(|error| error.message.contains("another agent"));
+        opened = (!is_locked).then(|| agent.unwrap());
+        opened.is_some()
+    })
+    .await;
+    opened.unwrap()
+}
+
+fn state(agent: &Agent) -> Option<VmState> {
+    agent.vm_info("web").ok().map(|info| info.state)
+}
+
+/// What is shown that an agent which is started anew shall show too. Shadows end with their agent, and migrations.
+fn shown(agent: &Agent) -> Option<(VmState, bool, Incarnation, u64)> {
+    let VmInfo { state, in_doubt, incarnation, epoch, .. } = agent.vm_info("web").ok()?;
+    (state != VmState::MigratingIn).then_some((state, in_doubt, incarnation, epoch))
+}
+
+/// In what the agent contradicts its disk, or the processes that there are.
+fn contradiction(host: &TestHost, agent: &Agent) -> Option<String> {
+    let record = agent.store.read("web").unwrap();
+    let info = agent.vm_info("web").ok();
+    let (Some(record), Some(info)) = (&record, &info) else {
+        let is_none = record.is_none() && info.is_none() && host.qemus().is_empty();
+        return (!is_none).then(|| format!("recorded {record:?}, shown {info:?}"));
+    };
+    let told = Ownership { incarnation: info.incarnation, epoch: info.epoch };
+    let known = agent.known("web", UUID, info.incarnation).unwrap();
+    let agrees = record.ownership() == told
+        && known == Known::Has(record.standing())
+        && is_as_recorded(record, info)
+        && host.qemus().len() == usize::from(info.pid.is_some());
+    (!agrees).then(|| format!("recorded {record:?}, answered {known:?}, shown {info:?}, {:?}", host.qemus()))
+}
+
+fn is_as_recorded(record: &SavedVm, info: &VmInfo) -> bool {
+    let is_moving = |state| info.state == state || info.in_doubt;
+    match (record.role, record.desired) {
+        (Role::Owner, Desired::Running) => {
+            let shall_run = [VmState::Running, VmState::Paused, VmState::Failed, VmState::MigratingOut];
+            !info.in_doubt && shall_run.contains(&info.state)
+        }
+        (Role::Owner, Desired::Stopped) => !info.in_doubt && info.state == VmState::Stopped,
+        (Role::HandingOver, _) => is_moving(VmState::MigratingOut),
+        (Role::Shadow | Role::TakingOver, _) => is_moving(VmState::MigratingIn),
+        (Role::Stranded, _) => info.in_doubt,
+    }
+}
+
+/// Waits until what is shown and answered agrees with the disk.
+async fn agree(what: &str, host: &TestHost, agent: &Agent) {
+    let mut look = tokio::time::interval(Duration::from_millis(20));
+    let limit = tokio::time::Instant::now() + support::LIMIT;
+    while let Some(why) = contradiction(host, agent) {
+        assert!(tokio::time::Instant::now() < limit, "{what}: {why}");
+        look.tick().await;
+    }
+}
+
+/// Has one step of the writes of `act` fail. Returns whether there was such a step.
+fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
+    let host = TestHost::new().unwrap();
+    let what = format!("{act:?}, step {step}, {errno}");
+    let (failed, before) = host.run(async {
+        let agent = opened(&host).await;
+        act.prepare(&host, &agent).await;
+        let owned = agent.vm_info("web").ok().map(|info| info.incarnation);
+        let faults = &agent.store.disk.faults;
+        faults.plan(step, errno.raw_os_error(), lasts);
+        let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
+        let acting = tokio::spawn(act.carry_out(spec, Arc::clone(&agent)));
+        if act.waits_for_the_disk() {
+            until("a fault, or its end", async || acting.is_finished() || faults.have_come()).await;
+            let failed = faults.have_come();
+            faults.heal();
+            acting.await.unwrap().unwrap();
+            agree(&what, &host, &agent).await;
+            assert_eq!(state(&agent), act.success(), "{what}");
+            return (failed, shown(&agent));
+        }
+        let outcome = acting.await.unwrap();
+        let failed = faults.have_come();
+        faults.heal();
+        // What the disk did not take is written when it has room again.
+        agree(&what, &host, &agent).await;
+        let expected = if outcome.is_ok() { act.success() } else { act.refused() };
+        assert_eq!(state(&agent), expected, "{what}: {outcome:?}");
+        let is_remembered = matches!(act, Act::Delete | Act::DeleteInDoubt | Act::Release | Act::GiveUp);
+        if is_remembered && outcome.is_ok() {
+            let known = agent.known("web", UUID, owned.unwrap()).unwrap();
+            assert!(matches!(known, Known::Gone(_)), "{what}: {known:?}");
+        }
+        (failed, shown(&agent))
+    });
+    host.run(async {
+        let agent = opened(&host).await;
+        agree(&what, &host, &agent).await;
+        match before {
+            // What was being handed over runs here, in a new epoch.
+            Some((VmState::MigratingOut, ..)) => assert_eq!(state(&agent), Some(VmState::Running), "{what}"),
+            _ => assert_eq!(shown(&agent), before, "{what}"),
+        }
+    });
+    failed
+}
+
+fn every_write_fails(acts: &[Act]) {
+    if TestHost::new().is_none() {
+        return;
+    }
+    for &act in acts {
+        for (errno, lasts) in [(Errno::IO, false), (Errno::NOSPC, true)] {
+            let steps = (0..).take_while(|&step| fails(act, step, errno, lasts)).count();
+            println!("{act:?}: {steps} steps of writes fail, by {errno}");
+            assert!(steps > 0, "{act:?} writes nothing");
+        }
+    }
+}
+
+#[test]
+fn while_a_vm_is_created() {
+    every_write_fails(&[Act::Create, Act::CreateAndStart]);
+}
+
+#[test]
+fn while_a_vm_is_started_and_stopped() {
+    every_write_fails(&[Act::Start, Act::Resume, Act::Stop]);
+}
+
+#[test]
+fn while_a_vm_is_deleted() {
+    every_write_fails(&[Act::Delete, Act::DeleteInDoubt]);
+}
+
+#[test]
+fn while_a_guest_is_handed_over() {
+    every_write_fails(&[Act::HandOver, Act::EndHandOver]);
+}
+
+#[test]
+fn while_a_guest_is_let_go_or_taken_back() {
+    every_write_fails(&[Act::Release, Act::TakeBack, Act::GiveUp]);
+}
+
+#[test]
+fn while_a_guest_arrives() {
+    every_write_fails(&[Act::Arrive, Act::TakeOver, Act::Promote, Act::Strand, Act::Discard]);
+}

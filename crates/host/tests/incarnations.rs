@@ -1,0 +1,84 @@
+//! Lives of a VM: one that is created again under its old name and uuid is another VM to all records of the old one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+#[allow(dead_code, reason = "these tests need little of it")]
+mod support;
+
+use std::sync::Arc;
+
+use godwit_api::{CreateVm, ErrorCode, Resolve};
+use godwit_host::Agent;
+use godwit_migration::handover::{Known, OfDestination, Ownership, Role, Standing, of_destination};
+use godwit_qemu::{Uuid, VmSpec};
+use support::{TestHost, arriving};
+
+const UUID: Uuid = Uuid::from_u128(0x5eed);
+
+fn spec(host: &TestHost, name: &str) -> VmSpec {
+    VmSpec { uuid: Some(UUID), ..host.spec(name) }
+}
+
+async fn create(agent: &Arc<Agent>, spec: VmSpec, start: bool) -> Ownership {
+    let info = agent.create(CreateVm { spec, start }).await.unwrap();
+    Ownership { incarnation: info.incarnation, epoch: info.epoch }
+}
+
+#[test]
+fn a_vm_created_again_is_not_gone_by_the_record_of_its_older_life() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let older = create(&agent, spec(&host, "web"), true).await;
+        assert!(!older.incarnation.is_unrecorded());
+        // It goes to host b, and an operator says so.
+        let vm = agent.begin_migration("web", "m1").unwrap();
+        agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+        agent.hold_in_doubt("web", "b").await;
+        let word = Resolve { runs_on: "b".to_owned(), keep_memory: false };
+        agent.resolve_doubt("web", word).await.unwrap();
+        let known = |life: Ownership| agent.known("web", UUID, life.incarnation).unwrap();
+        assert_eq!(known(older), Known::Gone(older));
+
+        // The same specification again, here or elsewhere: this host has nothing to say of the new life.
+        let newer = create(&agent, spec(&host, "web"), false).await;
+        assert_ne!(newer.incarnation, older.incarnation);
+        assert_eq!(known(newer), Known::Has(Standing { role: Role::Owner, ownership: newer }));
+        assert_eq!(known(older), Known::Gone(older));
+        agent.delete("web", false).await.unwrap();
+        let elsewhere = arriving(1);
+        assert_eq!(of_destination(known(elsewhere), elsewhere.offered()), OfDestination::Refused);
+        assert_eq!(of_destination(known(older), elsewhere.offered()), OfDestination::Refused);
+    });
+    // Records outlive the agent, and are told apart by the next one as well.
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let kept = create(&agent, spec(&host, "web"), false).await;
+        drop(agent);
+        assert_eq!(kept.epoch, 1);
+    });
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let info = agent.vm_info("web").unwrap();
+        assert!(!info.incarnation.is_unrecorded());
+        assert!(matches!(agent.known("web", UUID, info.incarnation).unwrap(), Known::Has(_)));
+    });
+}
+
+#[test]
+fn a_second_vm_of_one_uuid_is_refused_in_clear_words() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        create(&agent, spec(&host, "web"), false).await;
+        let again = agent.create(CreateVm { spec: spec(&host, "db"), start: false }).await.unwrap_err();
+        let arrival = agent.resolve(spec(&host, "db")).await.unwrap();
+        let arrival = agent.prepare_incoming(arrival, arriving(2), "b", false).await.unwrap_err();
+        for refused in [again, arrival] {
+            assert_eq!(refused.code, ErrorCode::AlreadyExists);
+            assert!(refused.message.contains("\"web\"") && refused.message.contains("uuid"), "{refused}");
+        }
+        assert_eq!(agent.vms().len(), 1);
+    });
+    assert_eq!(host.qemus().len(), 0);
+}
