@@ -8,7 +8,7 @@ use godwit_sim::{Plan, Rules, simulate};
 #[test]
 fn no_life_of_a_guest_loses_or_doubles_it() {
     let (mut completed, mut created) = (0, 0);
-    for seed in 0..500 {
+    for seed in 0..1_000 {
         match simulate(Plan { seed, rules: Rules::default() }) {
             Ok(figures) => {
                 completed += figures.completed;
