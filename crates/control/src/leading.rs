@@ -5,6 +5,7 @@ use std::sync::Arc;
 use godwit_api::control::Problem;
 use tokio::task::JoinSet;
 
+use crate::bindings;
 use crate::drains::{Drains, Means};
 use crate::following::Told;
 use crate::hosts::Hosts;
@@ -36,6 +37,7 @@ impl Leading {
         let migrations = told.listen();
         let mut tasks = JoinSet::new();
         tasks.spawn(naming::name_all(Arc::downgrade(&hosts)));
+        tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let agents = Arc::new(FollowedAgents { hosts, state: Arc::clone(&state) });
         let moves =
             Arc::new(Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?);

@@ -19,6 +19,7 @@
 //! | `drains` | owns all drains |
 //! | `vms` | makes, starts, stops and deletes VMs |
 //! | `rules`, `baseline`, `limits` | what operators set for the whole cluster |
+//! | `bindings` | which host holds a VM's name, as the store keeps it |
 //! | `consoles` | a VM's console, which follows the VM |
 //! | `joining`, `doors`, `oidc`, `forgetting` | how hosts and people come in, and what keeps a host from being forgotten |
 //!
@@ -36,6 +37,7 @@
 
 pub mod access;
 mod baseline;
+mod bindings;
 mod campaign;
 mod config;
 mod connections;

@@ -101,6 +101,9 @@ pub struct HostSummary {
     /// Why it is away, as far as is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What its agent reported that no agent reports, or that is more than the manager takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
     /// Whether it is being emptied, or empty and to stay so.
     pub maintenance: bool,
     /// What an operator named it by.

@@ -1,7 +1,11 @@
 //! Which hosts and VMs there are: what is planned, and beside it what the agents tell. In memory; no I/O and no clock.
 //!
-//! A VM may be told of by two hosts at a time, while it moves or in doubt: the one that runs it is its host, the others are told beside it.
+//! What runs on a host is what that host reports: names are unique there. In the cluster a name is a label, and
+//! [`bindings`] says which host holds it; the others that report it are shown beside it.
 
+#[cfg(test)]
+mod binding_tests;
+mod bindings;
 mod cluster;
 mod limits;
 mod seen;
@@ -18,6 +22,7 @@ use godwit_api::control::{Change, HostState, HostSummary, ManagedHost, ManagedVm
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 use godwit_qemu::{Baseline, CpuFeatures};
 
+pub use bindings::{Binding, NoClaim};
 pub use cluster::BaselinePlan;
 pub(crate) use cluster::RuleFilter;
 pub use limits::LimitsPlan;
@@ -56,6 +61,8 @@ pub struct Inventory {
     vms: BTreeMap<String, Vm>,
     cluster: cluster::ClusterPlan,
     limits: limits::KnownLimits,
+    /// Bindings of names as the store has them.
+    stored: BTreeMap<String, Binding>,
 }
 
 #[derive(Debug)]
@@ -64,6 +71,8 @@ struct Host {
     state: HostState,
     /// Why it is away.
     reason: Option<String>,
+    /// What it reported that no agent reports.
+    fault: Option<String>,
     info: Option<Arc<HostInfo>>,
     /// What it lacks of the cluster's baseline, by `info`.
     lacks: CpuFeatures,
@@ -83,8 +92,14 @@ struct Vm {
     plan: Option<VmPlan>,
     /// As each host tells it that has something of it.
     at: BTreeMap<String, Arc<VmInfo>>,
+    /// The host that holds the name.
+    bound: bindings::Bound,
+    /// Hosts that claim the name, as was told last, and nothing explains it.
+    shown_conflicts: Vec<String>,
     /// The move that has it, or waits.
     planned_move: Option<String>,
+    /// Where that move takes it, once it has begun.
+    move_target: Option<String>,
     /// As everybody was told of it last; none: nobody was, or that it is gone.
     shown: Option<Box<VmSummary>>,
 }
@@ -95,6 +110,7 @@ impl Host {
             plan,
             state: HostState::Unknown,
             reason: None,
+            fault: None,
             info: None,
             lacks: CpuFeatures::new(),
             peers_digest: None,
@@ -118,6 +134,7 @@ impl Host {
             address: self.plan.address.clone(),
             state: self.state,
             reason: self.reason.clone(),
+            fault: self.fault.clone(),
             maintenance: self.plan.maintenance,
             labels: self.plan.labels.clone(),
             vms: self.vms.len() as u64,
@@ -139,13 +156,6 @@ impl Host {
         let is_news = self.lacks != lacks;
         self.lacks = lacks;
         is_news
-    }
-}
-
-impl Vm {
-    /// As the host tells it that runs it, or else has the most of it.
-    fn main(&self) -> Option<&Arc<VmInfo>> {
-        self.at.values().max_by_key(|info| (standing(info), info.epoch))
     }
 }
 
@@ -176,6 +186,9 @@ impl Inventory {
     pub fn forget_host(&mut self, name: &str) -> Vec<Change> {
         let Some(host) = self.hosts.remove(name) else { return Vec::new() };
         let mut changes: Vec<Change> = host.vms.iter().flat_map(|vm| self.vm_gone(name, vm)).collect();
+        for vm in self.held_unreported(name) {
+            changes.extend(self.vm_gone(name, &vm));
+        }
         changes.push(Change::HostGone(name.to_owned()));
         changes
     }
@@ -190,13 +203,14 @@ impl Inventory {
         if is_told { changes } else { Vec::new() }
     }
 
-    /// The move that has a VM, or waits for its turn.
-    pub fn plan_move(&mut self, vm: &str, planned: Option<String>) -> Vec<Change> {
+    /// The move that has a VM, or waits for its turn; `target`: where it goes, once it has begun.
+    pub fn plan_move(&mut self, vm: &str, planned: Option<String>, target: Option<String>) -> Vec<Change> {
         if planned.is_none() && !self.vms.contains_key(vm) {
             return Vec::new();
         }
         // Its host may not have been heard yet.
-        self.vms.entry(vm.to_owned()).or_default().planned_move = planned;
+        let entry = self.vms.entry(vm.to_owned()).or_default();
+        (entry.planned_move, entry.move_target) = (planned, target);
         self.vm_changed(vm)
     }
 
@@ -259,7 +273,7 @@ impl Inventory {
                 host.vms.remove(&vm);
                 self.vm_gone(name, &vm)
             }
-            HostEvent::Migration(_) => Vec::new(),
+            HostEvent::Migration(status) => self.note_handing(name, &status),
             HostEvent::Known => self.all_told(name),
         }
     }
@@ -273,6 +287,9 @@ impl Inventory {
         host.vms = told;
         let mut changes = vec![Change::Host(Box::new(host.summary(name)))];
         changes.extend(gone.iter().flat_map(|vm| self.vm_gone(name, vm)));
+        for vm in self.held_unreported(name) {
+            changes.extend(self.vm_gone(name, &vm));
+        }
         changes
     }
 
@@ -281,21 +298,24 @@ impl Inventory {
             Some(entry) => drop(entry.at.remove(host)),
             None => return Vec::new(),
         }
+        self.release(host, vm);
         self.vm_changed(vm)
     }
 
     fn vm_changed(&mut self, name: &str) -> Vec<Change> {
+        let conflict = self.settle(name);
         let Some(vm) = self.vms.get(name) else { return Vec::new() };
         let summary = self.vm_summary(name, vm).map(Box::new);
         let Some(vm) = self.vms.get_mut(name) else { return Vec::new() };
         let is_news = vm.shown != summary;
         vm.shown.clone_from(&summary);
-        if summary.is_none() && vm.plan.is_none() && vm.planned_move.is_none() {
+        let is_known = vm.plan.is_some() || vm.planned_move.is_some() || vm.bound.is_kept();
+        if summary.is_none() && vm.at.is_empty() && !is_known {
             self.vms.remove(name);
         }
         // What nobody sees of it is no news.
         let change = summary.map_or_else(|| Change::VmGone(name.to_owned()), Change::Vm);
-        if is_news { vec![change] } else { Vec::new() }
+        is_news.then_some(change).into_iter().chain(conflict).collect()
     }
 
     fn vm_summary(&self, name: &str, vm: &Vm) -> Option<VmSummary> {
@@ -305,8 +325,9 @@ impl Inventory {
             host: info.host.clone(),
             state: info.state,
             reason: info.reason.clone(),
-            in_doubt: vm.at.values().any(|info| info.in_doubt),
+            in_doubt: vm.in_doubt(),
             also_runs_at: self.also_runs_at(vm, info),
+            conflicts: vm.conflicting(&self.hosts).map(|(host, _)| host.clone()).collect(),
             memory_bytes: info.memory_bytes,
             vcpus: info.vcpus,
             is_current: self.hosts.get(&info.host).is_some_and(|host| host.state == HostState::Up),
@@ -355,7 +376,7 @@ impl Inventory {
         self.hosts.get(name)?.info.as_ref()
     }
 
-    /// A VM as the host tells it that runs it, or else has the most of it; none: no host tells of it.
+    /// A VM as the host tells it that holds its name; none: no host tells of it.
     #[must_use]
     pub fn vm_info(&self, name: &str) -> Option<&Arc<VmInfo>> {
         self.vms.get(name)?.main()
@@ -431,15 +452,15 @@ impl Inventory {
         Some(ManagedVm { summary, planned: vm.plan.as_ref().map(|plan| plan.power), info, also_at })
     }
 
-    /// Every VM that a host tells of, as the host tells it that runs it, or else has the most of it.
+    /// Every VM that a host tells of, as the host tells it that holds its name.
     pub fn all_vms(&self) -> impl Iterator<Item = &Arc<VmInfo>> {
         self.vms.values().filter_map(Vm::main)
     }
 
-    /// The VMs whose host this is, as it tells them.
+    /// All VMs that a host reports, whoever holds their names.
     pub fn vms_of<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Arc<VmInfo>> + Clone {
         let names = self.hosts.get(host).into_iter().flat_map(|host| &host.vms);
-        names.filter_map(move |name| self.vms.get(name)?.main().filter(|info| info.host == host))
+        names.filter_map(move |name| self.vms.get(name)?.at.get(host))
     }
 
     /// How many hosts there are, and how many of them are heard.
@@ -447,6 +468,12 @@ impl Inventory {
     pub fn host_counts(&self) -> (u64, u64) {
         let up = self.hosts.values().filter(|host| host.state == HostState::Up).count();
         (self.hosts.len() as u64, up as u64)
+    }
+
+    /// How many hosts report what no agent reports.
+    #[must_use]
+    pub fn faulty_hosts(&self) -> u64 {
+        self.hosts.values().filter(|host| host.fault.is_some()).count() as u64
     }
 
     /// How many VMs hosts tell of, and how many of them run.

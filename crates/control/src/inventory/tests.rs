@@ -102,13 +102,23 @@ fn a_vm_that_moves_is_where_it_runs() {
     inventory.heard("b", vm("web", VmState::MigratingIn, 5), 1);
     let web = inventory.vm("web").unwrap();
     assert_eq!((web.summary.host.as_str(), web.also_at), ("a", vec!["b".to_owned()]));
+    inventory.plan_move("web", Some("v1".into()), Some("b".into()));
     inventory.heard("b", vm("web", VmState::Running, 5), 1);
     inventory.heard("a", vm("web", VmState::Stopping, 4), 1);
-    assert_eq!(inventory.vm("web").unwrap().summary.host, "b");
+    let web = inventory.vm("web").unwrap();
+    assert_eq!((web.summary.host.as_str(), web.summary.conflicts), ("b", Vec::<String>::new()));
     inventory.heard("a", HostEvent::VmGone("web".into()), 1);
     assert_eq!(inventory.vm("web").unwrap().also_at, Vec::<String>::new());
     assert_eq!(inventory.vms_of("b").count(), 1);
     assert_eq!(inventory.vms_of("a").count(), 0);
+}
+
+#[test]
+fn a_host_has_all_vms_that_it_reports_whoever_holds_their_names() {
+    let mut inventory = with_hosts(&["a", "b"]);
+    inventory.heard("a", vm("web", VmState::Running, 7), 1);
+    inventory.heard("b", vm("web", VmState::Running, 1), 1);
+    assert_eq!((inventory.vms_of("a").count(), inventory.vms_of("b").count()), (1, 1));
 }
 
 #[test]
@@ -120,9 +130,9 @@ fn what_changes_nothing_that_is_shown_is_no_news() {
     assert!(inventory.heard("a", vm("web", VmState::Running, 2), 2).is_empty());
     assert_eq!(inventory.vm_info("web").unwrap().epoch, 2);
     assert_eq!(inventory.heard("a", vm("web", VmState::MigratingOut, 2), 3).len(), 1);
-    assert!(inventory.plan_move("web", None).is_empty());
+    assert!(inventory.plan_move("web", None, None).is_empty());
     assert_eq!(inventory.heard("a", gone(), 4), [Change::VmGone("web".into())]);
-    assert!(inventory.plan_move("web", Some("v1".into())).is_empty());
+    assert!(inventory.plan_move("web", Some("v1".into()), None).is_empty());
 }
 
 #[test]

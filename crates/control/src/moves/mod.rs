@@ -560,8 +560,9 @@ impl Driver {
             shown.insert(id.to_owned(), now.clone());
         }
         let (vm, has_it) = (now.vm.clone(), !now.state.is_over());
+        let target = job.target().cloned();
         self.state.change(|inventory| {
-            let mut changes = inventory.plan_move(&vm, has_it.then(|| id.to_owned()));
+            let mut changes = inventory.plan_move(&vm, has_it.then(|| id.to_owned()), target);
             changes.push(Change::Move(Box::new(now)));
             changes
         });
