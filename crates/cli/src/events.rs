@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use godwit_api::control::{
-    Change, ClusterEvent, Drain, DrainVmState, HostSummary, NameConflict, ManagerClient, ManagerError, ManagerEvent, Move,
-    VmSummary,
+    Change, ClusterEvent, Drain, DrainVmState, HostSummary, ManagerClient, ManagerError, ManagerEvent, Move,
+    NameConflict, VmSummary,
 };
 use serde::Serialize;
 use serde_json::json;

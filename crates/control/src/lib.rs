@@ -11,6 +11,7 @@
 //! | [`preflight`] | what is in the way of a move, check by check |
 //! | [`inventory`] | which hosts and VMs there are: what is planned, and what agents tell |
 //! | [`access`], `rates`, `repeats`, `refusals` | who asks, what they may, how often, which requests they repeat, and what is noted of strangers |
+//! | `bounds` | how much the manager takes from a host, and which values are possible |
 //! | `facts`, `words` | what queue and placement are told of the inventory; figures and lists in texts |
 //!
 //! | what carries out | |
@@ -38,6 +39,7 @@
 pub mod access;
 mod baseline;
 mod bindings;
+mod bounds;
 mod campaign;
 mod config;
 mod connections;

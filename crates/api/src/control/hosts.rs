@@ -157,6 +157,9 @@ pub struct ManagedHost {
     /// When it was heard last, milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_unix_ms: Option<u64>,
+    /// Reports of its agent that were refused since this manager began: `fault` says why the last one was.
+    #[serde(default)]
+    pub refused_reports: u64,
 }
 
 /// `POST /api/v1/hosts`: takes a host in whose agent has a certificate of the cluster's authority already.

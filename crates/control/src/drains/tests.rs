@@ -155,7 +155,7 @@ impl Rig {
         }
         let agents =
             Arc::new(QuickAgents { state: Arc::clone(&state), refused, begun: before.unwrap_or_default() });
-        let told = mpsc::unbounded_channel().1;
+        let told = mpsc::channel(64).1;
         let begun = Moves::begin(Arc::clone(&keeper), Arc::clone(&state), Arc::clone(&agents) as _, told);
         let moves = Arc::new(begun.await.unwrap());
         let means = Means { keeper, state: Arc::clone(&state), moves: Arc::clone(&moves) };

@@ -61,7 +61,7 @@ fn a_claim_that_nothing_explains_is_a_conflict_and_changes_nothing() {
             let mut inventory = heard(&["a", "liar"]);
             inventory.heard("a", told(VmState::Running, 3, GUEST), 1);
             let before = inventory.vm("web").unwrap().info;
-            let changes = inventory.heard("liar", told(state, u64::MAX >> 1, guest), 2);
+            let changes = inventory.heard("liar", told(state, 1 << 47, guest), 2);
             let shown = |change: &Change| matches!(change, Change::NameConflict(told) if told.vm == "web");
             assert!(changes.iter().any(shown), "{state} {changes:?}");
             assert_eq!(seen(&inventory), of("a", &["liar"]), "{state}");

@@ -22,6 +22,9 @@ use godwit_api::control::{Change, HostState, HostSummary, ManagedHost, ManagedVm
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 use godwit_qemu::{Baseline, CpuFeatures};
 
+use crate::bounds::{self, Fault, MOST_VM_BYTES_OF_HOST, MOST_VMS};
+use crate::words::beginning;
+
 pub use bindings::{Binding, NoClaim};
 pub use cluster::BaselinePlan;
 pub(crate) use cluster::RuleFilter;
@@ -79,8 +82,11 @@ struct Host {
     /// Of the other hosts that its agent knows; `info` has none of them, as each host would have all.
     peers_digest: Option<u64>,
     heard_unix_ms: Option<u64>,
-    /// Names of the VMs that it told of last.
-    vms: BTreeSet<String>,
+    /// VMs that it told of last, and the bytes of each.
+    vms: BTreeMap<String, usize>,
+    /// Whether it reported what no agent reports since its agent was reached.
+    has_lied: bool,
+    refused_reports: u64,
     /// Those that it has told of since its agent was reached; none: it has told of all.
     told: Option<BTreeSet<String>>,
     moves_out: u64,
@@ -115,11 +121,28 @@ impl Host {
             lacks: CpuFeatures::new(),
             peers_digest: None,
             heard_unix_ms: None,
-            vms: BTreeSet::new(),
+            vms: BTreeMap::new(),
+            has_lied: false,
+            refused_reports: 0,
             told: None,
             moves_out: 0,
             moves_in: 0,
         }
+    }
+
+    /// Counts a VM of so many bytes, where it has room for it.
+    fn make_room(&mut self, vm: &str, bytes: usize) -> Result<(), Fault> {
+        let others = self.vms.iter().filter(|(name, _)| name.as_str() != vm);
+        let (count, sum) = others.fold((1, bytes), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
+        if count > MOST_VMS {
+            return Err(Fault::new(format!("it reports more than {MOST_VMS} VMs")));
+        }
+        if sum > MOST_VM_BYTES_OF_HOST {
+            let most = MOST_VM_BYTES_OF_HOST >> 20;
+            return Err(Fault::new(format!("its VMs take more than {most} MiB")));
+        }
+        self.vms.insert(vm.to_owned(), bytes);
+        Ok(())
     }
 
     /// Whether it has not been heard since this manager began, and nothing says that it is away.
@@ -185,7 +208,7 @@ impl Inventory {
     /// Forgets a host and what it told.
     pub fn forget_host(&mut self, name: &str) -> Vec<Change> {
         let Some(host) = self.hosts.remove(name) else { return Vec::new() };
-        let mut changes: Vec<Change> = host.vms.iter().flat_map(|vm| self.vm_gone(name, vm)).collect();
+        let mut changes: Vec<Change> = host.vms.keys().flat_map(|vm| self.vm_gone(name, vm)).collect();
         for vm in self.held_unreported(name) {
             changes.extend(self.vm_gone(name, &vm));
         }
@@ -228,6 +251,7 @@ impl Inventory {
     pub fn reached(&mut self, name: &str) {
         if let Some(host) = self.hosts.get_mut(name) {
             host.told = Some(BTreeSet::new());
+            host.has_lied = false;
         }
     }
 
@@ -236,18 +260,40 @@ impl Inventory {
         let host = self.hosts.get_mut(name)?;
         // What was never heard stays unknown; why is told all the same.
         let state = if host.heard_unix_ms.is_some() { HostState::Away } else { HostState::Unknown };
-        let is_news = host.state != state || host.reason.as_deref() != Some(reason);
+        let reason = &beginning(reason, bounds::MOST_REASON_BYTES);
+        let is_news = host.state != state || host.reason.as_ref() != Some(reason);
         (host.state, host.reason) = (state, Some(reason.to_owned()));
         is_news.then(|| Change::Host(Box::new(host.summary(name))))
     }
 
     /// What a host's agent tells. Of a host that is not known, nothing is kept.
     pub fn heard(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Vec<Change> {
-        let Some(host) = self.hosts.get_mut(name) else { return Vec::new() };
+        match self.take(name, event, unix_ms) {
+            Ok(changes) => changes,
+            Err(fault) => self.blame(name, &fault).into_iter().collect(),
+        }
+    }
+
+    /// Notes what a host reported that no agent reports.
+    pub fn blame(&mut self, name: &str, fault: &Fault) -> Option<Change> {
+        let host = self.hosts.get_mut(name)?;
+        host.has_lied = true;
+        host.refused_reports += 1;
+        let is_news = host.fault.as_ref() != Some(&fault.0);
+        host.fault = Some(fault.0.clone());
+        is_news.then(|| Change::Host(Box::new(host.summary(name))))
+    }
+
+    /// Takes what a host's agent tells, as far as it is what agents tell.
+    ///
+    /// # Errors
+    /// [`Fault`]: it is not, or more than the manager takes. Nothing of it is kept.
+    pub fn take(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Result<Vec<Change>, Fault> {
+        let Some(host) = self.hosts.get_mut(name) else { return Ok(Vec::new()) };
         host.heard_unix_ms = Some(unix_ms);
-        match event {
-            HostEvent::Host(info) => {
-                let mut info = info;
+        Ok(match event {
+            HostEvent::Host(mut info) => {
+                bounds::check_host(&mut info)?;
                 let peers = std::mem::take(&mut info.peers);
                 let peers = peers.iter().map(|(name, address)| (name.as_str(), address.as_str()));
                 host.peers_digest = Some(crate::naming::digest(peers));
@@ -258,8 +304,9 @@ impl Inventory {
                 }
                 vec![Change::Host(Box::new(host.summary(name)))]
             }
-            HostEvent::Vm(info) => {
-                host.vms.insert(info.name.clone());
+            HostEvent::Vm(mut info) => {
+                let bytes = bounds::check_vm(&mut info)?;
+                host.make_room(&info.name, bytes)?;
                 if let Some(told) = &mut host.told {
                     told.insert(info.name.clone());
                 }
@@ -270,21 +317,30 @@ impl Inventory {
                 self.vm_changed(&vm)
             }
             HostEvent::VmGone(vm) => {
+                bounds::check_reported_name(&vm)?;
                 host.vms.remove(&vm);
                 self.vm_gone(name, &vm)
             }
-            HostEvent::Migration(status) => self.note_handing(name, &status),
+            HostEvent::Migration(status) => {
+                bounds::check_migration(name, &status)?;
+                self.note_handing(name, &status)
+            }
             HostEvent::Known => self.all_told(name),
-        }
+        })
     }
 
     /// A host has told of everything: what it did not tell of is gone.
     fn all_told(&mut self, name: &str) -> Vec<Change> {
         let Some(host) = self.hosts.get_mut(name) else { return Vec::new() };
-        (host.state, host.reason) = (HostState::Up, None);
+        if host.has_lied {
+            // What it has in truth is not known.
+            host.told = None;
+            return Vec::new();
+        }
+        (host.state, host.reason, host.fault) = (HostState::Up, None, None);
         let told = host.told.take().unwrap_or_default();
-        let gone: Vec<String> = host.vms.difference(&told).cloned().collect();
-        host.vms = told;
+        let gone: Vec<String> = host.vms.keys().filter(|vm| !told.contains(*vm)).cloned().collect();
+        host.vms.retain(|vm, _| told.contains(vm));
         let mut changes = vec![Change::Host(Box::new(host.summary(name)))];
         changes.extend(gone.iter().flat_map(|vm| self.vm_gone(name, vm)));
         for vm in self.held_unreported(name) {
@@ -361,6 +417,7 @@ impl Inventory {
             most_moves: host.plan.most_moves,
             info: host.info.as_deref().cloned(),
             heard_unix_ms: host.heard_unix_ms,
+            refused_reports: host.refused_reports,
         })
     }
 
@@ -459,7 +516,7 @@ impl Inventory {
 
     /// All VMs that a host reports, whoever holds their names.
     pub fn vms_of<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Arc<VmInfo>> + Clone {
-        let names = self.hosts.get(host).into_iter().flat_map(|host| &host.vms);
+        let names = self.hosts.get(host).into_iter().flat_map(|host| host.vms.keys());
         names.filter_map(move |name| self.vms.get(name)?.at.get(host))
     }
 
