@@ -140,3 +140,90 @@ impl Manager {
         .await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::control::{ProblemCode, Role};
+    use godwit_api::{HostEvent, VmInfo};
+    use http::{Method, StatusCode};
+    use serde_json::json;
+
+    use super::*;
+    use crate::inventory::HostPlan;
+    use crate::records::{HOSTS, SavedHost};
+    use crate::rig::{self, leader, until};
+    use crate::server::tests::Managed;
+    use crate::store::MemoryStore;
+
+    fn claim(state: &State, host: &str, epoch: u64) {
+        state.heard(host, HostEvent::Vm(Box::new(VmInfo { epoch, ..rig::vm("web", host, None) })));
+    }
+
+    fn hosts(state: &State, names: &[&str]) {
+        for name in names {
+            state.change(|inventory| {
+                rig::put_host(inventory, rig::host(name, None), &[], vec![]);
+                None
+            });
+        }
+    }
+
+    async fn stored(store: &MemoryStore) -> Vec<SavedBinding> {
+        let all = BINDINGS.read_all(store).await.unwrap().records;
+        all.into_iter().map(|kept| kept.record).collect()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_next_leader_trusts_no_claim_that_it_hears_earlier() {
+        let store = MemoryStore::new();
+        let manager = leader(Arc::new(store.clone())).await;
+        hosts(&manager.state, &["a"]);
+        let plan = HostPlan { address: "http://a:7700".to_owned(), ..HostPlan::default() };
+        let keeper = &manager.leading().unwrap().keeper;
+        keeper.insert(HOSTS, "a", &SavedHost::from(&plan)).await.unwrap();
+        claim(&manager.state, "a", 3);
+        while stored(&store).await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        drop(manager);
+        store.end_leadership_silently();
+        let next = leader(Arc::new(store.clone())).await;
+        hosts(&next.state, &["liar"]);
+        claim(&next.state, "liar", 90);
+        {
+            let inventory = next.state.inventory();
+            assert_eq!((inventory.holder("web"), inventory.conflict_count()), (Some("a"), 1));
+        }
+        // Once it is forgotten, so is what it held.
+        next.state.change(|inventory| inventory.forget_host("a"));
+        until(&next, |inventory| inventory.holder("web") == Some("liar")).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_operator_binds_a_name_to_the_vm_of_another_host() {
+        let managed = Managed::begin().await;
+        let state = &managed.manager.state;
+        hosts(state, &["a", "b"]);
+        claim(state, "a", 3);
+        claim(state, "b", 1);
+        let token = managed.token(Role::Operator).await.token;
+        let ask = async |path: &str, body: Option<serde_json::Value>| {
+            let method = if body.is_some() { Method::POST } else { Method::GET };
+            managed.ask(method, path, Some(&token), body).await
+        };
+        let listed = ask("/api/v1/name-conflicts", None).await;
+        assert_eq!(listed.body["items"][0]["holder"]["host"], "a", "{}", listed.body);
+        assert_eq!(listed.body["items"][0]["claims"][0]["host"], "b");
+        let path = "/api/v1/vms/web/binding";
+        let refused = ask(path, Some(json!({ "host": "nobody" }))).await;
+        assert_eq!(refused.problem(), ProblemCode::NotFound);
+        let bound = ask(path, Some(json!({ "host": "b" }))).await;
+        assert_eq!((bound.status, &bound.body["host"]), (StatusCode::OK, &json!("b")), "{}", bound.body);
+        assert_eq!(bound.body["conflicts"], json!(["a"]));
+        let saved = stored(&managed.store).await;
+        assert_eq!(saved.iter().map(|saved| saved.host.as_str()).collect::<Vec<_>>(), ["b"]);
+        let refused =
+            managed.ask(Method::POST, "/api/v1/vms/db/binding", Some(&token), Some(json!({ "host": "a" })));
+        assert_eq!(refused.await.problem(), ProblemCode::WrongState);
+    }
+}

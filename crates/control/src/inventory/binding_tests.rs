@@ -199,6 +199,8 @@ fn what_the_store_has_holds_before_its_host_is_heard() {
     let binding = unstored["web"].clone().unwrap();
     first.binding_stored("web", Some(binding.clone()));
     assert!(first.unstored_bindings().is_empty());
+    first.heard("a", gone(), 1);
+    assert_eq!(first.unstored_bindings(), BTreeMap::from([("web".to_owned(), None)]));
 
     let mut next = Inventory::default();
     next.know_binding("web", Some(binding));

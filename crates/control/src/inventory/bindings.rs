@@ -248,6 +248,8 @@ impl Inventory {
         let vm = self.vms.get_mut(name)?;
         let claims = Claims { at: &vm.at, move_target: vm.move_target.as_deref(), hosts: &self.hosts };
         vm.bound.settle(&claims);
+        self.note_unstored(name);
+        let vm = self.vms.get_mut(name)?;
         let hosts: Vec<String> = vm.conflicting(&self.hosts).map(|(host, _)| host.clone()).collect();
         if hosts == vm.shown_conflicts {
             return None;
@@ -337,11 +339,8 @@ impl Inventory {
 
     /// Takes over what the store has of a binding; none: it has none any more.
     pub fn know_binding(&mut self, vm: &str, stored: Option<Binding>) -> Vec<Change> {
-        let Some(binding) = stored else {
-            self.stored.remove(vm);
-            return Vec::new();
-        };
-        self.stored.insert(vm.to_owned(), binding.clone());
+        self.binding_stored(vm, stored.clone());
+        let Some(binding) = stored else { return Vec::new() };
         let bound = &mut self.vms.entry(vm.to_owned()).or_default().bound;
         if bound.holder() != Some(&binding.host) {
             *bound = Bound { binding: Some(binding), expected: bound.expected.take(), ..Bound::default() };
@@ -354,6 +353,16 @@ impl Inventory {
         match stored {
             Some(binding) => drop(self.stored.insert(vm.to_owned(), binding)),
             None => drop(self.stored.remove(vm)),
+        }
+        self.note_unstored(vm);
+    }
+
+    fn note_unstored(&mut self, name: &str) {
+        let binding = self.vms.get(name).and_then(|vm| vm.bound.binding.as_ref());
+        if self.stored.get(name) == binding {
+            self.unstored.remove(name);
+        } else if !self.unstored.contains(name) {
+            self.unstored.insert(name.to_owned());
         }
     }
 
@@ -379,13 +388,8 @@ impl Inventory {
     /// Bindings that the store does not have as they are, by name; none: it is to forget it.
     #[must_use]
     pub fn unstored_bindings(&self) -> BTreeMap<String, Option<Binding>> {
-        let bound = self.vms.iter().filter_map(|(name, vm)| Some((name, vm.bound.binding.as_ref()?)));
-        let changed = bound.filter(|(name, binding)| self.stored.get(*name) != Some(binding));
-        let mut all: BTreeMap<String, Option<Binding>> =
-            changed.map(|(name, binding)| (name.clone(), Some(binding.clone()))).collect();
-        let is_bound = |name: &String| self.vms.get(name).is_some_and(|vm| vm.bound.binding.is_some());
-        all.extend(self.stored.keys().filter(|name| !is_bound(name)).map(|name| (name.clone(), None)));
-        all
+        let binding = |name: &String| self.vms.get(name).and_then(|vm| vm.bound.binding.clone());
+        self.unstored.iter().map(|name| (name.clone(), binding(name))).collect()
     }
 
     fn name_conflict(&self, name: &str) -> Option<NameConflict> {

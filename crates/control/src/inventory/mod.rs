@@ -66,6 +66,8 @@ pub struct Inventory {
     limits: limits::KnownLimits,
     /// Bindings of names as the store has them.
     stored: BTreeMap<String, Binding>,
+    /// Names whose binding is another one than the store has.
+    unstored: BTreeSet<String>,
 }
 
 #[derive(Debug)]

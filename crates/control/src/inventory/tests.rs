@@ -179,3 +179,46 @@ fn a_forgotten_host_takes_what_it_told_with_it() {
     assert!(inventory.heard("a", vm("web", VmState::Running, 1), 1).is_empty());
     assert!(inventory.vm("web").is_none());
 }
+
+#[test]
+fn a_host_that_reports_too_much_is_faulty_and_costs_no_more() {
+    let mut inventory = with_hosts(&["a", "b"]);
+    inventory.heard("b", vm("web", VmState::Running, 1), 1);
+    let fault = |inventory: &Inventory| inventory.host("a").unwrap().summary.fault;
+    for number in 0..MOST_VMS {
+        assert!(inventory.take("a", vm(&format!("vm{number}"), VmState::Running, 1), 1).is_ok());
+    }
+    inventory.heard("a", vm("vm0", VmState::Paused, 1), 1);
+    assert_eq!(fault(&inventory), None);
+    inventory.heard("a", vm("one-more", VmState::Running, 1), 1);
+    assert_eq!(fault(&inventory).unwrap(), "it reports more than 4096 VMs");
+    assert!(inventory.vm("one-more").is_none());
+    // Nothing that it says makes it a host that is known whole.
+    inventory.heard("a", HostEvent::Known, 1);
+    let host = inventory.host("a").unwrap();
+    assert_eq!((host.summary.state, host.refused_reports), (HostState::Unknown, 1));
+    // Asked anew it may tell what it has.
+    inventory.reached("a");
+    for number in 0..20 {
+        inventory.heard("a", vm(&format!("vm{number}"), VmState::Running, 1), 1);
+    }
+    inventory.heard("a", HostEvent::Known, 1);
+    assert_eq!((fault(&inventory), inventory.host("a").unwrap().summary.vms), (None, 20));
+    assert_eq!(inventory.host("b").unwrap().summary.fault, None);
+}
+
+#[test]
+fn the_vms_of_a_host_take_so_many_bytes_together() {
+    let mut inventory = with_hosts(&["a"]);
+    let large = |number: usize| {
+        let HostEvent::Vm(mut info) = vm(&format!("vm{number}"), VmState::Running, 1) else { unreachable!() };
+        let path = format!("/{}", "d".repeat(7 << 10));
+        let disk = serde_json::json!({ "path": path, "format": "raw" });
+        info.spec.disks = vec![serde_json::from_value(disk).unwrap(); 7];
+        HostEvent::Vm(info)
+    };
+    let taken = (0..MOST_VMS).take_while(|number| inventory.take("a", large(*number), 1).is_ok()).count();
+    assert!((300..400).contains(&taken), "{taken}");
+    // A VM that is reported again takes its room once.
+    assert!((0..10).all(|_| inventory.take("a", large(0), 1).is_ok()));
+}
