@@ -22,9 +22,10 @@ use godwit_api::control::{Change, HostState, HostSummary, ManagedHost, ManagedVm
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 use godwit_qemu::{Baseline, CpuFeatures};
 
-use crate::bounds::{self, Fault, MOST_VM_BYTES_OF_HOST, MOST_VMS};
+use crate::bounds::{self, MOST_VM_BYTES_OF_HOST, MOST_VMS};
 use crate::words::beginning;
 
+pub use crate::bounds::Fault;
 pub use bindings::{Binding, NoClaim};
 pub use cluster::BaselinePlan;
 pub(crate) use cluster::RuleFilter;
