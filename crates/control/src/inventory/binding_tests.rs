@@ -108,6 +108,17 @@ fn a_name_moves_with_a_migration_that_its_holder_reports() {
 }
 
 #[test]
+fn a_source_that_keeps_pages_has_handed_the_name_over() {
+    let mut inventory = heard(&["a", "b"]);
+    inventory.heard("a", told(VmState::MigratingOut, 3, GUEST), 1);
+    inventory.heard("a", migration("a", "b"), 1);
+    // It is heard before the destination: it has no migration any more.
+    inventory.heard("a", told(VmState::Paused, 3, GUEST), 1);
+    inventory.heard("b", told(VmState::Running, 4, GUEST), 1);
+    assert_eq!(seen(&inventory), of("b", &[]));
+}
+
+#[test]
 fn what_does_not_follow_from_a_migration_takes_no_name() {
     for (event, why) in [
         (told(VmState::Running, 3, GUEST), "the epoch is the holder's"),

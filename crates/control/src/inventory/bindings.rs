@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use godwit_api::control::{Change, HostState, NameClaim, NameConflict, Page};
 use godwit_api::{MigrationStatus, VmInfo, VmState};
+use godwit_migration::Outcome;
 use godwit_migration::handover::Incarnation;
 use godwit_qemu::Uuid;
 
@@ -101,6 +102,9 @@ impl Bound {
                 Some(info) => {
                     *binding = Binding::of(info);
                     (self.arrives, self.epoch) = (false, Some(info.epoch));
+                    if info.migration.is_none() && !lets_go(info.state) {
+                        self.handed = None;
+                    }
                 }
                 None if claims.is_heard(&binding.host) => self.release(),
                 None => {}
@@ -122,13 +126,12 @@ impl Bound {
     fn successor<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
         let binding = self.binding.as_ref()?;
         let of_holder = claims.at.get(&binding.host);
-        let is_current =
-            |migration: &String| of_holder.is_none_or(|info| info.migration.as_ref() == Some(migration));
+        // A source that keeps pages reports no migration any more.
+        let is_current = |migration: &String| {
+            of_holder.is_none_or(|info| info.migration.as_ref().is_none_or(|now| now == migration))
+        };
         let handed = self.handed.as_ref().filter(|(migration, _)| is_current(migration));
-        let keeps = of_holder.is_some_and(|info| {
-            let lets_go = matches!(info.state, VmState::MigratingOut | VmState::Paused | VmState::Stopping);
-            !lets_go && claims.is_heard(&binding.host)
-        });
+        let keeps = of_holder.is_some_and(|info| !lets_go(info.state)) && claims.is_heard(&binding.host);
         let targets = handed.map(|(_, to)| to.as_str()).into_iter().chain(claims.move_target);
         let mut taken = targets.filter(|to| *to != binding.host).filter_map(|to| claims.at.get(to));
         taken.find(|info| {
@@ -168,8 +171,7 @@ impl Bound {
         if !binding.is_of(info) {
             return false;
         }
-        let is_left_over = matches!(info.state, VmState::MigratingOut | VmState::Paused | VmState::Stopping)
-            && self.epoch.is_some_and(|epoch| info.epoch < epoch);
+        let is_left_over = lets_go(info.state) && self.epoch.is_some_and(|epoch| info.epoch < epoch);
         let arrives = of_holder.is_some_and(|holder| {
             holder.state == VmState::MigratingOut || (holder.in_doubt && info.in_doubt)
         });
@@ -183,6 +185,11 @@ impl Bound {
         let handed_to = self.handed.as_ref().map(|(_, to)| to.as_str());
         [self.holder(), handed_to, self.handed_from.as_deref(), move_target].contains(&Some(host))
     }
+}
+
+/// Returns whether a host in that state may have handed the guest over, or is about to.
+fn lets_go(state: VmState) -> bool {
+    matches!(state, VmState::MigratingOut | VmState::Paused | VmState::Stopping)
 }
 
 /// What hosts report of one name.
@@ -266,7 +273,9 @@ impl Inventory {
     pub(super) fn note_handing(&mut self, host: &str, status: &MigrationStatus) -> Vec<Change> {
         let Some(vm) = self.vms.get_mut(&status.vm) else { return Vec::new() };
         let handed = Some((status.id.clone(), status.to.clone()));
-        if vm.bound.holder() != Some(host)
+        let failed = status.report.as_ref().is_some_and(|report| report.outcome != Outcome::Completed);
+        if failed
+            || vm.bound.holder() != Some(host)
             || vm.bound.handed == handed
             || !self.hosts.contains_key(&status.to)
         {

@@ -250,7 +250,8 @@ impl Manager {
             if !seen.is_current {
                 return Err(unheard(vm, host));
             }
-            let others = inventory.others_with(vm, host);
+            let mut others = inventory.others_with(vm, host);
+            others.retain(|other| !inventory.is_conflict(other, vm));
             if seen.in_doubt && !others.is_empty() {
                 let detail =
                     format!("VM \"{vm}\" is in doubt: hosts {host} and {} have it", others.join(", "));
