@@ -547,7 +547,8 @@ impl Client {
 /// As much of a text as is kept of it.
 fn cut(mut text: String) -> String {
     if text.len() > MAX_REFUSAL_TEXT_BYTES {
-        text.truncate(text.floor_char_boundary(MAX_REFUSAL_TEXT_BYTES));
+        let end = (0..=MAX_REFUSAL_TEXT_BYTES).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or_default());
         text.push('…');
     }
     text

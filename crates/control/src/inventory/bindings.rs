@@ -93,12 +93,9 @@ impl Bound {
     fn settle(&mut self, claims: &Claims<'_>) {
         if let Some(binding) = &mut self.binding {
             match claims.at.get(&binding.host) {
-                Some(info) if info.state == VmState::MigratingIn => {
-                    // It says itself that another host has the guest.
-                    if !self.arrives {
-                        self.release();
-                    }
-                }
+                Some(info) if info.state == VmState::MigratingIn && self.arrives => {}
+                // It says itself that another host has the guest.
+                Some(info) if info.state == VmState::MigratingIn => self.release(),
                 Some(info) => {
                     *binding = Binding::of(info);
                     (self.arrives, self.epoch) = (false, Some(info.epoch));
