@@ -33,6 +33,9 @@ const MOST_CPUS: u32 = 1 << 20;
 /// Tasks that run or want to.
 const MOST_LOAD: f64 = 1e9;
 
+/// Any number: 64 bits.
+const MOST_NUMBER: f64 = 2e19;
+
 /// How large a value may be.
 struct Bounds {
     what: &'static str,
@@ -159,7 +162,14 @@ fn bytes_of(value: &Value, bounds: &Bounds) -> Result<usize, Fault> {
         check(len <= *items, too_long)
     };
     match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(8),
+        Value::Null | Value::Bool(_) => Ok(8),
+        Value::Number(number) => {
+            let is_possible = number.as_f64().is_some_and(|number| number.abs() <= MOST_NUMBER);
+            check(is_possible, || {
+                Fault::new(format!("it reports {number} of {what}, which is not possible"))
+            })?;
+            Ok(8)
+        }
         Value::String(string) => text(string),
         Value::Array(values) => {
             list(values.len())?;
@@ -211,6 +221,29 @@ mod tests {
         info.reason = Some("why ".repeat(10_000));
         check_vm(&mut info).unwrap();
         assert!(info.reason.unwrap().len() <= MOST_REASON_BYTES + "…".len());
+    }
+
+    #[test]
+    fn a_migration_is_bounded_and_leaves_the_host_that_reports_it() {
+        let status = |from: &str| MigrationStatus {
+            id: "m1".into(),
+            vm: "web".into(),
+            from: from.into(),
+            to: "b".into(),
+            engine: godwit_migration::EngineKind::default(),
+            started_unix_ms: 1,
+            bandwidth_limit: godwit_migration::RateLimit::default(),
+            progress: godwit_migration::Progress::begin(1),
+            report: None,
+        };
+        assert!(check_migration("a", &status("a")).is_ok());
+        let fault = |status: &MigrationStatus| check_migration("a", status).unwrap_err().to_string();
+        assert!(fault(&status("b")).contains("leaves host b"));
+        let mut late = status("a");
+        late.progress.elapsed_ms = -1.5e300;
+        assert!(fault(&late).contains("not possible"));
+        assert!(fault(&MigrationStatus { to: "t".repeat(200), ..status("a") }).contains("too long"));
+        assert!(fault(&MigrationStatus { vm: "a/b".into(), ..status("a") }).contains("name"));
     }
 
     #[test]

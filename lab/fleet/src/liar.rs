@@ -70,6 +70,7 @@ pub struct Liar {
     others: Vec<String>,
     messages: broadcast::Sender<Bytes>,
     said: u64,
+    last: Bytes,
     _tasks: JoinSet<()>,
 }
 
@@ -98,6 +99,7 @@ impl Liar {
             plan,
             messages: messages.clone(),
             said: 0,
+            last: Bytes::new(),
             _tasks: JoinSet::new(),
         };
         let first = [liar.mark(0)?, event("known", "null")].concat();
@@ -128,16 +130,12 @@ impl Liar {
         self.messages.receiver_count() > 0
     }
 
-    /// Says the last mark again: who began to listen since did not hear it.
-    ///
-    /// # Errors
-    /// It can't be written down.
-    pub fn repeat_mark(&self) -> io::Result<u64> {
-        let _ = self.messages.send(self.mark(self.said)?.into());
-        Ok(self.said)
+    /// Says the last message again: a manager that has begun to listen since did not hear it.
+    pub fn repeat(&self) {
+        let _ = self.messages.send(self.last.clone());
     }
 
-    /// Tells the next lie, and behind it its number as its load, so that is it known when the lie was heard.
+    /// Tells the next lie, and behind it its number as its load, so that it is known when the lie was heard.
     ///
     /// # Errors
     /// It can't be written down.
@@ -146,7 +144,8 @@ impl Liar {
         let (lie, text) = self.drawn().map_err(io::Error::other)?;
         let text = [text, self.mark(self.said)?].concat();
         // Whoever does not listen does not hear it.
-        let _ = self.messages.send(text.into());
+        self.last = text.into();
+        let _ = self.messages.send(self.last.clone());
         Ok((lie, self.said))
     }
 

@@ -13,7 +13,7 @@ use crate::liar::{Liar, Lie};
 const LIMIT: Duration = Duration::from_secs(90);
 /// How often it is asked.
 const LOOK: Duration = Duration::from_millis(2);
-/// Looks after which the number is said again, which the manager may have missed.
+/// Looks after which a message is said again, which the manager may have missed.
 const LOOKS: u32 = 250;
 /// Lies between two looks at all VMs of the other hosts.
 const LIES_A_LOOK: u64 = 25;
@@ -109,7 +109,7 @@ async fn until_heard(asker: &mut Asker, liar: &Liar, path: &str, number: u64) ->
         }
         // The connection was ended meanwhile: it was said to nobody.
         if look % LOOKS == 0 && liar.is_heard() {
-            liar.repeat_mark()?;
+            liar.repeat();
         }
         tokio::time::sleep(LOOK).await;
     }
