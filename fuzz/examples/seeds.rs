@@ -25,6 +25,9 @@ fn main() {
         ("images", images()),
         ("settings", settings()),
         ("units", units()),
+        ("reports", reports()),
+        ("answers", answers()),
+        ("joins", joins()),
     ];
     for (target, inputs) in all {
         let folder = corpus.join(target);
@@ -345,4 +348,91 @@ fn units() -> Vec<Vec<u8>> {
         "http://[fd::1]:1",
     ];
     texts.map(|text| text.as_bytes().to_vec()).to_vec()
+}
+
+/// Streams of events that a host sends to the manager.
+fn reports() -> Vec<Vec<u8>> {
+    let vm = |name: &str, state: &str, epoch: u64| {
+        let info = json!({
+            "name": name, "host": "liar", "state": state, "epoch": epoch, "memory_bytes": 1 << 20, "vcpus": 1,
+            "incarnation": "00000000000000000000000000000001", "accel": "kvm", "machine": "pc-q35-10.0",
+            "migration": "m1", "addresses": ["10.0.0.7"], "spec": { "name": name, "kernel": "/k" },
+        });
+        format!("event: vm\ndata: {info}\n\n")
+    };
+    let host = json!({
+        "name": "liar", "version": "0.8.0", "kernel": "6.18", "memory_available_bytes": 1, "memory_committed_bytes": 0,
+        "huge_pages": true, "migration_addresses": ["10.0.0.9"], "networks": { "lan": { "bridge": "br0" } },
+        "peers": { "a": "http://a:1" }, "vms": 2, "load_average_1min": 0.5,
+    });
+    let host = format!("event: host\ndata: {host}\n\n");
+    let progress = serde_json::to_value(godwit_migration::Progress::begin(1 << 20)).expect("progress");
+    let migration = |from: &str, to: &str| {
+        let status = json!({
+            "id": "m1", "vm": "web", "from": from, "to": to, "engine": "godwit", "started_unix_ms": 1,
+            "progress": progress, "report": null,
+        });
+        format!("event: migration\ndata: {status}\n\n")
+    };
+    let known = "event: known\ndata: null\n\n";
+    let gone = "event: vm-gone\ndata: \"web\"\n\n";
+    let all: [&[&str]; 5] = [
+        &[&host, known],
+        &[&host, &vm("own", "running", 1), known, &vm("web", "running", 1 << 40), gone],
+        &[&vm("web", "migrating-in", 4), &vm("web", "running", 4), &migration("a", "liar")],
+        &[&migration("liar", "b"), &vm("db", "migrating-out", 2), gone, known],
+        &[&vm("web", "paused", 0), &vm("web", "stopped", u64::MAX), &vm("../x", "running", 1)],
+    ];
+    all.iter().map(|events| events.concat().into_bytes()).collect()
+}
+
+/// Answers to dry runs.
+fn answers() -> Vec<Vec<u8>> {
+    let dry_run = |more: Value| {
+        let mut answer = json!({
+            "vm": "web", "from": "a", "to": "b", "policy": "auto", "switchover_budget_ms": 300.0,
+            "guest_bytes": 1 << 30, "predicted": null, "blackout_ms": null, "why": null, "guest": null,
+            "lanes": null, "error": null, "dry_run_time_ms": 12.0,
+        });
+        if let (Value::Object(answer), Value::Object(more)) = (&mut answer, more) {
+            answer.extend(more);
+        }
+        answer.to_string().into_bytes()
+    };
+    let predicted = |means: &str| {
+        json!({
+            "predicted": {
+                "migration_time_ms": 900.0, "wire_bytes": 1 << 20, "rounds": 3, "switchover_ms": 20.0, "means": means,
+            },
+            "blackout_ms": 25.0, "why": "rounds alone",
+            "guest": {
+                "data_pages": 700, "sent_as": "raw", "wire_bytes_per_page": 4100.0,
+                "written_wire_bytes_per_page": 4100.0, "dirty_pages_per_s": 10.0, "working_set_pages": 7,
+                "samples": [{ "ms": 100.0, "pages": 7 }],
+            },
+            "lanes": { "bytes_per_s": 1e9, "round_trip_ms": 0.1, "bandwidth_limit": null, "known_by": "probe" },
+        })
+    };
+    let error = json!({
+        "error": { "code": "preflight", "message": "too little memory", "mend": "free some" },
+    });
+    vec![
+        dry_run(json!({})),
+        dry_run(error),
+        dry_run(predicted("plain")),
+        dry_run(predicted("throttle")),
+        dry_run(predicted("page-in")),
+        dry_run(predicted("none")),
+    ]
+}
+
+/// Requests to join.
+fn joins() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let signing = godwit_pki::request(&folder.path().join("key.pem")).expect("a signing request");
+    let request = json!({
+        "token": "godwit-join-00", "host": "a", "address": "https://10.0.0.1:7700", "addresses": ["10.0.0.1"],
+        "request": signing,
+    });
+    vec![request.to_string().into_bytes(), signing.into_bytes()]
 }

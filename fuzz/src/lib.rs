@@ -1,10 +1,11 @@
-//! What others may send to an agent, byte by byte: one function a decoder, each of which fails loudly where a decoder does what it must
+//! What others may send to an agent and hosts to the manager, byte by byte: one function a decoder, each of which fails loudly where a decoder does what it must
 //! not. `fuzz_targets` hands them to libFuzzer, `tests/replay.rs` to the committed corpus and to mutations of it. docs/fuzzing.md has
 //! the bounds that are kept.
 
 mod api;
 mod files;
 mod frames;
+mod manager;
 mod pieces;
 mod qmp;
 mod stream;
@@ -24,7 +25,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },
     Target { name: "stream", run: stream::run, longest_input: 300_000, most_mib: 4 },
@@ -35,6 +36,9 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "images", run: files::run_images, longest_input: 65_536, most_mib: 1 },
     Target { name: "settings", run: files::run_settings, longest_input: 65_536, most_mib: 16 },
     Target { name: "units", run: units::run, longest_input: 4096, most_mib: 1 },
+    Target { name: "reports", run: manager::run_reports, longest_input: 1 << 20, most_mib: 64 },
+    Target { name: "answers", run: manager::run_answers, longest_input: 1 << 20, most_mib: 64 },
+    Target { name: "joins", run: manager::run_joins, longest_input: 65_536, most_mib: 4 },
 ];
 
 /// A target by its name.

@@ -38,6 +38,12 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const ANSWER_LIMIT: Duration = Duration::from_secs(180);
 /// The longest answer that is read whole, unless less is asked for: the reports of 256 migrations.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// The longest refusal that is read, and the longest of its texts that is kept.
+const MAX_REFUSAL_BYTES: usize = 64 << 10;
+const MAX_REFUSAL_TEXT_BYTES: usize = 4 << 10;
+
+/// The longest event of a host: what it has itself, with the addresses of some thousand others.
+const MAX_HOST_EVENT_BYTES: usize = 2 << 20;
 
 /// Where an agent listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -359,7 +365,8 @@ impl Client {
     /// Follows everything the host has; begins with all of it.
     pub async fn watch(&self) -> Result<HostEvents, ClientError> {
         let response = self.send(Method::GET, "/v1/watch", Bytes::new()).await?;
-        Ok(HostEvents::new(self.endpoint.clone(), response.into_body()))
+        let events = HostEvents::new(self.endpoint.clone(), response.into_body());
+        Ok(events.with_events_of_at_most(MAX_HOST_EVENT_BYTES))
     }
 
     /// Names the hosts that VMs can be moved to, beside those of the host's configuration; in the place of those named before.
@@ -508,7 +515,11 @@ impl Client {
     }
 
     pub(crate) async fn whole(&self, body: Incoming) -> Result<Bytes, ClientError> {
-        let body = Limited::new(body, self.most_answer_bytes).collect();
+        self.read(body, self.most_answer_bytes).await
+    }
+
+    async fn read(&self, body: Incoming, most_bytes: usize) -> Result<Bytes, ClientError> {
+        let body = Limited::new(body, most_bytes).collect();
         let body = tokio::time::timeout(ANSWER_LIMIT, body)
             .await
             .map_err(|_| self.unreachable(format!("the answer stopped for {} s", ANSWER_LIMIT.as_secs())))?;
@@ -517,12 +528,14 @@ impl Client {
 
     async fn refusal(&self, response: Response<Incoming>) -> ClientError {
         let status = response.status();
-        let body = match self.whole(response.into_body()).await {
+        let body = match self.read(response.into_body(), MAX_REFUSAL_BYTES).await {
             Ok(body) => body,
             Err(error) => return error,
         };
         match serde_json::from_slice::<ApiError>(&body) {
-            Ok(error) => ClientError::Refused(error),
+            Ok(error) => {
+                ClientError::Refused(ApiError { message: cut(error.message), mend: cut(error.mend), ..error })
+            }
             Err(_) => self.protocol(format!("HTTP status {status} without an error of ours")),
         }
     }
@@ -541,6 +554,16 @@ impl Client {
     fn protocol(&self, why: impl fmt::Display) -> ClientError {
         ClientError::Protocol { endpoint: self.endpoint.clone(), why: why.to_string() }
     }
+}
+
+/// As much of a text as is kept of it.
+fn cut(mut text: String) -> String {
+    if text.len() > MAX_REFUSAL_TEXT_BYTES {
+        let end = (0..=MAX_REFUSAL_TEXT_BYTES).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or_default());
+        text.push('…');
+    }
+    text
 }
 
 /// A name as one path segment: everything that could end the segment or the path is percent-encoded.

@@ -67,12 +67,18 @@ pub struct Events<E> {
     endpoint: Endpoint,
     body: Incoming,
     parser: EventParser,
-    ready: VecDeque<E>,
+    /// Events, and what was wrong with those that are none: what follows one is read all the same.
+    ready: VecDeque<Result<E, String>>,
 }
 
 impl<E: Told> Events<E> {
     pub(crate) fn new(endpoint: Endpoint, body: Incoming) -> Self {
         Events { endpoint, body, parser: EventParser::default(), ready: VecDeque::new() }
+    }
+
+    /// The same stream, which refuses longer events.
+    pub(crate) fn with_events_of_at_most(self, bytes: usize) -> Self {
+        Events { parser: EventParser::with_events_of_at_most(bytes), ..self }
     }
 
     /// The next event; none when the agent closed the stream.
@@ -85,7 +91,7 @@ impl<E: Told> Events<E> {
                 return Ok(None);
             }
         }
-        Ok(self.ready.pop_front())
+        self.pop()
     }
 
     /// The next event of an agent that says something at least this often, if only that it lives; none when it closed the stream.
@@ -102,7 +108,12 @@ impl<E: Told> Events<E> {
                 return Ok(None);
             }
         }
-        Ok(self.ready.pop_front())
+        self.pop()
+    }
+
+    fn pop(&mut self) -> Result<Option<E>, ClientError> {
+        let protocol = |why| ClientError::Protocol { endpoint: self.endpoint.clone(), why };
+        self.ready.pop_front().transpose().map_err(protocol)
     }
 
     /// Takes in what comes next, which may be a part of an event, or that the agent lives; false: the agent closed the stream.
@@ -112,8 +123,8 @@ impl<E: Told> Events<E> {
         };
         let protocol = |why: String| ClientError::Protocol { endpoint: self.endpoint.clone(), why };
         for event in self.parser.push(&bytes).map_err(|error| protocol(error.to_string()))? {
-            self.ready
-                .extend(E::read(&event.name, &event.data).map_err(|error| protocol(error.to_string()))?);
+            let read = E::read(&event.name, &event.data).map_err(|error| error.to_string());
+            self.ready.extend(read.transpose());
         }
         Ok(true)
     }

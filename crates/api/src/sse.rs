@@ -13,22 +13,41 @@ pub struct Event {
 }
 
 /// Puts events together from pieces of any size.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct EventParser {
+    most_bytes: usize,
     line: Vec<u8>,
     name: String,
     data: String,
     has_data: bool,
 }
 
+impl Default for EventParser {
+    fn default() -> EventParser {
+        EventParser::with_events_of_at_most(MAX_EVENT_BYTES)
+    }
+}
+
 impl EventParser {
+    /// Refuses events that are longer, [`MAX_EVENT_BYTES`] at most.
+    #[must_use]
+    pub fn with_events_of_at_most(bytes: usize) -> EventParser {
+        EventParser {
+            most_bytes: bytes.min(MAX_EVENT_BYTES),
+            line: Vec::new(),
+            name: String::new(),
+            data: String::new(),
+            has_data: false,
+        }
+    }
+
     /// Takes the next bytes and returns the events they complete; `Err` when one has no end.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<Event>, EventTooLong> {
         let mut events = Vec::new();
         for &byte in bytes {
             if byte != b'\n' {
-                if self.line.len() + self.data.len() >= MAX_EVENT_BYTES {
-                    return Err(EventTooLong);
+                if self.line.len() + self.name.len() + self.data.len() >= self.most_bytes {
+                    return Err(EventTooLong { most_bytes: self.most_bytes });
                 }
                 self.line.push(byte);
                 continue;
@@ -69,8 +88,10 @@ impl EventParser {
 
 /// The stream sent an event past the bound.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an event of the stream is longer than {MAX_EVENT_BYTES} bytes")]
-pub struct EventTooLong;
+#[error("an event of the stream is longer than {most_bytes} bytes")]
+pub struct EventTooLong {
+    most_bytes: usize,
+}
 
 #[cfg(test)]
 mod tests {
@@ -110,7 +131,7 @@ mod tests {
             for _ in 0..17 {
                 last = parser.push(&piece);
             }
-            assert_eq!(last, Err(EventTooLong));
+            assert_eq!(last, Err(EventTooLong { most_bytes: MAX_EVENT_BYTES }));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use godwit_api::control::{
     AddHost, CertificateInfo, Cluster, CreateToken, HostSummary, ManagedHost, ManagerClient, ManagerError,
-    ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost, VmSummary,
+    NameClaim, NameConflict, ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost, VmSummary,
 };
 use godwit_api::{Endpoint, ErrorCode};
 use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
@@ -74,6 +74,11 @@ pub(crate) async fn ask(
             let rows: Vec<_> = vms.iter().map(vm_row).collect();
             output.result(&vms, || table(&["vm", "host", "state", "memory", "vcpus"], &rows))?;
         }
+        ControlCommand::Conflicts => conflicts(&manager, output).await?,
+        ControlCommand::Bind { vm, to } => {
+            let bound = manager.bind_vm(&vm, &to).await?;
+            output.result(&bound, || format!("VM {vm} is the one of host {}", bound.summary.host))?;
+        }
         ControlCommand::Networks => shares::networks(&manager, output).await?,
         ControlCommand::Datastores => shares::datastores(&manager, output).await?,
         ControlCommand::Move { command } => return moves::run(command, &manager, output).await,
@@ -112,18 +117,46 @@ pub(crate) fn client(place: &ManagerPlace, hosts: Option<&Path>) -> Result<Manag
     Ok(ManagerClient::trusting(endpoint, &trust, &name, token))
 }
 
+/// Lists names that other hosts than their own claim.
+async fn conflicts(manager: &ManagerClient, output: Output) -> Result<(), Failure> {
+    let all = manager.name_conflicts().await?;
+    let row = |vm: &str, holds: &str, claim: &NameClaim| {
+        let state = claim.state.map_or("not heard", |state| state.name());
+        let epoch = claim.epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string());
+        let uuid = claim.uuid.clone().unwrap_or_else(|| "-".to_owned());
+        [vm, &claim.host, holds, state, &epoch, &uuid].map(str::to_owned).to_vec()
+    };
+    let rows: Vec<Vec<String>> = all
+        .iter()
+        .flat_map(|NameConflict { vm, holder, claims }| {
+            let claims = claims.iter().map(|claim| row(vm, "no", claim));
+            std::iter::once(row(vm, "yes", holder)).chain(claims)
+        })
+        .collect();
+    output.result(&all, || table(&["vm", "host", "holds it", "state", "epoch", "uuid"], &rows))
+}
+
 fn status(cluster: &Cluster) -> String {
     let leader = cluster.leader.as_ref().map_or("none at the moment".to_owned(), |leader| {
         let which = if leader.is_self { ", the one that answers" } else { ", which another one answers for" };
         format!("{} at {}{which}", leader.name, leader.address)
     });
-    fields(&[
+    let mut rows = vec![
         ("manager", cluster.version.clone()),
         ("leader", leader),
         ("hosts", format!("{}, {} of them heard", cluster.hosts, cluster.hosts_up)),
         ("vms", format!("{}, {} of them running", cluster.vms, cluster.vms_running)),
         ("moves", format!("{} running, {} waiting", cluster.moves_running, cluster.moves_waiting)),
-    ])
+    ];
+    if cluster.name_conflicts > 0 {
+        let count = cluster.name_conflicts;
+        rows.push(("name conflicts", format!("{count} (godwit control conflicts)")));
+    }
+    if cluster.hosts_faulty > 0 {
+        let count = cluster.hosts_faulty;
+        rows.push(("faulty hosts", format!("{count} (godwit control host list)")));
+    }
+    fields(&rows)
 }
 
 async fn host(command: ManagedHostCommand, manager: &ManagerClient, output: Output) -> Result<(), Failure> {
@@ -173,6 +206,7 @@ fn host_fields(host: &ManagedHost) -> String {
         ("state", host.summary.state.name().to_owned()),
     ];
     rows.extend(reason.clone().map(|reason| ("why", reason)));
+    rows.extend(host.summary.fault.clone().map(|fault| ("fault", fault)));
     rows.extend([
         ("maintenance", if *maintenance { "yes" } else { "no" }.to_owned()),
         ("labels", if labels.is_empty() { "none".to_owned() } else { labels.join(" ") }),
@@ -193,6 +227,7 @@ fn lacks(host: &HostSummary) -> String {
 
 fn host_row(host: &HostSummary) -> Vec<String> {
     let state = match (host.maintenance, host.lacks_of_baseline.is_empty()) {
+        _ if host.fault.is_some() => format!("{}, FAULTY", host.state.name()),
         (true, _) => "maintenance".to_owned(),
         (false, true) => host.state.name().to_owned(),
         (false, false) => format!("{} (cpu falls short)", host.state.name()),
@@ -208,6 +243,7 @@ fn host_row(host: &HostSummary) -> Vec<String> {
 
 fn vm_row(vm: &VmSummary) -> Vec<String> {
     let state = if vm.is_current { vm.state.to_string() } else { format!("{} (host away)", vm.state) };
+    let state = if vm.conflicts.is_empty() { state } else { format!("{state}, {}", claimed(vm)) };
     vec![vm.name.clone(), vm.host.clone(), state, byte_count(vm.memory_bytes), vm.vcpus.to_string()]
 }
 
@@ -243,6 +279,11 @@ fn certificate_row(certificate: &CertificateInfo) -> Vec<String> {
     let time = |unix_ms: Option<u64>| unix_ms.map_or_else(|| "-".to_owned(), utc);
     let holder = holder.clone().unwrap_or_else(|| "-".to_owned());
     vec![serial.clone(), holder, time(*ends_unix_ms), time(*revoked_unix_ms)]
+}
+
+/// The hosts that claim a VM's name besides its own.
+pub(crate) fn claimed(vm: &VmSummary) -> String {
+    format!("ALSO CLAIMED BY {}", vm.conflicts.join(", "))
 }
 
 async fn token(command: TokenCommand, manager: &ManagerClient, output: Output) -> Result<(), Failure> {

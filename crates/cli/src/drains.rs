@@ -156,7 +156,7 @@ pub(crate) async fn list(manager: &ManagerClient, output: Output) -> Result<Exit
         vec![
             drain.id.clone(),
             drain.host.clone(),
-            drain_state(drain.state).to_owned(),
+            outcome(drain).to_owned(),
             format!("{gone} of {}", drain.vms.len()),
             stays.to_string(),
             drain.asked_by.clone(),
@@ -186,6 +186,12 @@ pub(crate) fn drain_state(of: DrainState) -> &'static str {
     }
 }
 
+/// The state of a drain; of one that is over and has left VMs on its host, that.
+fn outcome(drain: &Drain) -> &'static str {
+    let is_left = drain.state == DrainState::Done && count(drain, DrainVmState::Stays) > 0;
+    if is_left { "not empty" } else { drain_state(drain.state) }
+}
+
 fn vm_state(of: DrainVmState) -> &'static str {
     match of {
         DrainVmState::Going => "going",
@@ -204,8 +210,7 @@ fn planned_state(of: DrainVmState) -> &'static str {
 fn headline(drain: &Drain) -> String {
     let (gone, back) = (count(drain, DrainVmState::Gone), count(drain, DrainVmState::Back));
     let stays = count(drain, DrainVmState::Stays);
-    let mut text =
-        format!("host {}: {}, {gone} of {} gone", drain.host, drain_state(drain.state), drain.vms.len());
+    let mut text = format!("host {}: {}, {gone} of {} gone", drain.host, outcome(drain), drain.vms.len());
     if back > 0 {
         text += &format!(", {back} back");
     }

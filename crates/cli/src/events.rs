@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use godwit_api::control::{
     Change, ClusterEvent, Drain, DrainVmState, HostSummary, ManagerClient, ManagerError, ManagerEvent, Move,
-    VmSummary,
+    NameConflict, VmSummary,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -96,6 +96,8 @@ fn line(event: &ClusterEvent) -> String {
         Change::HostGone(name) => format!("host {name}: forgotten"),
         Change::Vm(vm) => vm_text(vm),
         Change::VmGone(name) => format!("vm {name}: gone"),
+        Change::NameConflict(conflict) => conflict_text(conflict),
+        Change::NameConflictGone(name) => format!("vm {name}: no other host claims its name any more"),
         Change::Move(one) => move_text(one),
         Change::Drain(drain) => drain_text(drain),
         Change::Rule(rule) => format!("rule {}: made, broken by {} VMs", rule.name, rule.broken_by_count),
@@ -116,10 +118,11 @@ fn time_of_day(unix_ms: u64) -> String {
 fn host_text(host: &HostSummary) -> String {
     let HostSummary { name, state, vms, memory_available_bytes, moves_out, moves_in, .. } = host;
     let maintenance = if host.maintenance { ", in maintenance" } else { "" };
+    let fault = host.fault.as_ref().map(|fault| format!(", FAULTY: {fault}")).unwrap_or_default();
     let why = host.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
     let left = byte_count(*memory_available_bytes);
     format!(
-        "host {name}: {}{why}{maintenance}, {vms} VMs, {left} left, {moves_out} moves out, {moves_in} in",
+        "host {name}: {}{why}{fault}{maintenance}, {vms} VMs, {left} left, {moves_out} moves out, {moves_in} in",
         state.name()
     )
 }
@@ -129,6 +132,12 @@ fn vm_text(vm: &VmSummary) -> String {
     let why = vm.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
     let on_way = vm.r#move.as_ref().map(|id| format!(", move {id}")).unwrap_or_default();
     format!("vm {} on {}: {doubt}{}{why}{on_way}", vm.name, vm.host, vm.state)
+}
+
+fn conflict_text(conflict: &NameConflict) -> String {
+    let claims: Vec<&str> = conflict.claims.iter().map(|claim| claim.host.as_str()).collect();
+    let (vm, holder) = (&conflict.vm, &conflict.holder.host);
+    format!("vm {vm} on {holder}: claimed by {} too (godwit control conflicts)", claims.join(", "))
 }
 
 fn move_text(one: &Move) -> String {

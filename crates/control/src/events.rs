@@ -5,6 +5,7 @@
 //! that changes were missed. They stay below 2^53 until the year 2255: what reads JSON numbers as floats reads them exactly.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_api::control::{Change, ClusterEvent};
@@ -16,6 +17,8 @@ use crate::state::now_unix_ms;
 const NUMBERS_OF_MS: u64 = 1000;
 /// Changes that are kept for those who come back: some minutes of a busy cluster.
 const KEPT: usize = 10_000;
+/// Bytes of them, as JSON. Drains of large hosts are long.
+const KEPT_BYTES: usize = 32 << 20;
 
 /// The last changes.
 #[derive(Debug)]
@@ -27,7 +30,46 @@ pub struct Events {
 #[derive(Debug)]
 struct Kept {
     events: VecDeque<Arc<ClusterEvent>>,
+    /// The bytes of each.
+    sizes: VecDeque<usize>,
+    bytes: usize,
     newest: u64,
+}
+
+impl Kept {
+    /// Keeps an event, and forgets the oldest ones that are too many.
+    fn keep(&mut self, event: ClusterEvent) {
+        let bytes = bytes_of(&event);
+        self.bytes += bytes;
+        self.sizes.push_back(bytes);
+        self.events.push_back(Arc::new(event));
+        while self.events.len() > KEPT || (self.bytes > KEPT_BYTES && self.events.len() > 1) {
+            self.events.pop_front();
+            self.bytes -= self.sizes.pop_front().unwrap_or_default();
+        }
+    }
+}
+
+/// Counts what is written.
+struct Count(usize);
+
+impl io::Write for Count {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Bytes of an event as JSON.
+fn bytes_of(event: &ClusterEvent) -> usize {
+    let mut count = Count(0);
+    // It can't fail: counting does not, and each change is JSON.
+    let _ = serde_json::to_writer(&mut count, event);
+    count.0
 }
 
 /// What somebody reads who listens.
@@ -59,7 +101,7 @@ impl Events {
     #[must_use]
     pub fn begin(unix_ms: u64) -> Events {
         let newest = unix_ms.saturating_mul(NUMBERS_OF_MS);
-        let kept = Kept { events: VecDeque::new(), newest };
+        let kept = Kept { events: VecDeque::new(), sizes: VecDeque::new(), bytes: 0, newest };
         Events { kept: Mutex::new(kept), newest: watch::channel(newest).0 }
     }
 
@@ -70,10 +112,7 @@ impl Events {
         for change in changes {
             kept.newest += 1;
             let number = kept.newest;
-            kept.events.push_back(Arc::new(ClusterEvent { number, unix_ms, change }));
-            if kept.events.len() > KEPT {
-                kept.events.pop_front();
-            }
+            kept.keep(ClusterEvent { number, unix_ms, change });
         }
         if kept.newest > before {
             self.newest.send_replace(kept.newest);
@@ -167,6 +206,15 @@ mod tests {
         assert_eq!(numbers(&mut events.listen(Some(10))).await.len(), KEPT);
         assert_eq!(events.listen(Some(9)).next().await, Some(Next::Missed(newest)));
         assert_eq!(events.listen(Some(newest + 1)).next().await, Some(Next::Missed(newest)));
+    }
+
+    #[tokio::test]
+    async fn long_events_are_kept_as_far_as_they_have_room() {
+        let events = Arc::new(Events::begin(0));
+        events.tell((0..100).map(|_| Change::VmGone("x".repeat(1 << 20))), 0);
+        let kept = numbers(&mut events.listen(Some(100 - 31))).await;
+        assert_eq!(kept.len(), 31);
+        assert_eq!(events.listen(Some(1)).next().await, Some(Next::Missed(100)));
     }
 
     #[tokio::test]

@@ -59,11 +59,19 @@ const ANOTHER_HOST: &str = "another host";
 /// not heard nothing counts.
 pub(crate) fn begun_at_agents(is_own: impl Fn(&str) -> bool, inventory: &Inventory) -> Vec<RunningMove> {
     let of = |(name, told): (&str, &BTreeMap<String, Arc<VmInfo>>)| {
+        let holder = inventory.holder(name);
+        let is_holder = |host: &String| holder.is_none_or(|holder| holder == host);
         let heard = || told.iter().filter(|(host, _)| inventory.is_heard(host));
-        let (source, leaving) = heard().find(|(_, info)| info.state == VmState::MigratingOut).unzip();
+        // What a host without the name says of a migration counts only where the holder does not say otherwise.
+        let (source, leaving) =
+            heard().find(|(host, info)| is_holder(host) && info.state == VmState::MigratingOut).unzip();
+        let stays = heard().any(|(host, info)| is_holder(host) && info.state != VmState::MigratingIn);
         // Where pages follow, the guest runs at its target already.
-        let arrives = |info: &VmInfo| info.state == VmState::MigratingIn || info.page_in.is_some();
-        let (target, arriving) = heard().find(|(_, info)| arrives(info)).unzip();
+        let arrives = |host: &String, info: &VmInfo| match info.state {
+            VmState::MigratingIn => leaving.is_some() || !stays,
+            _ => is_holder(host) && info.page_in.is_some(),
+        };
+        let (target, arriving) = heard().find(|(host, info)| arrives(host, info)).unzip();
         let info = leaving.or(arriving)?;
         let migration = info.migration.as_deref().unwrap_or("that its agent does not name");
         let named = |host: Option<&String>| host.map_or(ANOTHER_HOST, String::as_str).to_owned();
@@ -99,9 +107,9 @@ pub(crate) fn host_facts(name: &str, arriving: &[&str], inventory: &Inventory) -
         },
         maintenance: summary.maintenance,
         link_bits_per_s: plan.link_bits_per_s,
-        memory_total_bytes: summary.memory_available_bytes + summary.memory_committed_bytes,
+        memory_total_bytes: summary.memory_available_bytes.saturating_add(summary.memory_committed_bytes),
         memory_free_bytes: summary.memory_available_bytes,
-        memory_promised_bytes: promised.sum(),
+        memory_promised_bytes: promised.fold(0, u64::saturating_add),
         reference_groups: images.into_iter().map(group_of).collect(),
         name: summary.name,
     })
@@ -117,13 +125,14 @@ pub(crate) fn placement_hosts(
         let arriving: Vec<&str> = arriving.get(name).into_iter().flatten().map(String::as_str).collect();
         let facts = host_facts(name, &arriving, inventory)?;
         let arrives = arriving.iter().filter(|vm| !inventory.has_vm(name, vm));
-        let arriving_vcpus: u32 = arrives.clone().filter_map(|vm| Some(inventory.vm_info(vm)?.vcpus)).sum();
+        let arriving_vcpus: u32 =
+            arrives.clone().filter_map(|vm| Some(inventory.vm_info(vm)?.vcpus)).fold(0, u32::saturating_add);
         let info = inventory.host_info(name);
         let vms = inventory.vms_of(name);
         Some(placement::Host {
             cores: info.map_or(0, |info| info.logical_cores),
             busy_cores: info.map_or(0.0, |info| info.load_average_1min),
-            vcpus_placed: vms.clone().map(|vm| vm.vcpus).sum::<u32>() + arriving_vcpus,
+            vcpus_placed: vms.clone().map(|vm| vm.vcpus).fold(arriving_vcpus, u32::saturating_add),
             arrivals: u32::try_from(arriving.len()).unwrap_or(u32::MAX),
             arrivals_limit: limits.into_host(name, facts.link_bits_per_s),
             labels: plan.labels.clone(),

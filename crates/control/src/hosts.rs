@@ -7,6 +7,7 @@ use godwit_api::control::{Problem, ProblemCode};
 use godwit_api::{Client, Endpoint};
 use godwit_pki::{Identity, Revocations};
 
+use crate::bounds::MOST_ANSWER_BYTES;
 use crate::naming::Named;
 use crate::revoking::Spread;
 use crate::state::State;
@@ -66,8 +67,8 @@ impl Hosts {
             return Err(wrong(detail, "write https://NAME:PORT, 255 characters at most"));
         }
         match (&self.identity, &endpoint) {
-            (Some(identity), Endpoint::Tls(_)) => Ok(secure(endpoint, identity)),
-            (None, Endpoint::Tcp(_)) => Ok(Client::new(endpoint)),
+            (Some(identity), Endpoint::Tls(_)) => Ok(bounded(secure(endpoint, identity))),
+            (None, Endpoint::Tcp(_)) => Ok(bounded(Client::new(endpoint))),
             (Some(_), _) => {
                 Err(wrong(format!("{address} is unprotected, and this manager is not"), "write https://"))
             }
@@ -77,6 +78,11 @@ impl Hosts {
             }
         }
     }
+}
+
+/// A client that reads no more of a host than the manager takes.
+fn bounded(client: Client) -> Client {
+    client.with_answers_of_at_most(MOST_ANSWER_BYTES)
 }
 
 /// Whether an address is a scheme, a name or an IP address, and a port: no path, no user.

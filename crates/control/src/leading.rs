@@ -5,6 +5,7 @@ use std::sync::Arc;
 use godwit_api::control::Problem;
 use tokio::task::JoinSet;
 
+use crate::bindings;
 use crate::drains::{Drains, Means};
 use crate::following::Told;
 use crate::hosts::Hosts;
@@ -38,6 +39,7 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(naming::name_all(Arc::downgrade(&hosts)));
         tasks.spawn(revoking::spread_all(Arc::downgrade(&hosts), Arc::clone(&keeper)));
+        tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let agents = Arc::new(FollowedAgents { hosts, state: Arc::clone(&state) });
         let moves =
             Arc::new(Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?);

@@ -11,6 +11,7 @@
 //! | [`preflight`] | what is in the way of a move, check by check |
 //! | [`inventory`] | which hosts and VMs there are: what is planned, and what agents tell |
 //! | [`access`], `rates`, `repeats`, `refusals` | who asks, what they may, how often, which requests they repeat, and what is noted of strangers |
+//! | `bounds` | how much the manager takes from a host, and which values are possible |
 //! | `facts`, `words` | what queue and placement are told of the inventory; figures and lists in texts |
 //!
 //! | what carries out | |
@@ -19,6 +20,7 @@
 //! | `drains` | owns all drains |
 //! | `vms` | makes, starts, stops and deletes VMs |
 //! | `rules`, `baseline`, `limits` | what operators set for the whole cluster |
+//! | `bindings` | which host holds a VM's name, as the store keeps it |
 //! | `consoles` | a VM's console, which follows the VM |
 //! | `joining`, `doors`, `oidc`, `forgetting` | how hosts and people come in, and what keeps a host from being forgotten |
 //! | `revoking` | certificates that are good no more: the list of them, which every agent gets |
@@ -37,6 +39,8 @@
 
 pub mod access;
 mod baseline;
+mod bindings;
+mod bounds;
 mod campaign;
 mod config;
 mod connections;

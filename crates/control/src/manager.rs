@@ -15,11 +15,12 @@ use tokio::sync::watch;
 
 use crate::access::{Caller, Secret, TokenRecord, Tokens};
 use crate::baseline::{BASELINE, SavedBaseline};
+use crate::bindings::{BINDINGS, SavedBinding};
 use crate::doors::Doors;
 use crate::following::{Following, Told};
 use crate::forgetting::check_unused;
 use crate::hosts::{Hosts, no_host};
-use crate::inventory::HostPlan;
+use crate::inventory::{HostPlan, Inventory};
 use crate::keeper::Keeper;
 use crate::leading::Leading;
 use crate::limits::{LIMITS, SavedLimits};
@@ -128,7 +129,10 @@ impl Manager {
         // Before any host is followed.
         SavedRevocations::set_all(self, keeper.read_all(REVOCATIONS).await?);
         SavedVm::set_all(self, vms);
+        // Whose names are whose is known before a host is heard.
+        SavedBinding::set_all(self, keeper.read_all(BINDINGS).await?);
         SavedHost::set_all(self, hosts);
+        self.state.change(Inventory::release_forgotten);
         let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));
         let leading = Leading::begin(keeper, state, hosts, &self.told).await?;
         self.on_way().clear();
@@ -141,8 +145,9 @@ impl Manager {
         let Some(leading) = self.leading.send_replace(None) else { return };
         // Whoever leads next goes on with them, and the store tells of it.
         let vms: Vec<_> = leading.moves.all().values().map(|one| one.vm.clone()).collect();
-        self.state
-            .change(|inventory| vms.iter().flat_map(|vm| inventory.plan_move(vm, None)).collect::<Vec<_>>());
+        self.state.change(|inventory| {
+            vms.iter().flat_map(|vm| inventory.plan_move(vm, None, None)).collect::<Vec<_>>()
+        });
     }
 
     /// What only the manager has that leads.
@@ -453,6 +458,8 @@ impl Manager {
             hosts_up,
             vms,
             vms_running,
+            name_conflicts: inventory.conflict_count(),
+            hosts_faulty: inventory.faulty_hosts(),
             moves_running,
             moves_waiting,
             limits: inventory.move_limits(),

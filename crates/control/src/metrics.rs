@@ -41,6 +41,8 @@ pub(crate) struct Metrics {
     hosts_in_maintenance: Gauge,
     vms: Family<Labels, Gauge>,
     vms_in_doubt: Gauge,
+    name_conflicts: Gauge,
+    hosts_faulty: Gauge,
     moves: Family<Labels, Gauge>,
     moves_waiting: Family<Labels, Gauge>,
     is_leader: Gauge,
@@ -76,6 +78,8 @@ impl Metrics {
             hosts_in_maintenance: Gauge::default(),
             vms: Family::default(),
             vms_in_doubt: Gauge::default(),
+            name_conflicts: Gauge::default(),
+            hosts_faulty: Gauge::default(),
             moves: Family::default(),
             moves_waiting: Family::default(),
             is_leader: Gauge::default(),
@@ -99,6 +103,14 @@ impl Metrics {
         registry.register("vms", "VMs that hosts tell of, by state", self.vms.clone());
         let in_doubt = self.vms_in_doubt.clone();
         registry.register("vms_in_doubt", "VMs of which it is not known which host may run them", in_doubt);
+        let conflicts = self.name_conflicts.clone();
+        registry.register(
+            "name_conflicts",
+            "Names of VMs that hosts claim without a move that explains it",
+            conflicts,
+        );
+        let faulty = self.hosts_faulty.clone();
+        registry.register("hosts_faulty", "Hosts that report what no agent reports", faulty);
         registry.register("moves", "Moves that are not over, by state", self.moves.clone());
         let waiting = self.moves_waiting.clone();
         registry.register("moves_waiting", "Moves that wait, by what they wait for", waiting);
@@ -154,7 +166,8 @@ impl Metrics {
 
     /// What is counted when somebody asks.
     fn look(&self, manager: &Manager) {
-        let Tally { hosts, hosts_in_maintenance, vms, vms_in_doubt } = manager.state.inventory().tally();
+        let Tally { hosts, hosts_in_maintenance, hosts_faulty, vms, vms_in_doubt, name_conflicts } =
+            manager.state.inventory().tally();
         refill(
             &self.hosts,
             "state",
@@ -163,6 +176,8 @@ impl Metrics {
         refill(&self.vms, "state", vms.into_iter().map(|(state, count)| (state.name().to_owned(), count)));
         set(&self.hosts_in_maintenance, hosts_in_maintenance);
         set(&self.vms_in_doubt, vms_in_doubt);
+        set(&self.name_conflicts, name_conflicts);
+        set(&self.hosts_faulty, hosts_faulty);
         let (mut states, mut codes) = (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
         let leading = manager.leading().ok();
         if let Some(leading) = &leading {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use crate::baseline::SavedBaseline;
+use crate::bindings::SavedBinding;
 use crate::limits::SavedLimits;
 use crate::manager::Manager;
 use crate::moves::SavedMove;
@@ -34,6 +35,7 @@ impl Standby {
         tasks.spawn(follow::<SavedLimits>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedRevocations>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedVm>(Arc::clone(manager), Arc::clone(store)));
+        tasks.spawn(follow::<SavedBinding>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedHost>(Arc::clone(manager), Arc::clone(store)));
         tasks.spawn(follow::<SavedMove>(Arc::clone(manager), Arc::clone(store)));
         Standby(tasks)
@@ -85,13 +87,14 @@ impl Planned for SavedMove {
     fn set(manager: &Manager, id: &str, record: Option<SavedMove>) {
         let on_way = record.and_then(SavedMove::on_way);
         let vm = on_way.as_ref().map(|one| one.vm.clone());
+        let target = on_way.as_ref().and_then(|one| one.target.clone());
         let before = match on_way {
             Some(one) => manager.on_way().insert(id.to_owned(), one),
             None => manager.on_way().remove(id),
         };
         let planned = vm.as_ref().map(|_| id.to_owned());
         if let Some(vm) = vm.or(before.map(|one| one.vm)) {
-            manager.state.change(|inventory| inventory.plan_move(&vm, planned));
+            manager.state.change(|inventory| inventory.plan_move(&vm, planned, target));
         }
     }
 }

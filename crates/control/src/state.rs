@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use godwit_api::HostEvent;
 use godwit_api::control::Change;
 
+use crate::bounds::Fault;
 use crate::events::Events;
 use crate::inventory::Inventory;
 use crate::queue::Limits;
@@ -43,7 +44,20 @@ impl State {
     /// Changes the inventory, and tells it. Events come in the order of the changes: they are told under the same lock.
     pub fn change<C: IntoIterator<Item = Change>>(&self, change: impl FnOnce(&mut Inventory) -> C) {
         let mut inventory = self.inventory.write().unwrap_or_else(PoisonError::into_inner);
-        let changes = change(&mut inventory);
+        let changes: Vec<Change> = change(&mut inventory).into_iter().collect();
+        for conflict in changes.iter().filter_map(|change| match change {
+            Change::NameConflict(conflict) => Some(conflict),
+            _ => None,
+        }) {
+            let claims: Vec<&str> = conflict.claims.iter().map(|claim| claim.host.as_str()).collect();
+            let (vm, holder) = (&conflict.vm, &conflict.holder.host);
+            tracing::warn!(
+                vm,
+                holder,
+                ?claims,
+                "hosts claim the name of a VM without a move that explains it"
+            );
+        }
         self.events.tell(changes, now_unix_ms());
     }
 
@@ -66,8 +80,37 @@ impl State {
         });
     }
 
+    /// Takes what a host's agent tells.
+    ///
+    /// # Errors
+    /// [`Fault`]: it is not what agents tell. Nothing of it is kept.
+    pub(crate) fn take(&self, host: &str, event: HostEvent) -> Result<(), Fault> {
+        let mut fault = None;
+        self.change(|inventory| {
+            inventory.take(host, event, now_unix_ms()).unwrap_or_else(|refused| {
+                fault = Some(refused);
+                Vec::new()
+            })
+        });
+        fault.map_or(Ok(()), Err)
+    }
+
+    /// Takes what a host's agent tells that tells what agents do.
+    #[cfg(test)]
     pub(crate) fn heard(&self, host: &str, event: HostEvent) {
-        self.change(|inventory| inventory.heard(host, event, now_unix_ms()));
+        self.take(host, event).unwrap();
+    }
+
+    /// Shows a host as faulty.
+    pub(crate) fn blame(&self, host: &str, fault: &Fault) {
+        self.change(|inventory| {
+            let blamed = inventory.blame(host, fault);
+            // One that says the same all the time fills no log.
+            if blamed.is_some() {
+                tracing::warn!(host, %fault, "a host reports what no agent reports");
+            }
+            blamed
+        });
     }
 
     pub(crate) fn lost(&self, host: &str, reason: &str) {

@@ -1,6 +1,7 @@
 //! The manager, measured over simulated agents: a real `godwit control run`, its real API, and a stand-in for QEMU.
 
 pub(crate) mod drain;
+pub(crate) mod liar;
 mod managed;
 pub(crate) mod mixed;
 pub(crate) mod scale;

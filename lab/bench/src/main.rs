@@ -110,6 +110,11 @@ enum Scenario {
   godwit-bench control-drain
   godwit-bench control-drain --all-on-one --speed 100")]
     ControlDrain(control::drain::Settings),
+    /// Have a host lie in every field of every message to a manager, and see that each lie is shown and nothing of other hosts changes
+    #[command(after_help = "Examples:
+  godwit-bench control-liar
+  godwit-bench control-liar --messages 500 --seed 7 --json")]
+    ControlLiar(control::liar::Settings),
     /// Empty a simulated host and a real one at the same time, under one manager
     #[command(after_help = "Examples:
   godwit-bench control-mixed
@@ -133,6 +138,7 @@ fn main() -> ExitCode {
         Scenario::Faults(settings) => faults::run(&settings),
         Scenario::ControlScale(settings) => control::scale::run(&settings),
         Scenario::ControlDrain(settings) => control::drain::run(&settings),
+        Scenario::ControlLiar(settings) => control::liar::run(&settings),
         Scenario::ControlMixed(settings) => control::mixed::run(&settings),
     };
     match outcome {

@@ -233,7 +233,7 @@ async fn follow(
 }
 
 /// What is told next; none: those who watch are to ask again.
-async fn next_event(agent: &Agent, events: &mut mpsc::UnboundedReceiver<HostEvent>) -> Option<Event> {
+async fn next_event(agent: &Agent, events: &mut mpsc::Receiver<HostEvent>) -> Option<Event> {
     loop {
         match timeout(KEEP_ALIVE, events.recv()).await {
             Ok(event) => return event.and_then(|event| told(&event)),

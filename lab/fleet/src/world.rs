@@ -17,6 +17,9 @@ use crate::{Counts, FleetPlan};
 /// How often a host tells what it has, where that has changed, milliseconds.
 const HOST_INTERVAL_MS: u64 = 2_000;
 
+/// Events that wait for who watches, beside all that the host has.
+const WAITING_EVENTS: usize = 4_096;
+
 /// What goes wrong with the next migrations of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -45,7 +48,7 @@ pub(crate) struct Host {
     pub(crate) vms: BTreeMap<String, VmInfo>,
     /// The oldest first.
     pub(crate) migrations: VecDeque<MigrationStatus>,
-    watchers: Vec<mpsc::UnboundedSender<HostEvent>>,
+    watchers: Vec<mpsc::Sender<HostEvent>>,
     /// Its agent hangs: whoever watched before hears nothing, and their connections stay open.
     silent: bool,
     changed: bool,
@@ -57,7 +60,8 @@ pub(crate) struct Host {
 impl Host {
     fn tell(&mut self, event: &HostEvent) {
         if !self.silent {
-            self.watchers.retain(|watcher| watcher.send(event.clone()).is_ok());
+            // Who reads too slowly is to ask again.
+            self.watchers.retain(|watcher| watcher.try_send(event.clone()).is_ok());
         }
     }
 
@@ -152,9 +156,10 @@ impl World {
     }
 
     /// Everything that a host has, then each change.
-    pub(crate) fn watch(&mut self, at: usize) -> Option<mpsc::UnboundedReceiver<HostEvent>> {
+    pub(crate) fn watch(&mut self, at: usize) -> Option<mpsc::Receiver<HostEvent>> {
         let host = self.hosts.get_mut(at)?;
-        let (events, watcher) = mpsc::unbounded_channel();
+        let room = host.vms.len() + host.migrations.len() + WAITING_EVENTS;
+        let (events, watcher) = mpsc::channel(room);
         let everything = std::iter::once(HostEvent::Host(Box::new(host.info.clone())))
             .chain(host.vms.values().map(|vm| HostEvent::Vm(Box::new(vm.clone()))))
             .chain(
@@ -166,7 +171,7 @@ impl World {
             .chain([HostEvent::Known]);
         for event in everything {
             // Its other end is here.
-            let _ = events.send(event);
+            let _ = events.try_send(event);
         }
         host.watchers.push(events);
         Some(watcher)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use godwit_api::control::{Cluster, Drain, DrainState, DrainVmState, Move, MoveState, Page};
 use godwit_api::{VmInfo, VmState};
 use godwit_control::{Config, run};
-use godwit_fleet::{Asker, Fault, Fleet, FleetPlan, Looks};
+use godwit_fleet::{Asker, Fault, Fleet, FleetPlan, Liar, Looks, lie};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
@@ -211,4 +211,26 @@ async fn a_move_whose_agent_was_restarted_is_no_longer_taken_for_running() {
     managed.asker.ask(http::Method::DELETE, &format!("/api/v1/moves/{}", asked.id), None).await.unwrap();
     managed.move_of("vm-00000", |one| one.state == MoveState::Cancelled).await;
     assert_eq!(managed.fleet.counts().double_begins, 0);
+}
+
+/// The most that the memory of manager, agents and liar, one process, may grow by.
+const MOST_GROWTH_BYTES: u64 = 64 << 20;
+
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    kib.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_lies_in_every_field_changes_nothing_of_others_and_each_lie_is_shown() {
+    let plan = FleetPlan { hosts: 3, vms: 30, hosts_with_vms: 3, ..plan() };
+    let mut managed = Managed::begin(plan.clone()).await;
+    let before = resident_bytes();
+    let mut liar = Liar::begin("liar", 19, plan).await.unwrap();
+    let lied = lie(&mut managed.asker, &mut liar, 500).await.unwrap();
+    assert_eq!((&lied.unshown, &lied.changed), (&vec![], &vec![]), "{lied:?}");
+    assert_eq!((lied.messages, lied.shown), (500, lied.claims + lied.impossible));
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown <= MOST_GROWTH_BYTES, "{grown} bytes");
 }

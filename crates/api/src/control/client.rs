@@ -13,12 +13,12 @@ use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 use super::{
-    AddHost, AuditEntry, BaselineVm, CertificateInfo, Cluster, CpuBaselineChange, CpuBaselineInfo,
+    AddHost, AuditEntry, BaselineVm, BindVm, CertificateInfo, Cluster, CpuBaselineChange, CpuBaselineInfo,
     CreateDrain, CreateManagedVm, CreateMove, CreateRule, CreateToken, CreatedToken, Drain, HostSummary,
     HostedVm, JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, ManagedDatastore, ManagedHost,
-    ManagedNetwork, ManagedVm, ManagerEvents, Move, MoveLimits, Page, Preflight, Problem, ProblemCode,
-    RevokedCertificates, RuleInfo, SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo, UpdateHost,
-    UpdateLimits, VmSummary,
+    ManagedNetwork, ManagedVm, ManagerEvents, Move, MoveLimits, NameConflict, Page, Preflight, Problem,
+    ProblemCode, RevokedCertificates, RuleInfo, SetCpuBaseline, StartManagedVm, StopManagedVm, TokenInfo,
+    UpdateHost, UpdateLimits, VmSummary,
 };
 use crate::client::segment;
 use crate::{Client, ClientError, Endpoint, Events};
@@ -174,6 +174,17 @@ impl ManagerClient {
     /// One VM.
     pub async fn vm(&self, name: &str) -> Result<ManagedVm, ManagerError> {
         self.get(&format!("/api/v1/vms/{}", segment(name))).await
+    }
+
+    /// Every name that other hosts than its own claim, without a move that explains it.
+    pub async fn name_conflicts(&self) -> Result<Vec<NameConflict>, ManagerError> {
+        self.all("/api/v1/name-conflicts").await
+    }
+
+    /// Binds a VM's name to the guest that a host reports.
+    pub async fn bind_vm(&self, name: &str, host: &str) -> Result<ManagedVm, ManagerError> {
+        let request = BindVm { host: host.to_owned() };
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/binding", segment(name)), &request).await
     }
 
     /// Makes a VM on the host that is named, or on one of the manager's choice.

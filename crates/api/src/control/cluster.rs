@@ -25,6 +25,12 @@ pub struct Cluster {
     pub vms: u64,
     /// VMs that run.
     pub vms_running: u64,
+    /// VMs' names that other hosts than their own claim, without a move that explains it.
+    #[serde(default)]
+    pub name_conflicts: u64,
+    /// Hosts that report what no agent reports, or more than the manager takes.
+    #[serde(default)]
+    pub hosts_faulty: u64,
     /// Moves that run.
     pub moves_running: u64,
     /// Moves that wait.

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type};
 
-use super::{CpuBaseline, Drain, HostSummary, Move, MoveLimits, RuleInfo, VmSummary};
+use super::{CpuBaseline, Drain, HostSummary, Move, MoveLimits, NameConflict, RuleInfo, VmSummary};
 
 /// A change of the cluster, with its number: who was cut off goes on behind the last one that came (`Last-Event-ID`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -34,6 +34,10 @@ pub enum Change {
     Vm(Box<VmSummary>),
     /// A VM is known no more, by its name.
     VmGone(String),
+    /// Other hosts than its own claim a VM's name, and nothing explains it, or other ones than before.
+    NameConflict(Box<NameConflict>),
+    /// Only its own host claims a VM's name again, by that name.
+    NameConflictGone(String),
     /// A move is new or has changed.
     Move(Box<Move>),
     /// A drain is new or has changed.

@@ -101,6 +101,9 @@ pub struct HostSummary {
     /// Why it is away, as far as is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What its agent reported that no agent reports, or that is more than the manager takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
     /// Whether it is being emptied, or empty and to stay so.
     pub maintenance: bool,
     /// What an operator named it by.
@@ -154,6 +157,9 @@ pub struct ManagedHost {
     /// When it was heard last, milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_unix_ms: Option<u64>,
+    /// Reports of its agent that were refused since this manager began: `fault` says why the last one was.
+    #[serde(default)]
+    pub refused_reports: u64,
 }
 
 /// `POST /api/v1/hosts`: takes a host in whose agent has a certificate of the cluster's authority already.

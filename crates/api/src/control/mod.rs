@@ -44,7 +44,10 @@ pub use problem::{Problem, ProblemCode};
 pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
 pub use samples::{MoveSamples, PhaseMark};
 pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
-pub use vms::{CreateManagedVm, HostedVm, ManagedVm, PlannedPower, StartManagedVm, StopManagedVm, VmSummary};
+pub use vms::{
+    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim, NameConflict, PlannedPower, StartManagedVm,
+    StopManagedVm, VmSummary,
+};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

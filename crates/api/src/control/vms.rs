@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use godwit_migration::handover::Incarnation;
 use godwit_qemu::VmSpec;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -40,6 +41,10 @@ pub struct VmSummary {
     /// Other hosts where a VM of this name runs at the same time: two guests, one of which is to be ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also_runs_at: Vec<String>,
+    /// Other hosts that claim this name, and nothing that the manager or its host did explains it. Operations on the
+    /// VM go to `host`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conflicts: Vec<String>,
     /// Its memory, bytes.
     pub memory_bytes: u64,
     /// Its virtual CPUs.
@@ -147,4 +152,55 @@ pub struct StopManagedVm {
     /// How long the guest may take after the power button, milliseconds, an hour at most; none: the agent's default.
     #[schema(maximum = 3_600_000)]
     pub grace_ms: Option<u64>,
+}
+
+/// What a host reports of a VM's name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NameClaim {
+    /// The host.
+    pub host: String,
+    /// The guest's uuid; none: the host reports none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// The guest's incarnation.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unrecorded")]
+    #[schema(value_type = String)]
+    pub incarnation: Incarnation,
+    /// The epoch in which the host says it owns it; none: it has not been heard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// What the VM does there; none: the host has not been heard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<VmState>,
+}
+
+/// A VM's name that other hosts than its own claim, without a move that explains it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "vm": "web",
+    "holder": {
+        "host": "host-a", "uuid": "5b0e2c84-6a1f-4d17-9a53-0c6f7d1e2b34",
+        "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "epoch": 3, "state": "running"
+    },
+    "claims": [{
+        "host": "host-x", "uuid": "5b0e2c84-6a1f-4d17-9a53-0c6f7d1e2b34",
+        "incarnation": "00000000000000000000000000000001", "epoch": 900, "state": "running"
+    }]
+}))]
+pub struct NameConflict {
+    /// The name.
+    pub vm: String,
+    /// The host that holds it: operations on the VM go there.
+    pub holder: NameClaim,
+    /// What the others report.
+    pub claims: Vec<NameClaim>,
+}
+
+/// `POST /api/v1/vms/{vm}/binding`: an operator's word on which host holds a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "host": "host-b" }))]
+pub struct BindVm {
+    /// The host whose VM has the name from now on.
+    pub host: String,
 }

@@ -99,6 +99,24 @@ Only what SQLite keeps: etcd makes copies by itself, `etcdctl snapshot save`. do
   godwit control vms
   godwit control vms --json")]
     Vms,
+    /// VMs' names that other hosts than their own claim, without a move that explains it
+    #[command(after_help = "Example:
+  godwit control conflicts
+
+Such a claim changes nothing: what is asked of a VM goes to the host that holds its name.")]
+    Conflicts,
+    /// Give a VM's name to the VM that a host reports
+    #[command(after_help = "Example:
+  godwit control bind web --to b
+
+For a name whose host is gone for good, or that the wrong one of two VMs has. No VM is stopped or deleted by it.")]
+    Bind {
+        /// The VM's name
+        vm: String,
+        /// The host whose VM gets it
+        #[arg(long, value_name = "HOST")]
+        to: String,
+    },
     /// Networks: the hosts that have them, and how many VMs are in each
     #[command(after_help = "Example:
   godwit control networks")]

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{create, describe};
 use crate::args::{CreateArgs, ManagerPlace, VmCommand};
-use crate::control::client;
+use crate::control::{claimed, client};
 use crate::exit::{Exit, Failure};
 use crate::hosts::manager_of;
 use crate::output::{Output, table};
@@ -159,6 +159,7 @@ fn row(vm: &VmSummary) -> Vec<String> {
     let twice = vm.also_runs_at.join(", ");
     let state = match (vm.in_doubt, vm.is_current) {
         _ if !twice.is_empty() => format!("{}, ALSO AT {twice}", vm.state),
+        _ if !vm.conflicts.is_empty() => format!("{}, {}", vm.state, claimed(vm)),
         (true, _) => format!("in doubt ({})", vm.state),
         (false, true) => vm.state.to_string(),
         (false, false) => format!("{} (host away)", vm.state),

@@ -41,6 +41,9 @@ const MOST_OVER: usize = 1_000;
 /// Steps that one look takes at most for one drain: each is another than the one before, or nothing is left to do.
 const MOST_STEPS: usize = 4;
 
+/// Orders that wait for the task: who gives more waits.
+const WAITING_ORDERS: usize = 64;
+
 /// What the one task that owns the drains is told.
 enum Order {
     Create(String, CreateDrain, String, Answer),
@@ -54,7 +57,7 @@ type Answer = oneshot::Sender<Result<Drain, Problem>>;
 #[derive(Debug)]
 pub(crate) struct Drains {
     shown: Arc<RwLock<BTreeMap<String, Drain>>>,
-    orders: mpsc::UnboundedSender<Order>,
+    orders: mpsc::Sender<Order>,
 }
 
 /// What drains work with.
@@ -70,7 +73,7 @@ impl Drains {
     pub(crate) async fn begin(means: Means) -> Result<Drains, Problem> {
         let saved = means.keeper.read_all(DRAINS).await?;
         let drains = saved.into_iter().map(|(id, saved)| (id, saved.into())).collect();
-        let (orders, incoming) = mpsc::unbounded_channel();
+        let (orders, incoming) = mpsc::channel(WAITING_ORDERS);
         let shown = Arc::<RwLock<BTreeMap<String, Drain>>>::default();
         let mut driver = Driver { means, shown: Arc::clone(&shown), drains };
         let ids: Vec<String> = driver.drains.keys().cloned().collect();
@@ -117,7 +120,7 @@ impl Drains {
     async fn order(&self, order: impl FnOnce(Answer) -> Order) -> Result<Drain, Problem> {
         let (answer, answered) = oneshot::channel();
         let gone = || Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now");
-        self.orders.send(order(answer)).map_err(|_| gone())?;
+        self.orders.send(order(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
 }
@@ -130,7 +133,7 @@ struct Driver {
 }
 
 impl Driver {
-    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+    async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         self.end_cancelled().await;
         let mut look = interval(LOOK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);

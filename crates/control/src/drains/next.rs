@@ -4,7 +4,7 @@
 //! their move failed, they came to the host meanwhile, or another manager took over between the plan and the moves) need no case of
 //! their own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::control::{DrainState, HostState, Move, MoveState};
 use godwit_api::{VmInfo, VmState};
@@ -150,7 +150,15 @@ fn is_awaited(planned: &PlannedMove, inventory: &Inventory) -> bool {
 /// Whether what keeps a VM from a move ends by itself: a migration of its own, or pages of it that are still to come. It goes afterwards.
 fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
     let lacks = info.page_in.as_ref();
+    // What is left of it here after it was handed over goes by itself.
+    let is_left_over = || {
+        !inventory.holds(&info.host, &info.name)
+            && !info.in_doubt
+            && matches!(info.state, VmState::Paused | VmState::Stopping)
+            && !inventory.is_conflict(&info.host, &info.name)
+    };
     matches!(info.state, VmState::MigratingOut | VmState::MigratingIn)
+        || is_left_over()
         || lacks.is_some_and(|lacks| lacks.connected || pages_may_come(info, inventory, now_ms))
 }
 
@@ -228,6 +236,9 @@ pub(super) fn homeless(
 ) -> Vec<DrainVm> {
     let all = inventory.vms_of(&drain.host).filter(|info| !is_passing(info, inventory, now_ms));
     let vms = all.filter_map(|info| {
+        if !inventory.holds(&info.host, &info.name) {
+            return Some(staying(info, inventory));
+        }
         if inventory.planned_move(&info.name).is_some() {
             return None;
         }
@@ -249,6 +260,30 @@ pub(super) fn homeless(
         Some(leaving(info, &tried, inventory))
     });
     vms.collect()
+}
+
+/// A VM whose name another host holds: moves by that name are the other VM's, so the manager moves it nowhere.
+fn staying(info: &VmInfo, inventory: &Inventory) -> DrainVm {
+    let (name, here) = (&info.name, &info.host);
+    let holder = inventory.holder(name).unwrap_or("another host");
+    let runs = |info: &VmInfo| !matches!(info.state, VmState::Stopped | VmState::Failed);
+    let at_holder = inventory.vm_at(holder, name);
+    let both_run = runs(info) && at_holder.is_some_and(|other| runs(other));
+    let what = if both_run { "2 running VMs are" } else { "2 VMs are" };
+    let message = format!(
+        "{what} named {name}: the one of host {holder} holds the name, and this one ({}) is {}; \
+         end the one that is not to stay at its own host (`godwit --host {here} vm stop {name} --force`, then \
+         `vm delete`), or give it the name with `godwit control bind {name} --to {here}`",
+        info.spec.uuid.map_or_else(|| "no uuid".to_owned(), |uuid| uuid.to_string()),
+        info.state,
+    );
+    DrainVm {
+        vm: placement_vm(info),
+        estimate_ms: 0,
+        datastores: Vec::new(),
+        immovable: Some(Obstacle { code: "name-conflict".to_owned(), message }),
+        obstacles: BTreeMap::new(),
+    }
 }
 
 fn leaving(info: &VmInfo, tried: &BTreeSet<&String>, inventory: &Inventory) -> DrainVm {

@@ -155,7 +155,7 @@ impl Rig {
         }
         let agents =
             Arc::new(QuickAgents { state: Arc::clone(&state), refused, begun: before.unwrap_or_default() });
-        let told = mpsc::unbounded_channel().1;
+        let told = mpsc::channel(64).1;
         let begun = Moves::begin(Arc::clone(&keeper), Arc::clone(&state), Arc::clone(&agents) as _, told);
         let moves = Arc::new(begun.await.unwrap());
         let means = Means { keeper, state: Arc::clone(&state), moves: Arc::clone(&moves) };
@@ -347,7 +347,9 @@ async fn what_one_transaction_did_not_hold_and_was_not_written_goes_as_it_was_pl
     };
     ended(drains, moves).await;
     // The next manager knows of moves by the store alone. The second transaction was not written.
-    state.change(|inventory| planned.keys().flat_map(|vm| inventory.plan_move(vm, None)).collect::<Vec<_>>());
+    state.change(|inventory| {
+        planned.keys().flat_map(|vm| inventory.plan_move(vm, None, None)).collect::<Vec<_>>()
+    });
     let lost =
         waiting.iter().rev().take(14).fold(Transaction::new(), |all, id| all.delete(format!("moves/{id}")));
     rewrite(&store, lost).await;
@@ -465,4 +467,37 @@ async fn a_vm_whose_pages_nobody_has_any_more_stays_and_the_drain_ends() {
     let db = of(&done, "db");
     assert_eq!((db.state, rig.host_of("db").as_str()), (DrainVmState::Stays, "a"));
     assert!(db.reason.contains("7 pages of it") && db.reason.contains("no connection"), "{}", db.reason);
+}
+
+/// A second guest by the name of one that runs on host a.
+fn second(name: &str, epoch: u64) -> HostEvent {
+    let HostEvent::Vm(info) = vm_told(name) else { unreachable!() };
+    let uuid = Some(godwit_qemu::Uuid::from_u128(u128::from(epoch)));
+    HostEvent::Vm(Box::new(VmInfo { epoch, spec: VmSpec { uuid, ..info.spec.clone() }, ..*info }))
+}
+
+/// Before, the one of the lower epoch was invisible: a drain of its host ended with it running there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_guest_of_a_name_keeps_its_host_from_being_empty() {
+    for epoch in [0, 9] {
+        let rig = Rig::begin(Vec::new()).await;
+        rig.state.heard("b", second("web-1", epoch));
+        let asked = rig.drains.create("b", CreateDrain::default(), "root").await.unwrap();
+        let done = rig.when(&asked.id, DrainState::Done).await;
+        let stays = of(&done, "web-1");
+        assert_eq!(stays.state, DrainVmState::Stays);
+        assert!(stays.reason.contains("2 running VMs are named web-1"), "{}", stays.reason);
+        // The guest that holds the name is not moved in its place.
+        assert_eq!((rig.host_of("web-1"), rig.moves.all().len()), ("a".to_owned(), 0));
+        // The other one leaves its host all the same.
+        rig.state.heard("b", HostEvent::VmGone("nothing".into()));
+        let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+        let done = rig.when(&asked.id, DrainState::Done).await;
+        assert_eq!(of(&done, "db").state, DrainVmState::Gone, "{done:?}");
+        let left: Vec<String> = rig.state.inventory().vms_of("a").map(|info| info.name.clone()).collect();
+        assert!(
+            done.vms.iter().all(|vm| left.contains(&vm.vm) == (vm.state == DrainVmState::Stays)),
+            "{done:?}"
+        );
+    }
 }

@@ -1,7 +1,11 @@
 //! Which hosts and VMs there are: what is planned, and beside it what the agents tell. In memory; no I/O and no clock.
 //!
-//! A VM may be told of by two hosts at a time, while it moves or in doubt: the one that runs it is its host, the others are told beside it.
+//! What runs on a host is what that host reports: names are unique there. In the cluster a name is a label, and
+//! [`bindings`] says which host holds it; the others that report it are shown beside it.
 
+#[cfg(test)]
+mod binding_tests;
+mod bindings;
 mod cluster;
 mod limits;
 mod seen;
@@ -18,6 +22,11 @@ use godwit_api::control::{Change, HostState, HostSummary, ManagedHost, ManagedVm
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 use godwit_qemu::{Baseline, CpuFeatures};
 
+use crate::bounds::{self, MOST_VM_BYTES_OF_HOST, MOST_VMS};
+use crate::words::beginning;
+
+pub use crate::bounds::Fault;
+pub use bindings::{Binding, NoClaim};
 pub use cluster::BaselinePlan;
 pub(crate) use cluster::RuleFilter;
 pub use limits::LimitsPlan;
@@ -56,6 +65,10 @@ pub struct Inventory {
     vms: BTreeMap<String, Vm>,
     cluster: cluster::ClusterPlan,
     limits: limits::KnownLimits,
+    /// Bindings of names as the store has them.
+    stored: BTreeMap<String, Binding>,
+    /// Names whose binding is another one than the store has.
+    unstored: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -64,14 +77,19 @@ struct Host {
     state: HostState,
     /// Why it is away.
     reason: Option<String>,
+    /// What it reported that no agent reports.
+    fault: Option<String>,
     info: Option<Arc<HostInfo>>,
     /// What it lacks of the cluster's baseline, by `info`.
     lacks: CpuFeatures,
     /// Of the other hosts that its agent knows; `info` has none of them, as each host would have all.
     peers_digest: Option<u64>,
     heard_unix_ms: Option<u64>,
-    /// Names of the VMs that it told of last.
-    vms: BTreeSet<String>,
+    /// VMs that it told of last, and the bytes of each.
+    vms: BTreeMap<String, usize>,
+    /// Whether it reported what no agent reports since its agent was reached.
+    has_lied: bool,
+    refused_reports: u64,
     /// Those that it has told of since its agent was reached; none: it has told of all.
     told: Option<BTreeSet<String>>,
     moves_out: u64,
@@ -83,8 +101,14 @@ struct Vm {
     plan: Option<VmPlan>,
     /// As each host tells it that has something of it.
     at: BTreeMap<String, Arc<VmInfo>>,
+    /// The host that holds the name.
+    bound: bindings::Bound,
+    /// Hosts that claim the name, as was told last, and nothing explains it.
+    shown_conflicts: Vec<String>,
     /// The move that has it, or waits.
     planned_move: Option<String>,
+    /// Where that move takes it, once it has begun.
+    move_target: Option<String>,
     /// As everybody was told of it last; none: nobody was, or that it is gone.
     shown: Option<Box<VmSummary>>,
 }
@@ -95,15 +119,33 @@ impl Host {
             plan,
             state: HostState::Unknown,
             reason: None,
+            fault: None,
             info: None,
             lacks: CpuFeatures::new(),
             peers_digest: None,
             heard_unix_ms: None,
-            vms: BTreeSet::new(),
+            vms: BTreeMap::new(),
+            has_lied: false,
+            refused_reports: 0,
             told: None,
             moves_out: 0,
             moves_in: 0,
         }
+    }
+
+    /// Counts a VM of so many bytes, where it has room for it.
+    fn make_room(&mut self, vm: &str, bytes: usize) -> Result<(), Fault> {
+        let others = self.vms.iter().filter(|(name, _)| name.as_str() != vm);
+        let (count, sum) = others.fold((1, bytes), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
+        if count > MOST_VMS {
+            return Err(Fault::new(format!("it reports more than {MOST_VMS} VMs")));
+        }
+        if sum > MOST_VM_BYTES_OF_HOST {
+            let most = MOST_VM_BYTES_OF_HOST >> 20;
+            return Err(Fault::new(format!("its VMs take more than {most} MiB")));
+        }
+        self.vms.insert(vm.to_owned(), bytes);
+        Ok(())
     }
 
     /// Whether it has not been heard since this manager began, and nothing says that it is away.
@@ -118,6 +160,7 @@ impl Host {
             address: self.plan.address.clone(),
             state: self.state,
             reason: self.reason.clone(),
+            fault: self.fault.clone(),
             maintenance: self.plan.maintenance,
             labels: self.plan.labels.clone(),
             vms: self.vms.len() as u64,
@@ -139,13 +182,6 @@ impl Host {
         let is_news = self.lacks != lacks;
         self.lacks = lacks;
         is_news
-    }
-}
-
-impl Vm {
-    /// As the host tells it that runs it, or else has the most of it.
-    fn main(&self) -> Option<&Arc<VmInfo>> {
-        self.at.values().max_by_key(|info| (standing(info), info.epoch))
     }
 }
 
@@ -175,7 +211,10 @@ impl Inventory {
     /// Forgets a host and what it told.
     pub fn forget_host(&mut self, name: &str) -> Vec<Change> {
         let Some(host) = self.hosts.remove(name) else { return Vec::new() };
-        let mut changes: Vec<Change> = host.vms.iter().flat_map(|vm| self.vm_gone(name, vm)).collect();
+        let mut changes: Vec<Change> = host.vms.keys().flat_map(|vm| self.vm_gone(name, vm)).collect();
+        for vm in self.held_unreported(name) {
+            changes.extend(self.vm_gone(name, &vm));
+        }
         changes.push(Change::HostGone(name.to_owned()));
         changes
     }
@@ -190,13 +229,14 @@ impl Inventory {
         if is_told { changes } else { Vec::new() }
     }
 
-    /// The move that has a VM, or waits for its turn.
-    pub fn plan_move(&mut self, vm: &str, planned: Option<String>) -> Vec<Change> {
+    /// The move that has a VM, or waits for its turn; `target`: where it goes, once it has begun.
+    pub fn plan_move(&mut self, vm: &str, planned: Option<String>, target: Option<String>) -> Vec<Change> {
         if planned.is_none() && !self.vms.contains_key(vm) {
             return Vec::new();
         }
         // Its host may not have been heard yet.
-        self.vms.entry(vm.to_owned()).or_default().planned_move = planned;
+        let entry = self.vms.entry(vm.to_owned()).or_default();
+        (entry.planned_move, entry.move_target) = (planned, target);
         self.vm_changed(vm)
     }
 
@@ -214,6 +254,7 @@ impl Inventory {
     pub fn reached(&mut self, name: &str) {
         if let Some(host) = self.hosts.get_mut(name) {
             host.told = Some(BTreeSet::new());
+            host.has_lied = false;
         }
     }
 
@@ -222,18 +263,40 @@ impl Inventory {
         let host = self.hosts.get_mut(name)?;
         // What was never heard stays unknown; why is told all the same.
         let state = if host.heard_unix_ms.is_some() { HostState::Away } else { HostState::Unknown };
-        let is_news = host.state != state || host.reason.as_deref() != Some(reason);
+        let reason = &beginning(reason, bounds::MOST_REASON_BYTES);
+        let is_news = host.state != state || host.reason.as_ref() != Some(reason);
         (host.state, host.reason) = (state, Some(reason.to_owned()));
         is_news.then(|| Change::Host(Box::new(host.summary(name))))
     }
 
     /// What a host's agent tells. Of a host that is not known, nothing is kept.
     pub fn heard(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Vec<Change> {
-        let Some(host) = self.hosts.get_mut(name) else { return Vec::new() };
+        match self.take(name, event, unix_ms) {
+            Ok(changes) => changes,
+            Err(fault) => self.blame(name, &fault).into_iter().collect(),
+        }
+    }
+
+    /// Notes what a host reported that no agent reports.
+    pub fn blame(&mut self, name: &str, fault: &Fault) -> Option<Change> {
+        let host = self.hosts.get_mut(name)?;
+        host.has_lied = true;
+        host.refused_reports += 1;
+        let is_news = host.fault.as_ref() != Some(&fault.0);
+        host.fault = Some(fault.0.clone());
+        is_news.then(|| Change::Host(Box::new(host.summary(name))))
+    }
+
+    /// Takes what a host's agent tells, as far as it is what agents tell.
+    ///
+    /// # Errors
+    /// [`Fault`]: it is not, or more than the manager takes. Nothing of it is kept.
+    pub fn take(&mut self, name: &str, event: HostEvent, unix_ms: u64) -> Result<Vec<Change>, Fault> {
+        let Some(host) = self.hosts.get_mut(name) else { return Ok(Vec::new()) };
         host.heard_unix_ms = Some(unix_ms);
-        match event {
-            HostEvent::Host(info) => {
-                let mut info = info;
+        Ok(match event {
+            HostEvent::Host(mut info) => {
+                bounds::check_host(&mut info)?;
                 let peers = std::mem::take(&mut info.peers);
                 let peers = peers.iter().map(|(name, address)| (name.as_str(), address.as_str()));
                 host.peers_digest = Some(crate::naming::digest(peers));
@@ -244,8 +307,9 @@ impl Inventory {
                 }
                 vec![Change::Host(Box::new(host.summary(name)))]
             }
-            HostEvent::Vm(info) => {
-                host.vms.insert(info.name.clone());
+            HostEvent::Vm(mut info) => {
+                let bytes = bounds::check_vm(&mut info)?;
+                host.make_room(&info.name, bytes)?;
                 if let Some(told) = &mut host.told {
                     told.insert(info.name.clone());
                 }
@@ -256,23 +320,35 @@ impl Inventory {
                 self.vm_changed(&vm)
             }
             HostEvent::VmGone(vm) => {
+                bounds::check_reported_name(&vm)?;
                 host.vms.remove(&vm);
                 self.vm_gone(name, &vm)
             }
-            HostEvent::Migration(_) => Vec::new(),
+            HostEvent::Migration(status) => {
+                bounds::check_migration(name, &status)?;
+                self.note_handing(name, &status)
+            }
             HostEvent::Known => self.all_told(name),
-        }
+        })
     }
 
     /// A host has told of everything: what it did not tell of is gone.
     fn all_told(&mut self, name: &str) -> Vec<Change> {
         let Some(host) = self.hosts.get_mut(name) else { return Vec::new() };
-        (host.state, host.reason) = (HostState::Up, None);
+        if host.has_lied {
+            // What it has in truth is not known.
+            host.told = None;
+            return Vec::new();
+        }
+        (host.state, host.reason, host.fault) = (HostState::Up, None, None);
         let told = host.told.take().unwrap_or_default();
-        let gone: Vec<String> = host.vms.difference(&told).cloned().collect();
-        host.vms = told;
+        let gone: Vec<String> = host.vms.keys().filter(|vm| !told.contains(*vm)).cloned().collect();
+        host.vms.retain(|vm, _| told.contains(vm));
         let mut changes = vec![Change::Host(Box::new(host.summary(name)))];
         changes.extend(gone.iter().flat_map(|vm| self.vm_gone(name, vm)));
+        for vm in self.held_unreported(name) {
+            changes.extend(self.vm_gone(name, &vm));
+        }
         changes
     }
 
@@ -281,21 +357,24 @@ impl Inventory {
             Some(entry) => drop(entry.at.remove(host)),
             None => return Vec::new(),
         }
+        self.release(host, vm);
         self.vm_changed(vm)
     }
 
     fn vm_changed(&mut self, name: &str) -> Vec<Change> {
+        let conflict = self.settle(name);
         let Some(vm) = self.vms.get(name) else { return Vec::new() };
         let summary = self.vm_summary(name, vm).map(Box::new);
         let Some(vm) = self.vms.get_mut(name) else { return Vec::new() };
         let is_news = vm.shown != summary;
         vm.shown.clone_from(&summary);
-        if summary.is_none() && vm.plan.is_none() && vm.planned_move.is_none() {
+        let is_known = vm.plan.is_some() || vm.planned_move.is_some() || vm.bound.is_kept();
+        if summary.is_none() && vm.at.is_empty() && !is_known {
             self.vms.remove(name);
         }
         // What nobody sees of it is no news.
         let change = summary.map_or_else(|| Change::VmGone(name.to_owned()), Change::Vm);
-        if is_news { vec![change] } else { Vec::new() }
+        is_news.then_some(change).into_iter().chain(conflict).collect()
     }
 
     fn vm_summary(&self, name: &str, vm: &Vm) -> Option<VmSummary> {
@@ -305,8 +384,9 @@ impl Inventory {
             host: info.host.clone(),
             state: info.state,
             reason: info.reason.clone(),
-            in_doubt: vm.at.values().any(|info| info.in_doubt),
+            in_doubt: vm.in_doubt(),
             also_runs_at: self.also_runs_at(vm, info),
+            conflicts: vm.conflicting(&self.hosts).map(|(host, _)| host.clone()).collect(),
             memory_bytes: info.memory_bytes,
             vcpus: info.vcpus,
             is_current: self.hosts.get(&info.host).is_some_and(|host| host.state == HostState::Up),
@@ -340,6 +420,7 @@ impl Inventory {
             most_moves: host.plan.most_moves,
             info: host.info.as_deref().cloned(),
             heard_unix_ms: host.heard_unix_ms,
+            refused_reports: host.refused_reports,
         })
     }
 
@@ -355,7 +436,7 @@ impl Inventory {
         self.hosts.get(name)?.info.as_ref()
     }
 
-    /// A VM as the host tells it that runs it, or else has the most of it; none: no host tells of it.
+    /// A VM as the host tells it that holds its name; none: no host tells of it.
     #[must_use]
     pub fn vm_info(&self, name: &str) -> Option<&Arc<VmInfo>> {
         self.vms.get(name)?.main()
@@ -431,15 +512,15 @@ impl Inventory {
         Some(ManagedVm { summary, planned: vm.plan.as_ref().map(|plan| plan.power), info, also_at })
     }
 
-    /// Every VM that a host tells of, as the host tells it that runs it, or else has the most of it.
+    /// Every VM that a host tells of, as the host tells it that holds its name.
     pub fn all_vms(&self) -> impl Iterator<Item = &Arc<VmInfo>> {
         self.vms.values().filter_map(Vm::main)
     }
 
-    /// The VMs whose host this is, as it tells them.
+    /// All VMs that a host reports, whoever holds their names.
     pub fn vms_of<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Arc<VmInfo>> + Clone {
-        let names = self.hosts.get(host).into_iter().flat_map(|host| &host.vms);
-        names.filter_map(move |name| self.vms.get(name)?.main().filter(|info| info.host == host))
+        let names = self.hosts.get(host).into_iter().flat_map(|host| host.vms.keys());
+        names.filter_map(move |name| self.vms.get(name)?.at.get(host))
     }
 
     /// How many hosts there are, and how many of them are heard.
@@ -447,6 +528,12 @@ impl Inventory {
     pub fn host_counts(&self) -> (u64, u64) {
         let up = self.hosts.values().filter(|host| host.state == HostState::Up).count();
         (self.hosts.len() as u64, up as u64)
+    }
+
+    /// How many hosts report what no agent reports.
+    #[must_use]
+    pub fn faulty_hosts(&self) -> u64 {
+        self.hosts.values().filter(|host| host.fault.is_some()).count() as u64
     }
 
     /// How many VMs hosts tell of, and how many of them run.

@@ -27,7 +27,7 @@ pub(crate) struct SeenHost<'a> {
 /// A VM.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeenVm<'a> {
-    /// As the host tells it that runs it, or else has the most of it.
+    /// As the host tells it that holds its name.
     pub(crate) info: &'a Arc<VmInfo>,
     /// Whether it is not known which host may run it.
     pub(crate) in_doubt: bool,
@@ -54,7 +54,7 @@ impl Inventory {
         let info = vm.main()?;
         Some(SeenVm {
             info,
-            in_doubt: vm.at.values().any(|info| info.in_doubt),
+            in_doubt: vm.in_doubt(),
             is_current: self.hosts.get(&info.host).is_some_and(|host| host.state == HostState::Up),
             planned_move: vm.planned_move.as_deref(),
         })

@@ -14,24 +14,32 @@ pub struct Tally {
     pub hosts: HashMap<HostState, u64>,
     /// Hosts that take no VMs.
     pub hosts_in_maintenance: u64,
+    /// Hosts that report what no agent reports.
+    pub hosts_faulty: u64,
     /// VMs by their state.
     pub vms: HashMap<VmState, u64>,
     /// VMs of which it is not known which host may run them.
     pub vms_in_doubt: u64,
+    /// Names that hosts claim and nothing explains.
+    pub name_conflicts: u64,
 }
 
 impl Inventory {
     /// Counts everything.
     #[must_use]
     pub fn tally(&self) -> Tally {
-        let mut tally = Tally::default();
+        let mut tally = Tally {
+            name_conflicts: self.conflict_count(),
+            hosts_faulty: self.faulty_hosts(),
+            ..Tally::default()
+        };
         for host in self.hosts.values() {
             *tally.hosts.entry(host.state).or_default() += 1;
             tally.hosts_in_maintenance += u64::from(host.plan.maintenance);
         }
         for (vm, info) in self.vms.values().filter_map(|vm| Some((vm, Vm::main(vm)?))) {
             *tally.vms.entry(info.state).or_default() += 1;
-            tally.vms_in_doubt += u64::from(vm.at.values().any(|info| info.in_doubt));
+            tally.vms_in_doubt += u64::from(vm.in_doubt());
         }
         tally
     }

@@ -102,13 +102,23 @@ fn a_vm_that_moves_is_where_it_runs() {
     inventory.heard("b", vm("web", VmState::MigratingIn, 5), 1);
     let web = inventory.vm("web").unwrap();
     assert_eq!((web.summary.host.as_str(), web.also_at), ("a", vec!["b".to_owned()]));
+    inventory.plan_move("web", Some("v1".into()), Some("b".into()));
     inventory.heard("b", vm("web", VmState::Running, 5), 1);
     inventory.heard("a", vm("web", VmState::Stopping, 4), 1);
-    assert_eq!(inventory.vm("web").unwrap().summary.host, "b");
+    let web = inventory.vm("web").unwrap();
+    assert_eq!((web.summary.host.as_str(), web.summary.conflicts), ("b", Vec::<String>::new()));
     inventory.heard("a", HostEvent::VmGone("web".into()), 1);
     assert_eq!(inventory.vm("web").unwrap().also_at, Vec::<String>::new());
     assert_eq!(inventory.vms_of("b").count(), 1);
     assert_eq!(inventory.vms_of("a").count(), 0);
+}
+
+#[test]
+fn a_host_has_all_vms_that_it_reports_whoever_holds_their_names() {
+    let mut inventory = with_hosts(&["a", "b"]);
+    inventory.heard("a", vm("web", VmState::Running, 7), 1);
+    inventory.heard("b", vm("web", VmState::Running, 1), 1);
+    assert_eq!((inventory.vms_of("a").count(), inventory.vms_of("b").count()), (1, 1));
 }
 
 #[test]
@@ -120,9 +130,9 @@ fn what_changes_nothing_that_is_shown_is_no_news() {
     assert!(inventory.heard("a", vm("web", VmState::Running, 2), 2).is_empty());
     assert_eq!(inventory.vm_info("web").unwrap().epoch, 2);
     assert_eq!(inventory.heard("a", vm("web", VmState::MigratingOut, 2), 3).len(), 1);
-    assert!(inventory.plan_move("web", None).is_empty());
+    assert!(inventory.plan_move("web", None, None).is_empty());
     assert_eq!(inventory.heard("a", gone(), 4), [Change::VmGone("web".into())]);
-    assert!(inventory.plan_move("web", Some("v1".into())).is_empty());
+    assert!(inventory.plan_move("web", Some("v1".into()), None).is_empty());
 }
 
 #[test]
@@ -168,4 +178,47 @@ fn a_forgotten_host_takes_what_it_told_with_it() {
     assert_eq!(changes, [Change::VmGone("web".into()), Change::HostGone("a".into())]);
     assert!(inventory.heard("a", vm("web", VmState::Running, 1), 1).is_empty());
     assert!(inventory.vm("web").is_none());
+}
+
+#[test]
+fn a_host_that_reports_too_much_is_faulty_and_costs_no_more() {
+    let mut inventory = with_hosts(&["a", "b"]);
+    inventory.heard("b", vm("web", VmState::Running, 1), 1);
+    let fault = |inventory: &Inventory| inventory.host("a").unwrap().summary.fault;
+    for number in 0..MOST_VMS {
+        assert!(inventory.take("a", vm(&format!("vm{number}"), VmState::Running, 1), 1).is_ok());
+    }
+    inventory.heard("a", vm("vm0", VmState::Paused, 1), 1);
+    assert_eq!(fault(&inventory), None);
+    inventory.heard("a", vm("one-more", VmState::Running, 1), 1);
+    assert_eq!(fault(&inventory).unwrap(), "it reports more than 4096 VMs");
+    assert!(inventory.vm("one-more").is_none());
+    // Nothing that it says makes it a host that is known whole.
+    inventory.heard("a", HostEvent::Known, 1);
+    let host = inventory.host("a").unwrap();
+    assert_eq!((host.summary.state, host.refused_reports), (HostState::Unknown, 1));
+    // Asked anew it may tell what it has.
+    inventory.reached("a");
+    for number in 0..20 {
+        inventory.heard("a", vm(&format!("vm{number}"), VmState::Running, 1), 1);
+    }
+    inventory.heard("a", HostEvent::Known, 1);
+    assert_eq!((fault(&inventory), inventory.host("a").unwrap().summary.vms), (None, 20));
+    assert_eq!(inventory.host("b").unwrap().summary.fault, None);
+}
+
+#[test]
+fn the_vms_of_a_host_take_so_many_bytes_together() {
+    let mut inventory = with_hosts(&["a"]);
+    let large = |number: usize| {
+        let HostEvent::Vm(mut info) = vm(&format!("vm{number}"), VmState::Running, 1) else { unreachable!() };
+        let path = format!("/{}", "d".repeat(7 << 10));
+        let disk = serde_json::json!({ "path": path, "format": "raw" });
+        info.spec.disks = vec![serde_json::from_value(disk).unwrap(); 7];
+        HostEvent::Vm(info)
+    };
+    let taken = (0..MOST_VMS).take_while(|number| inventory.take("a", large(*number), 1).is_ok()).count();
+    assert!((300..400).contains(&taken), "{taken}");
+    // A VM that is reported again takes its room once.
+    assert!((0..10).all(|_| inventory.take("a", large(0), 1).is_ok()));
 }

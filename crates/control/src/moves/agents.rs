@@ -9,10 +9,12 @@ use godwit_migration::{Outcome, Report};
 use tokio::time::sleep;
 
 use super::job::Job;
+use crate::bounds::MOST_REASON_BYTES;
 use crate::hosts::Hosts;
 use crate::inventory::Inventory;
 use crate::queue::lifecycle::{Action, Answer, Ended, JobEvent, JobFailure, Whereabouts};
 use crate::state::State;
+use crate::words::beginning;
 
 /// Before an agent is asked again that did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -80,7 +82,7 @@ impl FollowedAgents {
             Ok(_) => JobEvent::Accepted { migration },
             Err(ClientError::Refused(error)) => {
                 let code = error.code.to_string();
-                let failure = JobFailure { code, message: error.message, mend: error.mend };
+                let failure = bounded(JobFailure { code, message: error.message, mend: error.mend });
                 JobEvent::Refused { migration, failure }
             }
             Err(error) => {
@@ -116,11 +118,11 @@ impl FollowedAgents {
 pub(super) fn ended(report: &Report) -> Ended {
     let failure = || {
         let error = report.error.as_ref();
-        JobFailure {
+        bounded(JobFailure {
             code: error.map_or("internal".to_owned(), |error| error.code.clone()),
             message: error.map_or("the report does not say why".to_owned(), |error| error.message.clone()),
             mend: error.map_or(String::new(), |error| error.mend.clone()),
-        }
+        })
     };
     match report.outcome {
         Outcome::Completed => Ended::Completed,
@@ -128,6 +130,12 @@ pub(super) fn ended(report: &Report) -> Ended {
         Outcome::Failed => Ended::Failed(failure()),
         Outcome::InDoubt => Ended::InDoubt(failure()),
     }
+}
+
+/// A failure as it is kept: its texts are a host's.
+fn bounded(JobFailure { code, message, mend }: JobFailure) -> JobFailure {
+    let [code, message, mend] = [code, message, mend].map(|text| beginning(&text, MOST_REASON_BYTES));
+    JobFailure { code, message, mend }
 }
 
 /// Where a VM is, as the hosts tell that are heard.

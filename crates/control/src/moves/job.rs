@@ -81,13 +81,16 @@ pub(crate) struct OnWay {
     pub(crate) vm: String,
     /// It has begun, or is about to.
     pub(crate) runs: bool,
+    /// Where its attempt goes that is under way.
+    pub(crate) target: Option<String>,
 }
 
 impl SavedMove {
     /// None: it is over.
     pub(crate) fn on_way(self) -> Option<OnWay> {
         let runs = !matches!(self.state, JobState::Waiting { .. });
-        (!self.state.is_over()).then_some(OnWay { vm: self.vm, runs })
+        let target = under_way_to(&self.state).cloned();
+        (!self.state.is_over()).then_some(OnWay { vm: self.vm, runs, target })
     }
 }
 
@@ -221,10 +224,7 @@ impl Job {
 
     /// Where its attempt goes that is under way.
     pub(super) fn target(&self) -> Option<&String> {
-        match &self.state {
-            JobState::Starting(attempt) | JobState::Running(attempt) => Some(&attempt.target),
-            _ => None,
-        }
+        under_way_to(&self.state)
     }
 
     /// Where it goes: as was asked for, or as was chosen.
@@ -267,6 +267,13 @@ impl Job {
             failure: failure.map(told_failure),
             report: None,
         }
+    }
+}
+
+fn under_way_to(state: &JobState) -> Option<&String> {
+    match state {
+        JobState::Starting(attempt) | JobState::Running(attempt) => Some(&attempt.target),
+        _ => None,
     }
 }
 

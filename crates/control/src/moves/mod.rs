@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::bounds::Fault;
 use crate::following::News;
 use crate::keeper::{Keeper, Writes};
 use crate::queue::lifecycle::{Action, JobEvent, JobState, step};
@@ -37,6 +38,9 @@ pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Moves that are over and remembered; the oldest are forgotten first.
 const MOST_OVER: usize = 10_000;
+
+/// Orders that wait for the task: who gives more waits.
+const WAITING_ORDERS: usize = 1_024;
 
 /// What the one task that owns the jobs is told.
 enum Order {
@@ -63,7 +67,7 @@ pub(crate) struct Moves {
     keeper: Arc<Keeper>,
     shown: Arc<RwLock<BTreeMap<String, Move>>>,
     samples: Arc<Mutex<Samples>>,
-    orders: mpsc::UnboundedSender<Order>,
+    orders: mpsc::Sender<Order>,
     tasks: [AbortHandle; 2],
 }
 
@@ -80,10 +84,10 @@ impl Moves {
         keeper: Arc<Keeper>,
         state: Arc<State>,
         agents: Arc<dyn Agents>,
-        mut told: mpsc::UnboundedReceiver<News>,
+        mut told: mpsc::Receiver<News>,
     ) -> Result<Moves, Problem> {
         let saved = keeper.read_all(MOVES).await?;
-        let (orders, incoming) = mpsc::unbounded_channel();
+        let (orders, incoming) = mpsc::channel(WAITING_ORDERS);
         let shown = Arc::<RwLock<BTreeMap<String, Move>>>::default();
         let samples = Arc::<Mutex<Samples>>::default();
         let jobs = saved.into_iter().map(|(id, saved)| (id.clone(), Job::of(&id, saved))).collect();
@@ -109,7 +113,7 @@ impl Moves {
         let tells = orders.clone();
         let hears = tokio::spawn(async move {
             while let Some(news) = told.recv().await {
-                if tells.send(Order::Told(news)).is_err() {
+                if tells.send(Order::Told(news)).await.is_err() {
                     return;
                 }
             }
@@ -156,8 +160,8 @@ impl Moves {
 
     /// Looks at once who can start now.
     pub(crate) fn look(&self) {
-        // Nobody listens any more where this manager ends.
-        let _ = self.orders.send(Order::Look);
+        // Where others wait it is looked after each of them.
+        let _ = self.orders.try_send(Order::Look);
     }
 
     async fn order<T>(
@@ -166,7 +170,7 @@ impl Moves {
     ) -> Result<T, Problem> {
         let (answer, answered) = oneshot::channel();
         let gone = || Problem::new(ProblemCode::NoLeader, "this manager ends", "ask the one that leads now");
-        self.orders.send(order(answer)).map_err(|_| gone())?;
+        self.orders.send(order(answer)).await.map_err(|_| gone())?;
         answered.await.map_err(|_| gone())?
     }
 }
@@ -176,7 +180,7 @@ struct Driver {
     keeper: Arc<Keeper>,
     state: Arc<State>,
     agents: Arc<dyn Agents>,
-    orders: mpsc::UnboundedSender<Order>,
+    orders: mpsc::Sender<Order>,
     shown: Arc<RwLock<BTreeMap<String, Move>>>,
     samples: Arc<Mutex<Samples>>,
     jobs: BTreeMap<String, Job>,
@@ -191,7 +195,7 @@ struct Driver {
 }
 
 impl Driver {
-    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+    async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         let known: Vec<String> = self.jobs.keys().cloned().collect();
         for id in known {
             self.happened(&id, JobEvent::Resumed).await;
@@ -230,7 +234,7 @@ impl Driver {
                 }
                 self.happened(&id, event).await;
             }
-            Order::Told(News::Migration(status)) => self.told(*status).await,
+            Order::Told(News::Migration(host, status)) => self.told(&host, *status).await,
             Order::Told(News::Heard(host)) => self.heard(&host).await,
             // What is done after each order.
             Order::Look => {}
@@ -318,9 +322,14 @@ impl Driver {
     }
 
     /// What an agent tells of a migration: of a job's own, how far it is, and how it ended.
-    async fn told(&mut self, status: MigrationStatus) {
+    async fn told(&mut self, host: &str, status: MigrationStatus) {
         let of = self.jobs.values_mut().find(|job| job.state.migration() == Some(status.id.as_str()));
         let Some(job) = of else { return };
+        if job.from != host || job.vm != status.vm {
+            let (id, vm, from) = (&status.id, &job.vm, &job.from);
+            let lie = format!("it reports migration {id}, which is that of VM {vm} from host {from}");
+            return self.state.blame(host, &Fault::new(lie));
+        }
         self.samples.lock().unwrap_or_else(PoisonError::into_inner).take(&job.id, &status);
         let (id, migration) = (job.id.clone(), status.id);
         job.progress = Some(status.progress);
@@ -410,7 +419,7 @@ impl Driver {
         let task = tokio::spawn(async move {
             if let Some(heard) = agents.carry_out(&job, action).await {
                 // Nobody listens any more where this manager ends.
-                let _ = orders.send(Order::Heard(job.id, heard));
+                let _ = orders.send(Order::Heard(job.id, heard)).await;
             }
         });
         if is_question {
@@ -560,8 +569,9 @@ impl Driver {
             shown.insert(id.to_owned(), now.clone());
         }
         let (vm, has_it) = (now.vm.clone(), !now.state.is_over());
+        let target = job.target().cloned();
         self.state.change(|inventory| {
-            let mut changes = inventory.plan_move(&vm, has_it.then(|| id.to_owned()));
+            let mut changes = inventory.plan_move(&vm, has_it.then(|| id.to_owned()), target);
             changes.push(Change::Move(Box::new(now)));
             changes
         });

@@ -112,15 +112,11 @@ pub(super) fn report(vm: &str) -> Report {
 
 /// A manager that takes over from the one before, which may not have noticed.
 async fn begin(store: &Arc<MemoryStore>, agents: Arc<FakeAgents>) -> Moves {
-    begin_with(store, agents, mpsc::unbounded_channel().1).await
+    begin_with(store, agents, mpsc::channel(64).1).await
 }
 
 /// The same, with what it is told of hosts.
-async fn begin_with(
-    store: &Arc<MemoryStore>,
-    agents: Arc<FakeAgents>,
-    told: mpsc::UnboundedReceiver<News>,
-) -> Moves {
+async fn begin_with(store: &Arc<MemoryStore>, agents: Arc<FakeAgents>, told: mpsc::Receiver<News>) -> Moves {
     store.end_leadership_silently();
     let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
     let leadership = Arc::new(store.lead(&candidate).await.unwrap());
@@ -210,7 +206,7 @@ async fn a_move_to_a_host_that_is_away_waits_and_says_for_what() {
     let keeper = Arc::new(Keeper::new(Arc::clone(&store) as _, leadership, candidate));
     let state = cluster();
     state.lost("b", "no answer");
-    let told = mpsc::unbounded_channel().1;
+    let told = mpsc::channel(64).1;
     let moves = Moves::begin(keeper, Arc::clone(&state), Arc::clone(&agents) as _, told).await.unwrap();
     let asked = moves.submit(to_b()).await.unwrap();
     assert!(asked.waits.is_some_and(|waits| waits.text.contains('b')));
@@ -224,14 +220,14 @@ async fn a_move_to_a_host_that_is_away_waits_and_says_for_what() {
 async fn what_ended_while_a_host_was_not_heard_is_asked_for_when_it_is_heard_again() {
     let store = Arc::new(MemoryStore::new());
     let agents = Arc::<FakeAgents>::default();
-    let (news, told) = mpsc::unbounded_channel();
+    let (news, told) = mpsc::channel(64);
     let moves = begin_with(&store, Arc::clone(&agents), told).await;
     let asked = moves.submit(to_b()).await.unwrap();
     when(&moves, &asked.id, MoveState::Running).await;
     *agents.knows.lock().unwrap() = Some(Answer::Ended(Ended::Completed));
     // Of another host nothing is asked.
-    news.send(News::Heard("b".into())).unwrap();
-    news.send(News::Heard("a".into())).unwrap();
+    news.send(News::Heard("b".into())).await.unwrap();
+    news.send(News::Heard("a".into())).await.unwrap();
     when(&moves, &asked.id, MoveState::Done).await;
     let questions = agents.asked.lock().unwrap();
     assert_eq!(questions.iter().filter(|action| matches!(action, Action::Ask { .. })).count(), 1);
@@ -247,7 +243,7 @@ async fn what_happens_while_the_store_can_not_be_written_is_not_lost() {
     store.set_unavailable(true);
     let ended = JobEvent::Ended { migration: running.migration.unwrap(), how: Ended::Completed };
     let heard = Heard { event: ended, report: Some(Box::new(report("web"))) };
-    moves.orders.send(Order::Heard(asked.id.clone(), heard)).unwrap();
+    moves.orders.send(Order::Heard(asked.id.clone(), heard)).await.unwrap();
     // It comes after what was told.
     let refused = moves.cancel(&asked.id).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::StoreAway);

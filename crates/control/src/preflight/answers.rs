@@ -6,7 +6,7 @@ use godwit_migration::{DryRun, Means, Predicted};
 use super::{Found, judge};
 
 /// What only the hosts can answer, in a report that they were asked for.
-pub(crate) fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {
+pub fn with_dry_run(report: &mut PreflightReport, dry_run: DryRun) {
     let to = &report.to;
     match &dry_run.error {
         Some(error) => {

@@ -23,7 +23,8 @@ use crate::placement::{Obstacle, Obstacles};
 pub(crate) use asked::check_qemu;
 pub(crate) use cpu::some;
 
-use answers::{with_dry_run, without_answer};
+pub use answers::with_dry_run;
+use answers::without_answer;
 
 /// How a check came out.
 pub(crate) struct Found {

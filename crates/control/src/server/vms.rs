@@ -6,8 +6,8 @@ use axum::extract::State;
 use axum::{Extension, Json};
 use godwit_api::VmState;
 use godwit_api::control::{
-    CreateManagedVm, HostedVm, ManagedVm, Page, Problem, ProblemCode, StartManagedVm, StopManagedVm,
-    VmSummary,
+    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page, Problem, ProblemCode, StartManagedVm,
+    StopManagedVm, VmSummary,
 };
 use http::StatusCode;
 use serde::Deserialize;
@@ -26,6 +26,8 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Manager>> {
         .routes(routes!(show, delete))
         .routes(routes!(start))
         .routes(routes!(stop))
+        .routes(routes!(bind))
+        .routes(routes!(list_conflicts))
 }
 
 /// Which VMs, and which page of them.
@@ -161,4 +163,46 @@ async fn delete(
 ) -> Result<StatusCode, Refusal> {
     manager.delete_vm(&vm, how.force).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Which page of a list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListConflicts {
+    /// Where the page begins: `next` of the page before.
+    cursor: Option<String>,
+    /// Items of the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u32>,
+}
+
+/// Names of VMs that other hosts than their own claim, without a move that explains it, by name. Such a claim changes
+/// nothing: operations on the VM go to the host that holds its name.
+#[utoipa::path(get, path = "/api/v1/name-conflicts", operation_id = "list_name_conflicts", tag = "vms",
+    params(ListConflicts), responses(
+    (status = 200, description = "A page of conflicts", body = Page<NameConflict>),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn list_conflicts(
+    State(manager): State<Arc<Manager>>,
+    Query(query): Query<ListConflicts>,
+) -> Result<Json<Page<NameConflict>>, Refusal> {
+    Ok(Json(manager.state.inventory().name_conflicts(&cursor(query.cursor, query.limit)?)))
+}
+
+/// Gives a VM's name to the VM that this host reports. For a name whose host is gone for good, or that the wrong one of
+/// two VMs has: what other hosts have of that name stays as it is.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/binding", operation_id = "bind_vm", tag = "vms",
+    params(("vm" = String, Path, description = "Its name")), request_body = BindVm, responses(
+    (status = 200, description = "The VM that has the name now", body = ManagedVm),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn bind(
+    State(manager): State<Arc<Manager>>,
+    Path(vm): Path<String>,
+    Body(request): Body<BindVm>,
+) -> Result<Json<ManagedVm>, Refusal> {
+    Ok(Json(manager.bind_vm(&vm, &request.host).await?))
 }

@@ -23,6 +23,7 @@ use crate::doors::Turn;
 use crate::inventory::VmPlan;
 use crate::manager::{Manager, check_labels};
 use crate::records::{SavedVm, VMS};
+use crate::state::State;
 
 use baseline::{exceeds, hold_to_baseline};
 use place::no_vm;
@@ -60,6 +61,18 @@ impl BeingMade {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.all.rooms().remove(&self.name);
+    }
+}
+
+/// A name that is reserved for a host, until this is dropped.
+struct Expected<'a> {
+    state: &'a State,
+    vm: String,
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        self.state.change(|inventory| inventory.expect_vm(&self.vm, None));
     }
 }
 
@@ -130,7 +143,11 @@ impl Manager {
         let (manager, vm) = (Arc::clone(self), vm.to_owned());
         whole(async move {
             let _turn = manager.turn_of_vm(&vm)?;
-            if manager.state.inventory().seen_vm(&vm).is_none() {
+            let is_unknown = {
+                let inventory = manager.state.inventory();
+                inventory.seen_vm(&vm).is_none() && inventory.holder(&vm).is_none()
+            };
+            if is_unknown {
                 return manager.forget_vm(&vm, force).await;
             }
             let Located { client, info } = manager.locate(&vm)?;
@@ -163,6 +180,7 @@ impl Manager {
         let client = self.client_of(&chosen.host)?;
         let power = if start { PlannedPower::On } else { PlannedPower::Off };
         self.save_vm_plan(&name, Some(&VmPlan { power, labels: labels.clone() })).await?;
+        let _name = self.expect_vm(&name, &chosen.host);
         let asked = client.create_vm(&CreateVm { spec, start }).await;
         match settled(&client, &name, uuid, asked).await {
             Ok(info) => {
@@ -179,6 +197,12 @@ impl Manager {
                 Err(problem)
             }
         }
+    }
+
+    /// Reserves the name of a VM that is being made for its host.
+    fn expect_vm(&self, vm: &str, host: &str) -> Expected<'_> {
+        self.state.change(|inventory| inventory.expect_vm(vm, Some(host)));
+        Expected { state: &self.state, vm: vm.to_owned() }
     }
 
     /// One operation at a time on a VM.
@@ -200,6 +224,9 @@ impl Manager {
         if let Some(vm) = inventory.seen_vm(name) {
             return taken(format!("there is a VM \"{name}\" on host {} already", vm.info.host));
         }
+        if let Some(host) = inventory.holder(name) {
+            return taken(format!("host {host}, which is not heard, holds the name \"{name}\""));
+        }
         if let Some(host) = inventory.awaited_host() {
             let detail = format!("host {host} has not told yet which VMs it has: \"{name}\" may be there");
             return Err(Problem::new(ProblemCode::HostAway, detail, "ask again in some seconds"));
@@ -216,14 +243,15 @@ impl Manager {
     fn locate(&self, vm: &str) -> Result<Located, Problem> {
         let info = {
             let inventory = self.state.inventory();
-            let seen = inventory.seen_vm(vm).ok_or_else(|| no_vm(vm))?;
+            let Some(seen) = inventory.seen_vm(vm) else {
+                return Err(inventory.holder(vm).map_or_else(|| no_vm(vm), |host| unheard(vm, host)));
+            };
             let host = &seen.info.host;
             if !seen.is_current {
-                let detail = format!("host {host} has VM \"{vm}\", and its agent does not answer");
-                let mend = "see that its agent runs and can be reached";
-                return Err(Problem::new(ProblemCode::HostAway, detail, mend));
+                return Err(unheard(vm, host));
             }
-            let others = inventory.others_with(vm, host);
+            let mut others = inventory.others_with(vm, host);
+            others.retain(|other| !inventory.is_conflict(other, vm));
             if seen.in_doubt && !others.is_empty() {
                 let detail =
                     format!("VM \"{vm}\" is in doubt: hosts {host} and {} have it", others.join(", "));
@@ -243,15 +271,6 @@ impl Manager {
             let detail = format!("VM \"{vm}\" can't be {verb}: {why}");
             Err(Problem::new(ProblemCode::WrongState, detail, mend))
         };
-        let others = self.state.inventory().vm(vm).map(|vm| vm.summary.also_runs_at).unwrap_or_default();
-        if let Some(other) = others.first() {
-            let why = format!("two guests of that name run, at {} and at {other}", info.host);
-            let mend = format!(
-                "see which of them is to stay, and end the other at its own host: `godwit --host {other} vm stop {vm} --force`, or the same at {}",
-                info.host
-            );
-            return refused(why, mend);
-        }
         let planned = self.state.inventory().planned_move(vm).map(str::to_owned);
         if let Some(id) = planned {
             let state = self.leading()?.moves.all().get(&id).map(|one| one.state);
@@ -387,6 +406,13 @@ async fn settled(
             Err(Problem { mend, ..problem })
         }
     }
+}
+
+/// The host that holds a VM's name is not heard.
+fn unheard(vm: &str, host: &str) -> Problem {
+    let detail = format!("host {host} has VM \"{vm}\", and its agent does not answer");
+    let mend = "see that its agent runs and can be reached";
+    Problem::new(ProblemCode::HostAway, detail, mend)
 }
 
 /// What an agent's answer is to who asked.

@@ -2,7 +2,7 @@ use axum::http::Method;
 use godwit_api::control::{
     CreateManagedVm, HostState, HostedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role,
 };
-use godwit_api::{HostEvent, VmState};
+use godwit_api::{HostEvent, VmInfo, VmState};
 use godwit_fleet::{Fleet, FleetPlan};
 use serde_json::{Value, json};
 
@@ -358,4 +358,36 @@ async fn a_host_that_falls_silent_meanwhile_is_told_and_nothing_stays_planned() 
     assert!(refused.body["mend"].as_str().unwrap().contains("not known"), "{}", refused.body);
     assert_eq!(refused.problem(), ProblemCode::HostAway);
     cluster.assert_unmade("web").await;
+}
+
+/// Before, the claim of the greater epoch had the name: what was asked of the VM went to who made it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_of_a_vm_goes_to_its_host_whatever_another_one_claims() {
+    let cluster = Cluster::begin(2, 1).await;
+    let vm = cluster.fleet.vms_of("host-0000")[0].clone();
+    let lie = VmInfo { epoch: 1 << 40, in_doubt: true, ..vm.clone() };
+    cluster.change(|all| all.heard("host-0001", HostEvent::Vm(Box::new(lie)), 1));
+    let path = |what: &str| format!("/api/v1/vms/{}{what}", vm.name);
+    let shown = cluster.root(Method::GET, &path(""), None).await;
+    assert_eq!((&shown.body["host"], &shown.body["conflicts"]), (&json!("host-0000"), &json!(["host-0001"])));
+    let log = cluster.root(Method::GET, &path("/log"), None).await;
+    assert_eq!(log.status, 200, "{}", log.body);
+    let stopped = cluster.root(Method::POST, &path("/stop"), Some(json!({ "force": true }))).await;
+    assert_eq!(
+        (stopped.status.as_u16(), &stopped.body["host"]),
+        (200, &json!("host-0000")),
+        "{}",
+        stopped.body
+    );
+    assert_eq!(cluster.fleet.vms_of("host-0000")[0].state, VmState::Stopped);
+    // A host that has what another one's name is on is not forgotten as an empty one.
+    cluster.change(|all| {
+        let second = VmInfo { state: VmState::Running, ..vm.clone() };
+        all.heard("host-0001", HostEvent::Vm(Box::new(second)), 1)
+    });
+    let refused = cluster.root(Method::DELETE, "/api/v1/hosts/host-0001", None).await;
+    assert!(refused.body["detail"].as_str().unwrap().contains("runs 1 VM"), "{}", refused.body);
+    let deleted = cluster.root(Method::DELETE, &path(""), None).await;
+    assert_eq!(deleted.status, 204, "{}", deleted.body);
+    assert!(cluster.fleet.vms_of("host-0000").is_empty());
 }

@@ -51,7 +51,7 @@ async fn echo(
     mut reader: TokioIo<Upgraded>,
     host: &str,
     vm: &str,
-    mut events: mpsc::UnboundedReceiver<HostEvent>,
+    mut events: mpsc::Receiver<HostEvent>,
 ) -> std::io::Result<()> {
     reader.write_all(format!("{vm} at {host}\r\n# ").as_bytes()).await?;
     let mut typed = [0; 4096];
