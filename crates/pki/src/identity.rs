@@ -92,18 +92,11 @@ impl Identity {
             .map_err(|error| PkiError::Unreadable { path: key.to_owned(), why: error.to_string() })?;
         let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
         let versions: &[_] = &[&rustls::version::TLS13];
-        let client = |managers_alone: bool| {
+        let client = |managers_alone| {
             let known = AuthorityKnown::Whole(by_roots(&roots, &provider)?);
             let (provider, revocations) = (Arc::clone(&provider), revocations.clone());
-            let verifier = Servers { known, managers_alone, provider: Arc::clone(&provider), revocations };
-            let mut client = ClientConfig::builder_with_provider(provider)
-                .with_protocol_versions(versions)?
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(verifier))
-                .with_client_auth_cert(chain.clone(), key_der.clone_key())?;
-            // A resumed session is one whose certificates nobody checks: each connection shows its own.
-            client.resumption = Resumption::disabled();
-            Ok::<_, rustls::Error>(Arc::new(client))
+            let verifier = Servers { known, managers_alone, provider, revocations };
+            showing(verifier, chain.clone(), key_der.clone_key())
         };
         let client = |managers_alone| client(managers_alone).map_err(|error| mismatch(error.to_string()));
         let (client, managers_client) = (client(false)?, client(true)?);
@@ -226,6 +219,22 @@ impl Identity {
     pub fn server_name(host: &str) -> Result<ServerName<'static>, InvalidDnsNameError> {
         ServerName::try_from(host.to_owned())
     }
+}
+
+/// A client that shows a certificate and checks servers'.
+fn showing(
+    verifier: Servers,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let mut client = ClientConfig::builder_with_provider(Arc::clone(&verifier.provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_auth_cert(chain, key)?;
+    // A resumed session is one whose certificates nobody checks: each connection shows its own.
+    client.resumption = Resumption::disabled();
+    Ok(Arc::new(client))
 }
 
 /// Whose certificates are trusted, by who shows none: managers' alone.

@@ -1,10 +1,10 @@
-//! A host whose certificate another authority issued: it gets no guest, and the guest does not notice.
+//! A host whose certificate another authority issued, or that is revoked: it gets no guest, and the guest does not notice.
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::MigrationRequest;
+use godwit_api::{MigrationRequest, SetRevocations};
 use godwit_lab::trial::{GuestPlan, Trial};
 use godwit_migration::Outcome;
-use godwit_pki::{Authority, Grant, Role};
+use godwit_pki::{Authority, Grant, Role, describe};
 use rustix::process::Signal;
 
 use crate::{BUSY, move_and_check};
@@ -31,6 +31,25 @@ fn a_foreign_certificate_gets_no_guest() -> Result<()> {
     std::fs::write(&certificate, own.0)?;
     trial.end_agent("b", Signal::KILL)?;
     trial.start_missing()?;
+    move_and_check(&trial, &mut guest)?;
+    trial.finish()
+}
+
+#[test]
+fn a_revoked_certificate_gets_no_guest_until_there_is_another() -> Result<()> {
+    let Some(trial) = Trial::begin("revoked")? else { return Ok(()) };
+    let mut guest = trial.guest("a", &GuestPlan { workload: BUSY.to_owned(), ..GuestPlan::new("web") })?;
+    let authority = Authority::open(&trial.pki())?;
+    let list = authority.revoke([describe(&trial.pki().join("b.pem"))?.serial])?;
+    let sent = SetRevocations { list: list.pem().to_owned() };
+    trial.ask(trial.agent("a").set_revocations(&sent))?;
+    let report = trial.begin_migration("web", "a", &MigrationRequest::to("b"))?.report()?;
+    let error = report.error.context("it was let in")?;
+    ensure!(report.outcome == Outcome::Failed && error.message.contains("Revoked"), "{error:?}");
+    eprintln!("  told: {} ({}; {})", error.message, error.code, error.mend);
+    trial.expect_whole(&guest)?;
+    // A renewed certificate is another one, and is taken without a restart.
+    authority.renew("b", 1)?;
     move_and_check(&trial, &mut guest)?;
     trial.finish()
 }
