@@ -171,3 +171,24 @@ pub struct PageInState {
     /// Whether they come at the moment: not while the link to the source is cut.
     pub connected: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_incarnation_that_is_not_recorded_is_not_sent() {
+        // As releases without incarnations send it, and as they take it: they refuse fields that they do not know.
+        let older = r#"{"epoch":2,"from":"a"}"#;
+        let request: PageInRequest = serde_json::from_str(older).unwrap();
+        assert!(request.incarnation.is_unrecorded());
+        assert_eq!(serde_json::to_string(&request).unwrap(), older);
+        let resume: IncomingResume = serde_json::from_str(r#"{"epoch":2}"#).unwrap();
+        assert_eq!(serde_json::to_string(&resume).unwrap(), r#"{"epoch":2}"#);
+
+        let named = IncomingResume { incarnation: Incarnation::new(7), ..resume };
+        let text = serde_json::to_string(&named).unwrap();
+        assert!(text.contains("00000000000000000000000000000007"), "{text}");
+        assert_eq!(serde_json::from_str::<IncomingResume>(&text).unwrap(), named);
+    }
+}

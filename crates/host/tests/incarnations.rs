@@ -7,7 +7,7 @@ mod support;
 
 use std::sync::Arc;
 
-use godwit_api::{CreateVm, ErrorCode, Resolve};
+use godwit_api::{CreateVm, ErrorCode, PageInAnswer, PageInRequest, Resolve};
 use godwit_host::Agent;
 use godwit_migration::handover::{Known, OfDestination, Ownership, Role, Standing, of_destination};
 use godwit_qemu::{Uuid, VmSpec};
@@ -81,4 +81,33 @@ fn a_second_vm_of_one_uuid_is_refused_in_clear_words() {
         assert_eq!(agent.vms().len(), 1);
     });
     assert_eq!(host.qemus().len(), 0);
+}
+
+#[test]
+fn a_question_about_another_life_is_answered_as_about_a_vm_that_never_was() {
+    let Some(host) = TestHost::new() else { return };
+    let spec = spec(&host, "web");
+    host.with_agent(async |client| {
+        let vm = client.create_vm(&CreateVm { spec, start: false }).await.unwrap();
+        let ownership = Ownership { incarnation: vm.incarnation, epoch: vm.epoch };
+        let known = async |which: &str| {
+            client.get::<Known>(&format!("/v1/hand-overs/web?uuid={UUID}{which}")).await.unwrap()
+        };
+        let has = Known::Has(Standing { role: Role::Owner, ownership });
+        assert_eq!(known(&format!("&incarnation={}", vm.incarnation)).await, has);
+        // Another life, and an agent that knows none.
+        assert_eq!(known(&format!("&incarnation={}", arriving(1).incarnation)).await, Known::Never);
+        assert_eq!(known("").await, Known::Never);
+        let bad = client.get::<Known>(&format!("/v1/hand-overs/web?uuid={UUID}&incarnation=7")).await;
+        assert!(bad.is_err(), "{bad:?}");
+
+        // A source that keeps pages of an older life is not told that they have all come.
+        let session = async |incarnation| {
+            let request = PageInRequest { incarnation, epoch: vm.epoch, from: "b".to_owned() };
+            client.post::<_, PageInAnswer>("/v1/page-ins/web", &request).await
+        };
+        assert!(session(vm.incarnation).await.unwrap().complete);
+        let other = session(arriving(1).incarnation).await.unwrap_err();
+        assert_eq!(other.code(), Some(ErrorCode::NotFound));
+    });
 }

@@ -520,7 +520,7 @@ impl Agent {
     /// Keeps what is here of a guest that another host runs until it can be written down that it is gone: its record stays what it
     /// is, and the other host is asked again.
     fn keep_until_noted(self: &Arc<Self>, name: &str, begun: Begun, error: &ApiError) {
-        tracing::error!(vm = name, %error, "that it is gone can't be saved; it is kept, and tried again");
+        tracing::error!(vm = name, %error, "that it is gone could not be saved; it is kept, and tried again");
         let kept_for = self.record(name).and_then(|record| record.pages_kept_for().map(str::to_owned));
         let keeps_pages_for = kept_for.filter(|_| begun.vm.is_some());
         let reason =

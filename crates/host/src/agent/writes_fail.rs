@@ -8,7 +8,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ApiError, CreateVm, Resolve, StopVm, VmInfo, VmState};
+use godwit_api::{ApiError, CreateVm, Resolve, SetPeers, StopVm, VmInfo, VmState};
 use godwit_migration::handover::{Incarnation, Known, Ownership};
 use godwit_qemu::{Uuid, VmSpec};
 use rustix::io::Errno;
@@ -319,4 +319,50 @@ fn while_a_guest_is_let_go_or_taken_back() {
 #[test]
 fn while_a_guest_arrives() {
     every_write_fails(&[Act::Arrive, Act::TakeOver, Act::Promote, Act::Strand, Act::Discard]);
+}
+
+#[test]
+fn while_other_hosts_are_named() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = opened(&host).await;
+        let named = || SetPeers { peers: [("c".to_owned(), "http://127.0.0.1:9".to_owned())].into() };
+        let mut failed = 0;
+        for step in 0.. {
+            agent.store.disk.faults.plan(step, Errno::NOSPC.raw_os_error(), true);
+            let outcome = agent.set_peers(named());
+            agent.store.disk.faults.heal();
+            if outcome.is_ok() {
+                break;
+            }
+            failed += 1;
+            assert!(agent.peer("c").is_err() && agent.store.load_peers().unwrap().is_empty(), "step {step}");
+        }
+        assert!(failed > 0 && agent.peer("c").is_ok());
+    });
+}
+
+#[test]
+fn a_record_that_can_not_be_read_decides_nothing() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = opened(&host).await;
+        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let vm = agent.begin_migration("web", "m1").unwrap();
+        agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
+        let path = host.path().join("state/vms/web/vm.json");
+        let record = std::fs::read(&path).unwrap();
+        std::fs::write(&path, "torn").unwrap();
+        agent.hold_in_doubt("web", "b").await;
+        let info = agent.vm_info("web").unwrap();
+        assert!(info.in_doubt && vm.is_running().await == Some(false), "another host may run it: {info:?}");
+        agent.stop("web", StopVm { force: true, grace_ms: None }).await.unwrap_err();
+        agent.delete("web", true).await.unwrap_err();
+        assert!(vm.process.exit().is_none(), "what is here may be the only copy");
+        assert!(agent.known("web", vm.spec.uuid, vm.incarnation).is_err(), "nobody knows");
+        std::fs::write(&path, record).unwrap();
+        let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
+        let back = agent.resolve_doubt("web", word).await.unwrap().vm.unwrap();
+        assert_eq!((back.state, back.epoch), (VmState::Running, 3));
+    });
 }

@@ -571,3 +571,37 @@ fn allocate_ahead(regions: &[Arc<Region>], stopped: &mpsc::Receiver<()>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_about_another_life_forgets_nothing() {
+        let uuid = Uuid::from_u128(1);
+        let incarnation = Incarnation::new(7);
+        let request: IncomingRequest = serde_json::from_value(serde_json::json!({
+            "spec": {
+                "name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
+                "machine": "pc-q35-7.2", "accel": "tcg", "kernel": "/boot/vmlinuz", "uuid": uuid,
+            },
+            "incarnation": incarnation, "epoch": 2, "from": "a", "qemu_version": "7.2.0", "engine": "godwit",
+        }))
+        .unwrap();
+        let arriving = IncomingMigrations::default();
+        let (_entry, orders) = arriving.add(&request).unwrap();
+        let other = Uuid::from_u128(2);
+        for (from, uuid, incarnation) in [
+            ("a", Some(uuid), Incarnation::new(8)),
+            // A source that knows no incarnations has no such VM.
+            ("a", None, Incarnation::UNRECORDED),
+            ("a", Some(other), incarnation),
+            ("b", Some(uuid), incarnation),
+        ] {
+            arriving.cancel_of("web", from, uuid, incarnation);
+            assert!(orders.cancelled.try_recv().is_err(), "{from}, {uuid:?}, {incarnation}");
+        }
+        arriving.cancel_of("web", "a", Some(uuid), incarnation);
+        assert!(orders.cancelled.try_recv().is_ok());
+    }
+}
