@@ -287,6 +287,13 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_is_left_with_vms_is_not_called_done() {
+        assert_eq!(outcome(&drain("d", "done", 1, &["gone", "stays"])), "not empty");
+        assert_eq!(outcome(&drain("d", "done", 1, &["gone"])), "done");
+        assert_eq!(outcome(&drain("d", "running", 1, &["stays"])), "running");
+    }
+
+    #[test]
     fn it_ends_well_where_each_vm_is_where_it_was_to_be() {
         for (state, wanted, vms, exit) in [
             ("done", DrainState::Done, &["gone", "gone"][..], Exit::Ok),
