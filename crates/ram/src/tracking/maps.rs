@@ -1,17 +1,19 @@
 //! Where QEMU maps a RAM file: /proc/PID/maps read, and turned into what a scan needs.
 //!
-//! A guest that broke out of QEMU decides how often QEMU maps what. So the file is read line by line in one pass for all
-//! RAM blocks, reading stops at bounds, and what is kept has a bound as well: [`MOST_PLACES`] mappings a block.
+//! A guest that broke out of QEMU decides how often QEMU maps what. So the file is read line by
+//! line in one pass for all RAM blocks, reading stops at bounds, and what is kept has a bound as
+//! well: [`MOST_PLACES`] mappings a block.
 
 use std::io::{self, BufRead, Read};
 
 use crate::pages::{PAGE_SIZE, PageRange};
 
-/// Most places of its address space at which QEMU may map one RAM block. A stock QEMU maps each block once; the kernel's
-/// pieces of one mapping count as one. All segments of a block then have at most `2 * MOST_PLACES * MOST_PLACES`
-/// addresses: 1 MiB.
+/// Most places of its address space at which QEMU may map one RAM block. A stock QEMU maps each
+/// block once; the kernel's pieces of one mapping count as one. All segments of a block then have
+/// at most `2 * MOST_PLACES * MOST_PLACES` addresses: 1 MiB.
 pub(crate) const MOST_PLACES: usize = 256;
-/// Most lines of /proc/PID/maps that are read: 16 times what vm.max_map_count allows a process by default.
+/// Most lines of /proc/PID/maps that are read: 16 times what vm.max_map_count allows a process by
+/// default.
 pub(crate) const MOST_LINES: usize = 1 << 20;
 /// Longest line of /proc/PID/maps: a path of 4,096 bytes, in which a line feed takes four.
 const LONGEST_LINE_BYTES: u64 = 20 << 10;
@@ -79,8 +81,8 @@ pub(super) enum MapsError {
     TooLong,
 }
 
-/// Reads the mappings of each wanted file. Passes over lines that it does not understand (proc_pid_maps(5)). Reads no
-/// further once a bound is passed.
+/// Reads the mappings of each wanted file. Passes over lines that it does not understand
+/// (proc_pid_maps(5)). Reads no further once a bound is passed.
 pub(super) fn read_mappings(
     mut maps: impl BufRead,
     wanted: &[WantedFile],
@@ -186,11 +188,11 @@ impl Segment {
     }
 }
 
-/// Cuts a block at each start and end of a mapping. The segments ascend; pages that are mapped nowhere are in none, as
-/// they cannot be written.
+/// Cuts a block at each start and end of a mapping. The segments ascend; pages that are mapped
+/// nowhere are in none, as they cannot be written.
 ///
-/// Goes through the cuts in order and keeps the mappings that show the pages at hand: its cost is that of sorting and of
-/// what it returns.
+/// Goes through the cuts in order and keeps the mappings that show the pages at hand: its cost is
+/// that of sorting and of what it returns.
 pub(super) fn segments_of(mappings: &[Mapping]) -> Vec<Segment> {
     let mut begins: Vec<usize> = (0..mappings.len()).collect();
     begins.sort_by_key(|&index| mappings[index].first);
