@@ -40,7 +40,7 @@ pub use throttled::{CpuQuota, Throttled, Throttling};
 pub trait SourceHypervisor: Send {
     /// Asks it to stop the guest for the switchover. [`HypervisorEvent::Stopped`] follows, and
     /// pieces of the device state may ([`Inbox::device_state`]). `page_in`: once it runs at the
-    /// destination it will need what is here; whoever takes this over has to know.
+    /// destination it will need what is here; an agent that takes this over has to know.
     ///
     /// # Errors
     /// The guest runs on as before.

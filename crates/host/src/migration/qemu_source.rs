@@ -83,7 +83,7 @@ impl QemuSource {
             state: StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox: inbox.clone() },
             inbox: inbox.clone(),
             told_stopped: false,
-            write,
+            write: Some(write),
         };
         Ok(self.runtime.spawn(relay.run(events)))
     }
@@ -177,8 +177,8 @@ struct Relay {
     inbox: Inbox,
     /// The stop has been told.
     told_stopped: bool,
-    /// Says that the device state may be written.
-    write: oneshot::Receiver<()>,
+    /// Says that the device state may be written; none once it has.
+    write: Option<oneshot::Receiver<()>>,
 }
 
 impl Relay {
@@ -210,7 +210,9 @@ impl Relay {
                 self.tell_stopped(event.at);
                 // About a millisecond after the stop (QEMU 7.2 waits so long for its own threads): the last pages travel
                 // meanwhile.
-                if (&mut self.write).await.is_err() {
+                // A stock QEMU says so once.
+                let Some(write) = self.write.take() else { return false };
+                if write.await.is_err() {
                     return true;
                 }
                 match self.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await {

@@ -15,7 +15,7 @@ use super::{HypervisorEvent, Input};
 use crate::failure::Failure;
 use crate::source::Event;
 
-/// Most pings that go unanswered: no further one is sent then. 25 s of them.
+/// Most unanswered pings: 25 s of them. The driver sends no further one then.
 pub(super) const MOST_UNANSWERED_PINGS: u64 = 256;
 /// What comes once, or once at a time: a cancel; a note that streams moved; a note of device state;
 /// that the guest stopped, that its device state has ended, and that the hypervisor failed; the
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_state_without_end_is_refused_at_the_bound_whoever_takes_it_meanwhile() {
+    fn a_device_state_without_end_is_refused_at_the_bound_also_while_it_is_taken() {
         for takes in [false, true] {
             let (inbox, events) = inbox();
             let (piece, mut given) = (vec![0; 1 << 20], 0);
