@@ -25,7 +25,8 @@ const SINGLE_INPUTS: usize = 16;
 /// Room for all that can wait at a time: an answer to each ping, two words of each data stream (it
 /// broke, or it could not be opened), and what comes once.
 const CAPACITY: usize = 1024;
-const _: () = assert!(MOST_UNANSWERED_PINGS as usize + 2 * MAX_STREAMS as usize + SINGLE_INPUTS <= CAPACITY);
+const _: () =
+    assert!(MOST_UNANSWERED_PINGS + 2 * MAX_STREAMS as u64 + SINGLE_INPUTS as u64 <= CAPACITY as u64);
 
 /// Where events for a source's driver are put, from any thread.
 #[derive(Clone, Debug)]
