@@ -153,7 +153,7 @@ mod tests {
             assert_ne!(at, libc::MAP_FAILED, "{}", io::Error::last_os_error());
             at
         };
-        let mapped: Vec<_> = (0..MAPPINGS).map(|number| map(number)).collect();
+        let mapped: Vec<_> = (0..MAPPINGS).map(map).collect();
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         let refused = find_blocks(pid, &[Arc::new(region)]).unwrap_err();
         assert!(matches!(refused, TrackError::TooManyPlaces { limit: MOST_PLACES, .. }), "{refused}");
