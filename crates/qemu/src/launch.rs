@@ -281,7 +281,7 @@ fn prepare_tracker(tracker: Tracker) -> Result<PreparedTracker, StartError> {
 }
 
 /// Opens once more, in QEMU, what it inherits by that number: by the rights that its user has to the file itself.
-fn path_in_qemu(number: RawFd) -> String {
+pub(crate) fn path_in_qemu(number: RawFd) -> String {
     format!("/proc/self/fd/{number}")
 }
 
