@@ -59,6 +59,10 @@ pub struct Config {
     /// Whether QEMU gives up the system calls that it never needs.
     #[serde(default = "yes")]
     pub qemu_sandbox: bool,
+    /// A cgroup (v2), delegated with the controllers `memory` and `pids`, in which each VM gets one of its own. `None`: that of the
+    /// packaged unit, where the agent runs from its own packaged unit.
+    #[serde(default)]
+    pub vm_cgroup: Option<PathBuf>,
     /// Directories with files that VMs of other hosts may name when they arrive; none: the customary ones.
     #[serde(default = "default_vm_dirs")]
     pub vm_dirs: Vec<PathBuf>,

@@ -8,6 +8,7 @@ mod devices;
 mod helper;
 mod inspect;
 mod launch;
+mod limits;
 mod mac;
 mod obstacle;
 mod process;
@@ -46,6 +47,7 @@ pub use launch::{
     CONSOLE_LOG, FileError, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer,
     QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
 };
+pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
 pub use obstacle::Obstacle;
 pub use process::{AdoptError, Exit, QemuProcess, end_process, ends_within, is_alive};
@@ -54,7 +56,7 @@ pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, Accelerator, Backing, DEFAULT_CPU_MODEL, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock, Nic,
-    ResolvedNic, ResolvedSpec, SpecError, VmSpec,
+    ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -20,6 +20,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub(crate) use place::unified_mount;
 use place::{Kind, Place};
 
 /// The shortest quota of a period: the kernel's least (`min_cfs_quota_period`, kernel/sched/core.c, Linux 6.18), µs.
