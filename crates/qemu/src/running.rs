@@ -130,7 +130,12 @@ mod tests {
         if let Some(user) = user {
             command.uid(user);
         }
-        command.spawn().unwrap()
+        let child = command.spawn().unwrap();
+        // It is there before the kernel has set its arguments and environment up.
+        while RunningProcess::of(child.id().cast_signed()).unwrap().variable("WHO").is_none() {
+            std::thread::yield_now();
+        }
+        child
     }
 
     fn end(mut child: Child) {
