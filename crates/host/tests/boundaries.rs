@@ -411,6 +411,7 @@ fn a_strangers_process_keeps_no_vm_from_starting() {
     let mut stranger = Command::new(&program)
         .args(["-f", "/dev/null"])
         .args(files)
+        .stdout(Stdio::null())
         .stderr(Stdio::null())
         .uid(SOMEBODY)
         .spawn()

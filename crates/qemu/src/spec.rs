@@ -16,7 +16,6 @@ use crate::mac::MacAddress;
 use crate::obstacle::Obstacle;
 use crate::size::ByteSize;
 
-use name::MAX_NAME_BYTES;
 pub use name::VmName;
 
 /// The CPU model of a VM whose specification names none: x86-64-v2 with AES.
@@ -396,8 +395,9 @@ impl SpecError {
     pub fn mend(&self) -> String {
         match self {
             SpecError::Name { .. } => {
+                let most = VmName::MAX_BYTES;
                 format!(
-                    "use 1 to {MAX_NAME_BYTES} letters, digits, \"-\", \"_\" or \".\", starting with a letter or digit"
+                    "use 1 to {most} letters, digits, \"-\", \"_\" or \".\", starting with a letter or digit"
                 )
             }
             SpecError::Memory { .. } => {

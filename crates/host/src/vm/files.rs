@@ -513,7 +513,8 @@ mod tests {
         use std::os::unix::process::CommandExt;
         let mut command = std::process::Command::new(program);
         command.args(["-f", "/dev/null"]).args([files.memory(0), files.dir.join("qmp.sock")]);
-        command.stderr(std::process::Stdio::null()).uid(user).spawn().unwrap()
+        let quiet = std::process::Stdio::null;
+        command.stdout(quiet()).stderr(quiet()).uid(user).spawn().unwrap()
     }
 
     #[test]

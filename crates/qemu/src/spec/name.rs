@@ -10,9 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::SpecError;
 
-/// Longest name: the paths of unix sockets have 107 bytes in all.
-pub(super) const MAX_NAME_BYTES: usize = 48;
-
 /// The name of a VM: 1 to 48 ASCII letters, digits, `-`, `_` and `.`, the first a letter or digit.
 ///
 /// No value of this type has another form, whether it comes from a user, a peer or a file. So it is one component of a path: never
@@ -22,6 +19,9 @@ pub(super) const MAX_NAME_BYTES: usize = 48;
 pub struct VmName(String);
 
 impl VmName {
+    /// Longest name: the paths of unix sockets have 107 bytes in all.
+    pub const MAX_BYTES: usize = 48;
+
     /// Checks a name.
     ///
     /// # Errors
@@ -30,7 +30,7 @@ impl VmName {
         let name = name.into();
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-        if starts_well && name.len() <= MAX_NAME_BYTES && name.chars().all(good) {
+        if starts_well && name.len() <= VmName::MAX_BYTES && name.chars().all(good) {
             return Ok(VmName(name));
         }
         Err(SpecError::Name { name })
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_name_that_leaves_its_folder_is_no_name() {
-        let long = "x".repeat(MAX_NAME_BYTES + 1);
+        let long = "x".repeat(VmName::MAX_BYTES + 1);
         let bad = [
             "",
             ".",
