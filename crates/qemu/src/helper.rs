@@ -1,8 +1,10 @@
-//! QEMUs that are asked something and belong to no VM: their version, their CPUs, whether KVM runs a guest.
+//! QEMUs that are asked something and belong to no VM: their version, their CPUs, whether KVM runs
+//! a guest.
 //!
-//! They end with the process that asks, whatever ends that. The kernel sees to it by the parent-death signal, which follows the
-//! *thread* that spawned: so one thread spawns all of them, and lives as long as the process. What slips through all the same
-//! (an asker that was killed between `fork` and that setting, or one of an earlier release) the next agent finds by its
+//! They end with the process that asks, whatever ends that. The kernel sees to it by the
+//! parent-death signal, which follows the *thread* that spawned: so one thread spawns all of them,
+//! and lives as long as the process. What slips through all the same (an asker that was killed
+//! between `fork` and that setting, or one of an earlier release) the next agent finds by its
 //! environment, which names the asker, and ends ([`end_left_helpers`]).
 
 use std::io;
@@ -22,8 +24,8 @@ use crate::running::RunningProcess;
 /// Names the process that asks, by its number and its start time: `PID.TIME`.
 const ASKER: &str = "GODWIT_ASKED_BY";
 
-/// A QEMU to ask. It knows nothing of the caller but where programs are, and is ended when its handle is dropped. `user`: the user
-/// and group that it runs as; `None`: the caller's.
+/// A QEMU to ask. It knows nothing of the caller but where programs are, and is ended when its
+/// handle is dropped. `user`: the user and group that it runs as; `None`: the caller's.
 pub(crate) fn helper(program: &Path, user: Option<(u32, u32)>) -> Command {
     let mut command = Command::new(program);
     command.current_dir("/").env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
@@ -63,7 +65,8 @@ fn spawner() -> io::Result<&'static Sender<Job>> {
         return Ok(spawner);
     }
     let (jobs, coming) = channel::<Job>();
-    // Should two come here at once, the thread of the one that is not kept ends before it has spawned anything.
+    // Should two come here at once, the thread of the one that is not kept ends before it has
+    // spawned anything.
     std::thread::Builder::new().name("helpers".to_owned()).spawn(move || {
         for Job { mut command, runtime, answer } in coming {
             let _entered = runtime.enter();
@@ -78,8 +81,8 @@ fn own_name() -> String {
     format!("{pid}.{}", start_time_of(pid).unwrap_or_default())
 }
 
-/// Ends the helpers of processes that are gone, and returns how many there were. `is_trusted`: the users that helpers run as. What
-/// a process of another user says of itself counts for nothing.
+/// Ends the helpers of processes that are gone, and returns how many there were. `is_trusted`: the
+/// users that helpers run as. What a process of another user says of itself counts for nothing.
 ///
 /// # Errors
 /// /proc cannot be read, or one of them cannot be ended.

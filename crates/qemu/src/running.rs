@@ -1,6 +1,7 @@
 //! Processes of this machine, by what the kernel says of them.
 //!
-//! Anybody may give a process any name and any arguments. Who a process is, is its users and its executable: those it cannot choose.
+//! Anybody may give a process any name and any arguments. Who a process is, is its users and its
+//! executable: those it cannot choose.
 
 use std::fs;
 use std::io;
@@ -44,7 +45,8 @@ impl RunningProcess {
         self.users.contains(&user)
     }
 
-    /// Whether it is this user's and nobody else's. Another user can neither start nor pass for such a process.
+    /// Whether it is this user's and nobody else's. Another user can neither start nor pass for
+    /// such a process.
     #[must_use]
     pub fn belongs_to(&self, user: u32) -> bool {
         self.users == [user; 4]
@@ -58,7 +60,8 @@ impl RunningProcess {
 
     /// Whether its executable is a QEMU that root has installed.
     ///
-    /// The file may have been replaced since by an upgrade; the kernel still knows the one that runs.
+    /// The file may have been replaced since by an upgrade; the kernel still knows the one that
+    /// runs.
     #[must_use]
     pub fn runs_qemu(&self) -> bool {
         let link = PathBuf::from(format!("/proc/{}/exe", self.pid));
@@ -69,8 +72,8 @@ impl RunningProcess {
         named && fs::metadata(&link).is_ok_and(|file| file.uid() == 0)
     }
 
-    /// Its arguments, each with a zero byte behind it: its own words, which tell two processes of a trusted user apart and prove
-    /// nothing of others.
+    /// Its arguments, each with a zero byte behind it: its own words, which tell two processes of a
+    /// trusted user apart and prove nothing of others.
     #[must_use]
     pub fn arguments(&self) -> Vec<u8> {
         fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default()
@@ -106,7 +109,8 @@ fn numbers() -> io::Result<impl Iterator<Item = i32>> {
     Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
-/// The owner of /proc/PID would not do: it is root for a process that has made itself undumpable (proc(5)).
+/// The owner of /proc/PID would not do: it is root for a process that has made itself undumpable
+/// (proc(5)).
 fn users_of(pid: i32) -> Option<[u32; 4]> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;

@@ -76,7 +76,7 @@ impl PageIns {
         self.lock().insert(vm.name.clone(), Arc::clone(paging_in));
         match paging_in.until_complete() {
             Ok(figures) => {
-                tracing::info!(vm = vm.name.as_str(), pages = figures.pages, "all of its memory is here")
+                tracing::info!(vm = vm.name.as_str(), pages = figures.pages, "all of its memory is here");
             }
             Err(failure) => {
                 tracing::error!(vm = vm.name.as_str(), %failure, "page-in has ended before all pages were here");

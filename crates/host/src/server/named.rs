@@ -8,8 +8,8 @@ use http::request::Parts;
 use crate::failure::spec_refused;
 use crate::server::routes::Refusal;
 
-/// The VM that a request is about, from the one parameter of its path. Decoding has turned `%2F` into a slash by then: what is no
-/// name is refused here, and becomes no path.
+/// The VM that a request is about, from the one parameter of its path. Decoding has turned `%2F`
+/// into a slash by then: what is no name is refused here, and becomes no path.
 #[derive(Debug)]
 pub(crate) struct Named(pub(crate) VmName);
 

@@ -1,14 +1,16 @@
-//! A cgroup (v2) for each VM, below one that systemd has delegated (Documentation/admin-guide/cgroup-v2.rst).
+//! A cgroup (v2) for each VM, below one that systemd has delegated
+//! (Documentation/admin-guide/cgroup-v2.rst).
 //!
 //! ```text
 //! ROOT/          given to the agent, by default the packaged godwit-vms.service
-//! ROOT/holder/   the processes that systemd keeps there: a group that bounds others has none of its own
-//! ROOT/vm.NAME/  one QEMU: memory.max, pids.max
+//! ROOT/holder/   the processes that systemd keeps there: a group that bounds others has none of
+//! its own ROOT/vm.NAME/  one QEMU: memory.max, pids.max
 //! ```
 //!
-//! Who is charged: a page of guest memory is a page of a tmpfs, charged to the group of the process that touches it first. That is
-//! QEMU for a guest that boots, and the *agent* for the pages that it writes of a guest that arrives. So the limit holds all of a
-//! guest's memory although less may be charged, and the agent's own unit needs room for the guests that arrive.
+//! Who is charged: a page of guest memory is a page of a tmpfs, charged to the group of the process
+//! that touches it first. That is QEMU for a guest that boots, and the *agent* for the pages that
+//! it writes of a guest that arrives. So the limit holds all of a guest's memory although less may
+//! be charged, and the agent's own unit needs room for the guests that arrive.
 
 use std::fs;
 use std::io;
@@ -68,8 +70,8 @@ pub struct VmGroups {
 }
 
 impl VmGroups {
-    /// The group of the packaged unit. `None`: this host has none, or this process is not the agent of the packaged unit. Another
-    /// agent of this machine may have a VM of the same name.
+    /// The group of the packaged unit. `None`: this host has none, or this process is not the agent
+    /// of the packaged unit. Another agent of this machine may have a VM of the same name.
     #[must_use]
     pub fn packaged() -> Option<PathBuf> {
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -128,7 +130,8 @@ impl VmGroups {
         self.root.join(format!("{PREFIX}{vm}"))
     }
 
-    /// Puts a VM's QEMU into a group of its own, with limits. What it has taken before stays charged to the group that it leaves.
+    /// Puts a VM's QEMU into a group of its own, with limits. What it has taken before stays
+    /// charged to the group that it leaves.
     ///
     /// # Errors
     /// The group cannot be made or limited, or the process is gone.
@@ -140,7 +143,8 @@ impl VmGroups {
         write(&group.join("cgroup.procs"), &pid.to_string())
     }
 
-    /// Removes a VM's group, and those of its vCPUs in it. One that still has a process stays, for the next start of the VM.
+    /// Removes a VM's group, and those of its vCPUs in it. One that still has a process stays, for
+    /// the next start of the VM.
     pub fn release(&self, vm: &VmName) {
         let group = self.of(vm);
         let below = fs::read_dir(&group).into_iter().flatten().flatten();

@@ -1,13 +1,15 @@
 //! How much of the host one QEMU may take: memory, tasks, descriptors.
 //!
-//! A guest that broke out of its QEMU is then bounded by what its VM could have taken anyway, with an allowance for QEMU itself. The
-//! allowance is generous: a limit that a sound QEMU meets would end a guest.
+//! A guest that broke out of its QEMU is then bounded by what its VM could have taken anyway, with
+//! an allowance for QEMU itself. The allowance is generous: a limit that a sound QEMU meets would
+//! end a guest.
 //!
-//! Memory is bounded by a cgroup (v2) where the agent has been given one ([`VmGroups`]), else by the size of the address space, which
-//! has to leave room for all that a process maps and never uses.
+//! Memory is bounded by a cgroup (v2) where the agent has been given one ([`VmGroups`]), else by
+//! the size of the address space, which has to leave room for all that a process maps and never
+//! uses.
 //!
-//! Files have no limit (`RLIMIT_FSIZE`): it is one number for all files of a process, disk images may be of any size, and a process
-//! beyond it is ended.
+//! Files have no limit (`RLIMIT_FSIZE`): it is one number for all files of a process, disk images
+//! may be of any size, and a process beyond it is ended.
 
 mod group;
 
@@ -20,18 +22,22 @@ pub use group::{VmGroupError, VmGroups};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// QEMU itself, with its firmware, display memory, caches of files and the kernel and initrd that it loads.
+/// QEMU itself, with its firmware, display memory, caches of files and the kernel and initrd that
+/// it loads.
 const QEMU_BYTES: u64 = GIB;
-/// TCG's translation buffer, 1 GiB at most (tcg/region.c, QEMU 7.2 to 10.0), and its maps of guest pages.
+/// TCG's translation buffer, 1 GiB at most (tcg/region.c, QEMU 7.2 to 10.0), and its maps of guest
+/// pages.
 const TCG_BYTES: u64 = GIB + GIB / 2;
 /// A vCPU's thread: its stack, its arena of malloc, its TLB under TCG.
 const VCPU_BYTES: u64 = 16 * MIB;
 /// A device: its rings, its requests under way, a qcow2 image's caches (32 MiB by default).
 const DEVICE_BYTES: u64 = 64 * MIB;
-/// Page tables of guest memory in QEMU and in KVM, and bitmaps of its pages: 1/64 of it is more than all of these.
+/// Page tables of guest memory in QEMU and in KVM, and bitmaps of its pages: 1/64 of it is more
+/// than all of these.
 const PAGE_TABLES_SHIFT: u32 = 6;
 
-/// Address space that is reserved and never used: libraries, the sandbox, alignment of guest memory.
+/// Address space that is reserved and never used: libraries, the sandbox, alignment of guest
+/// memory.
 const RESERVED_BYTES: u64 = 8 * GIB;
 /// Of each thread: 8 MiB of stack and an arena of 64 MiB, which is aligned in 128 MiB (glibc 2.36).
 const THREAD_RESERVED_BYTES: u64 = 136 * MIB;
@@ -76,12 +82,14 @@ impl QemuLimits {
             memory_bytes,
             address_space_bytes: memory_bytes.saturating_add(guest / 8).saturating_add(reserved),
             tasks,
-            // Each queue of a device has two event descriptors, and may have as many queues as there are vCPUs.
+            // Each queue of a device has two event descriptors, and may have as many queues as
+            // there are vCPUs.
             open_files: OTHER_FILES + 4 * vcpus * (devices + 1),
         }
     }
 
-    /// What the process itself is limited to. `has_user`: no other process has its user. `has_group`: a cgroup bounds its memory.
+    /// What the process itself is limited to. `has_user`: no other process has its user.
+    /// `has_group`: a cgroup bounds its memory.
     #[must_use]
     pub fn of_process(&self, has_user: bool, has_group: bool) -> ChildLimits {
         ChildLimits {

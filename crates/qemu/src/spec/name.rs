@@ -12,8 +12,9 @@ use super::SpecError;
 
 /// The name of a VM: 1 to 48 ASCII letters, digits, `-`, `_` and `.`, the first a letter or digit.
 ///
-/// No value of this type has another form, whether it comes from a user, a peer or a file. So it is one component of a path: never
-/// empty, `.` or `..`, without a separator. Functions that make paths take this type and no string.
+/// No value of this type has another form, whether it comes from a user, a peer or a file. So it is
+/// one component of a path: never empty, `.` or `..`, without a separator. Functions that make
+/// paths take this type and no string.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(String);
