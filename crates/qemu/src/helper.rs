@@ -53,9 +53,9 @@ pub(crate) async fn spawn(command: Command) -> io::Result<Child> {
 
 struct Job {
     command: Command,
-    /// Whoever waits for the child does so there.
+    /// The runtime that waits for the child.
     runtime: Handle,
-    /// Where nobody waits any more the child is dropped, which ends it.
+    /// Takes the child. Where nobody waits any more it is dropped, which ends it.
     answer: oneshot::Sender<io::Result<Child>>,
 }
 

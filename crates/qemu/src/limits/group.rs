@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! ROOT/          given to the agent, by default the packaged godwit-vms.service
-//! ROOT/holder/   the processes that systemd keeps there: a group that bounds others has none of
-//! its own ROOT/vm.NAME/  one QEMU: memory.max, pids.max
+//! ROOT/holder/   what systemd runs there: a group that bounds others has no process itself
+//! ROOT/vm.NAME/  one QEMU: memory.max, pids.max
 //! ```
 //!
 //! Who is charged: a page of guest memory is a page of a tmpfs, charged to the group of the process
