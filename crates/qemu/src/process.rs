@@ -299,6 +299,11 @@ struct Stat {
     is_ended: bool,
 }
 
+/// When a process started, in clock ticks since the host's boot. `None`: it is gone, or a zombie.
+pub(crate) fn start_time_of(pid: i32) -> Option<u64> {
+    stat_of(pid).ok().filter(|stat| !stat.is_ended).map(|stat| stat.start_time)
+}
+
 /// Reads `/proc/PID/stat`.
 fn stat_of(pid: i32) -> std::io::Result<Stat> {
     // A process may give itself a name that is no text.

@@ -150,7 +150,7 @@ impl IncomingMigrations {
         let resumed = Resumed::of(&resume);
         let entry = Arc::new(Entry {
             id: fresh_id()?,
-            vm: request.spec.name.clone(),
+            vm: request.spec.name.to_string(),
             engine: request.engine,
             begun: Instant::now(),
             fate: watch::channel(Fate::Receiving).0,
@@ -498,7 +498,7 @@ impl Arrival {
                 hypervisor.discard(&failure);
                 return (Ending::Discarded(failure), None);
             }
-            tracing::warn!(vm = self.vm.name, %failure, "the link to the source is cut: what has come is kept");
+            tracing::warn!(vm = self.vm.name.as_str(), %failure, "the link to the source is cut: what has come is kept");
             (why, limit) = (failure, self.cut_limit + LANE_LIMIT);
         }
     }

@@ -124,7 +124,7 @@ pub(crate) async fn undo_hand_over(vm: &Vm, runs: bool) -> Result<(), ApiError> 
         qmp.cont().await.map_err(|error| failed("let the guest run on", &error))?;
     }
     if let Err(error) = state_stream::reset(qmp).await {
-        tracing::warn!(vm = vm.name, %error, "migration capabilities stay set");
+        tracing::warn!(vm = vm.name.as_str(), %error, "migration capabilities stay set");
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ impl SourceHypervisor for QemuSource {
 
     fn release(&mut self) {
         if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm, self.keep)) {
-            tracing::error!(vm = self.vm.name, %error, "the moved VM's remains could not be removed");
+            tracing::error!(vm = self.vm.name.as_str(), %error, "the moved VM's remains could not be removed");
         }
     }
 }
