@@ -11,6 +11,7 @@ mod mac;
 mod obstacle;
 mod process;
 mod qmp;
+mod resume;
 mod size;
 mod spec;
 mod vcpu_group;
@@ -30,7 +31,7 @@ pub mod fuzzing {
 pub use accel::{AccelProbe, usable_accel};
 pub use commands::{
     AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,
-    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
+    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, SHUTDOWN, STOP, X_IGNORE_SHARED,
 };
 pub use cpu::{
     AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel, HostCpu, INTEL,
@@ -45,7 +46,7 @@ pub use launch::{
 };
 pub use mac::{MacAddress, MacError};
 pub use obstacle::Obstacle;
-pub use process::{AdoptError, Exit, QemuProcess, end_process, ends_within, is_alive};
+pub use process::{AdoptError, Ended, Exit, QemuProcess, end_process, ends_within, is_alive};
 pub use qmp::{Qmp, QmpError, QmpEvent, wait_for_event};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
