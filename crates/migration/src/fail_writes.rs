@@ -1,8 +1,9 @@
-//! Writes that fail, for tests of faults with real agents. Off unless the environment variable [`VARIABLE`] of the process names a
-//! directory; then each write of a kind fails for which there is a file `fail/KIND` there, by the error that the file names (`EIO` or
-//! `ENOSPC`), once where it says `once` after that. What has failed is told by a file `failed/KIND`.
+//! Injected write failures, for tests of faults with real agents. Off unless the environment variable
+//! [`VARIABLE`] names a directory. Then a write of a kind fails while the file `fail/KIND` exists
+//! there, with the error in that file: `EIO` or `ENOSPC`, followed by `once` for a single failure. The
+//! file `failed/KIND` shows that it has failed.
 //!
-//! Nothing of an agent may depend on it: it is the tests' hook and no product's, as [`crate::hold`].
+//! A hook for tests, like [`crate::hold`]: no part of an agent may depend on it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,13 +11,13 @@ use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
-/// The environment variable that names the directory.
+/// Environment variable that names the directory.
 pub const VARIABLE: &str = "GODWIT_FAIL_WRITES";
 
-/// Comes before a write of a kind.
+/// Returns the injected error of a write, if there is one. Call it before each write.
 ///
 /// # Errors
-/// That kind is to fail.
+/// A test has this kind of write fail.
 pub fn check(kind: &str) -> io::Result<()> {
     static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
     let directory = DIRECTORY.get_or_init(|| std::env::var_os(VARIABLE).map(PathBuf::from));
@@ -30,15 +31,15 @@ fn check_in(directory: &Path, kind: &str) -> io::Result<()> {
     let errno = match words.next() {
         Some("EIO") => Errno::IO,
         Some("ENOSPC") => Errno::NOSPC,
-        // It is being written, or taken away.
+        // The test is just writing it, or removing it.
         _ => return Ok(()),
     };
     if words.next() == Some("once") {
         std::fs::remove_file(&plan)?;
     }
-    tracing::info!(kind, %errno, "a write is made to fail");
+    tracing::info!(kind, %errno, "injected write failure");
     if let Err(error) = std::fs::write(directory.join("failed").join(kind), "") {
-        tracing::warn!(kind, %error, "nobody learns that this write failed");
+        tracing::warn!(kind, %error, "cannot report the injected failure");
     }
     Err(errno.into())
 }

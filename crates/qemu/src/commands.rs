@@ -31,9 +31,10 @@ pub const MIGRATION: &str = "MIGRATION";
 pub const STOP: &str = "STOP";
 /// Event: the vCPUs run.
 pub const RESUME: &str = "RESUME";
-/// Event: QEMU is about to end; its data's `guest` says whether the guest wants that. QEMU's main loop tells it in the turn in which it
-/// finds the request, so before it answers any command that came after that turn, and before a migration completes whose guest was
-/// stopped after it (7.2 `main_loop_should_exit`).
+/// Event: QEMU is about to end; `guest` in its data says whether the guest requested that. QEMU's main
+/// loop sends it in the turn in which it finds the request: before it answers a later command, and
+/// before the completion of a migration whose guest was stopped after the request (7.2
+/// `main_loop_should_exit`).
 pub const SHUTDOWN: &str = "SHUTDOWN";
 
 /// What QEMU does with the guest (`query-status`).

@@ -22,7 +22,7 @@ use crate::qmp::{Qmp, QmpError};
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
 /// How long the kernel may take to end a killed QEMU: it frees its memory.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
-/// How long the last words of a process that is gone may take to be read from its monitor.
+/// Longest time to read the last events of a process that is gone.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(5);
 /// How long a QEMU that closed its monitor at start may take to end by itself.
 const EXIT_LIMIT: Duration = Duration::from_secs(5);
@@ -52,12 +52,12 @@ impl fmt::Display for Exit {
     }
 }
 
-/// The end of a QEMU's process.
+/// End of a QEMU process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// How the process ended.
     pub exit: Exit,
-    /// The guest wanted it: it powered itself off.
+    /// The guest requested it: it powered itself off.
     pub guest_shut_down: bool,
 }
 
@@ -175,10 +175,10 @@ impl QemuProcess {
         self.process.exited().await
     }
 
-    /// Waits until QEMU has ended and all that it said before is read.
+    /// Waits until QEMU has ended and its last event is read.
     pub async fn ended(&self) -> Ended {
         let exit = self.exited().await;
-        // The kernel tells its end and keeps what it wrote; who reads that may be late.
+        // The kernel keeps what the process wrote; the reading task may be late.
         let _ = tokio::time::timeout(LAST_WORDS_LIMIT, self.qmp.closed()).await;
         Ended { exit, guest_shut_down: self.qmp.guest_has_shut_down() }
     }

@@ -93,7 +93,7 @@ pub enum QmpError {
         /// How long it had.
         limit: Duration,
     },
-    /// The vCPUs do not run although they were started.
+    /// QEMU does not start the vCPUs.
     #[error("QEMU does not let the guest run: {why}")]
     NotResumed {
         /// QEMU's words, or what it does instead.
@@ -164,7 +164,7 @@ struct Shared {
     events: broadcast::WeakSender<QmpEvent>,
     /// Why the connection ended, once it has.
     closed: watch::Sender<Option<String>>,
-    /// The guest has ended itself.
+    /// The guest has shut itself down.
     guest_has_shut_down: watch::Sender<bool>,
 }
 
@@ -281,16 +281,16 @@ impl Qmp {
         }
     }
 
-    /// Whether the guest has ended itself: powered off, or reset where a reset ends it. QEMU ends after that.
+    /// Returns whether the guest has shut itself down. QEMU ends after that.
     ///
-    /// True before anything that QEMU says after its [`SHUTDOWN`](crate::SHUTDOWN) event can be read: an event, an answer, the end
-    /// of the connection.
+    /// Set before any message that follows QEMU's [`SHUTDOWN`](crate::SHUTDOWN) event reaches a caller:
+    /// an event, an answer, the end of the connection.
     #[must_use]
     pub fn guest_has_shut_down(&self) -> bool {
         *self.connection.shared.guest_has_shut_down.borrow()
     }
 
-    /// Waits until the guest ends itself; for ever where it does not.
+    /// Waits until the guest shuts itself down, for ever if it does not.
     pub async fn until_guest_shuts_down(&self) {
         let mut shut_down = self.connection.shared.guest_has_shut_down.subscribe();
         if shut_down.wait_for(|shut_down| *shut_down).await.is_err() {

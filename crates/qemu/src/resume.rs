@@ -1,4 +1,5 @@
-//! Letting a guest run: the one place that does it, so that every way back to a running guest waits for QEMU in the same way.
+//! Starting vCPUs. Every path to a running guest uses this function, so that all of them wait for
+//! QEMU in the same way.
 
 use std::time::Duration;
 
@@ -7,25 +8,25 @@ use tokio::time::Instant;
 
 use crate::qmp::{Qmp, QmpError};
 
-/// What QEMU says to `cont` between its migration's `completed` and the moment at which it has finished with it (`qmp_cont`, 7.2 to
-/// 10.x). Its migration thread tells the status first and sets the run state after, milliseconds later.
+/// QEMU's refusal of `cont` for some milliseconds after its migration has completed (`qmp_cont`, 7.2
+/// to 10.x). Its migration thread reports the status first and sets the run state later.
 const NOT_FINALIZED: &str = "Migration is not finalized yet";
-/// How long QEMU may take to finish with a migration that is over.
+/// Longest time that QEMU may take to finalize a completed migration.
 const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
-/// Between two attempts, at first and at most.
+/// Wait between two attempts, at first and at most.
 const AGAIN: Duration = Duration::from_millis(1);
 const AGAIN_MOST: Duration = Duration::from_millis(50);
 
 impl Qmp {
-    /// Lets the vCPUs run, and sees that they do. The answer may come milliseconds after [`RESUME`](crate::RESUME): vCPUs that start
-    /// take QEMU's lock first.
+    /// Starts the vCPUs and checks that they run. The answer may come milliseconds after
+    /// [`RESUME`](crate::RESUME): vCPUs that start take QEMU's lock first.
     ///
-    /// A QEMU that has not finished yet with a migration of its own is asked again. QEMU takes the disks back that it had let go.
-    /// Not for a QEMU into which a migration still comes: that one runs the guest later.
+    /// Retries while QEMU has not finalized its own migration. QEMU also takes back the disks that it
+    /// had released. Not for a QEMU that still loads a migration: it runs the guest later.
     ///
     /// # Errors
-    /// As [`Qmp::execute`]; disks that another QEMU has locked; and [`QmpError::NotResumed`] where QEMU does not finish within 10 s, or
-    /// takes the command and the vCPUs stand still all the same.
+    /// As [`Qmp::execute`]; another QEMU has locked a disk; [`QmpError::NotResumed`] if QEMU does not
+    /// finalize its migration within 10 s, or accepts the command and the vCPUs do not run.
     pub async fn resume(&self) -> Result<(), QmpError> {
         self.resume_within(FINALIZE_LIMIT).await
     }
@@ -40,7 +41,7 @@ impl Qmp {
                     if Instant::now() >= deadline {
                         return Err(QmpError::NotResumed { why: format!("{desc}, for {limit:?}") });
                     }
-                    tracing::debug!(desc, "the guest is let run again in a moment");
+                    tracing::debug!(desc, "retrying cont");
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(AGAIN_MOST);
                 }
@@ -49,11 +50,11 @@ impl Qmp {
         }
     }
 
-    /// Checks after `cont` that the vCPUs run, or have run. A monitor that has nothing more to say proves nothing against that.
+    /// Checks after `cont` that the vCPUs run, or have run. A closed monitor does not disprove that.
     async fn expect_running(&self) -> Result<(), QmpError> {
         match self.status().await {
             Ok(state) if !state.has_run() => {
-                let why = format!("it took the command, and its state is {}", state.name());
+                let why = format!("it accepted the command, and its state is {}", state.name());
                 Err(QmpError::NotResumed { why })
             }
             _ => Ok(()),

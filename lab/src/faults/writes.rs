@@ -1,5 +1,6 @@
-//! Writes of the hosts' state that fail during a migration: each kind of write of either host, by each of two errors. The agents have them
-//! fail (`godwit_migration::fail_writes`), so that exactly one kind of write does and not all that a full disk meets.
+//! Failing writes of the hosts' state during a migration: each kind of write of either host, with each
+//! of two errors. The agents inject them (`godwit_migration::fail_writes`), so that exactly one kind
+//! of write fails. A full disk would fail them all.
 
 use std::path::PathBuf;
 
@@ -11,17 +12,17 @@ use super::moment::Side;
 use crate::agents::holds;
 use crate::trial::Trial;
 
-/// A kind of write.
+/// Kind of write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Write {
-    /// The source's record before the shadow is asked for: the other host is named in it.
+    /// The source's record with the other host's name, before the shadow is requested.
     OwnerMigrating,
     /// The source's record before the guest is stopped.
     HandingOver,
-    /// The source's record after a hand-over that came to nothing; to have one, the record of the hand-over fails too.
+    /// The source's record after a failed hand-over. The record of the hand-over fails first.
     OwnerAgain,
-    /// What the source remembers of a guest that has left.
+    /// The source's note of a guest that has left.
     Gone,
     /// The removal of the source's record.
     SourceRemoval,
@@ -31,13 +32,13 @@ pub enum Write {
     QemuPid,
     /// The destination's record before the shadow is made.
     Shadow,
-    /// The note that the guest has not been told to run.
+    /// The note that the guest has not run yet.
     Unrun,
     /// The removal of that note.
     UnrunRemoval,
     /// The destination's record before the guest may run.
     TakingOver,
-    /// The removal of the destination's record; to have one, the record before the guest may run fails too.
+    /// The removal of the destination's record. The record before the guest may run fails first.
     ShadowRemoval,
     /// The destination's record of a guest that runs there.
     Owner,
@@ -47,18 +48,18 @@ pub enum Write {
     MissingFrom,
 }
 
-/// How it fails.
+/// Error of a failing write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum WriteError {
-    /// Once.
+    /// Fails once.
     #[serde(rename = "EIO")]
     Io,
-    /// As often as it is tried, until there is room again.
+    /// Fails until there is room again.
     #[serde(rename = "ENOSPC")]
     NoSpace,
 }
 
-/// A write that fails.
+/// Failing write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FailingWrite {
     /// Which.
@@ -130,7 +131,7 @@ impl Write {
         }
     }
 
-    /// Where the guest is afterwards: what is not written down is not done.
+    /// Returns where the guest must be afterwards: no host acts on a record that it could not write.
     pub(super) fn allowed(self) -> &'static [Place] {
         match self {
             Write::OwnerMigrating
@@ -142,7 +143,7 @@ impl Write {
             | Write::UnrunRemoval
             | Write::TakingOver
             | Write::ShadowRemoval => &[Place::Source],
-            // The guest has left, or runs there, or the other end goes on without the note.
+            // The guest has left, or both ends go on without the note.
             Write::Gone
             | Write::SourceRemoval
             | Write::Unrun
@@ -152,12 +153,12 @@ impl Write {
         }
     }
 
-    /// Whether it is written for a page-in alone.
+    /// Returns whether only a page-in writes it.
     pub(super) fn is_for_page_in(self) -> bool {
         matches!(self, Write::Missing | Write::MissingFrom)
     }
 
-    /// The kinds, by the agents' names, that fail for it, and where; the last is the one that is meant.
+    /// Returns the kinds to fail, by the agents' names, with their hosts. The last is the one tested.
     fn kinds(self) -> &'static [(Side, &'static str)] {
         use Side::{Destination, Source};
         match self {
@@ -193,7 +194,7 @@ impl WriteError {
         }
     }
 
-    /// As the agents read it.
+    /// Returns the content of the file that the agents read.
     fn plan(self) -> &'static str {
         match self {
             WriteError::Io => "EIO once",
@@ -201,7 +202,7 @@ impl WriteError {
         }
     }
 
-    /// As the report of a migration that it ended says it.
+    /// Returns the words of a report of a migration that it ended.
     pub(super) fn reasons(self) -> &'static [&'static str] {
         match self {
             WriteError::Io => &["os error 5)"],
@@ -229,7 +230,7 @@ impl FailingWrite {
         format!("a write fails ({}), {}", self.error.name(), self.write.title())
     }
 
-    /// Has it fail from now on.
+    /// Begins to fail it.
     pub(super) fn begin(self, trial: &Trial, source: &str, destination: &str) -> Result<()> {
         for (fail, failed) in self.files(trial, source, destination) {
             let _ = std::fs::remove_file(&failed);
@@ -238,15 +239,15 @@ impl FailingWrite {
         Ok(())
     }
 
-    /// Has nothing fail any more.
+    /// Ends the failure.
     pub(super) fn end(self, trial: &Trial, source: &str, destination: &str) {
         for (fail, _) in self.files(trial, source, destination) {
-            // What fails once is gone.
+            // The agent has removed it if it failed once.
             let _ = std::fs::remove_file(fail);
         }
     }
 
-    /// Whether all that is to fail has failed.
+    /// Returns whether each kind has failed.
     pub(super) fn has_come(self, trial: &Trial, source: &str, destination: &str) -> bool {
         self.files(trial, source, destination).iter().all(|(_, failed)| failed.exists())
     }

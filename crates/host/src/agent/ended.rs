@@ -1,7 +1,8 @@
-//! What the end of a QEMU makes of its VM, where no operation has ended it: `stopped` where the guest shut itself down, else `failed`.
+//! The end of a QEMU that no operation has ended: the VM becomes `stopped` if its guest shut itself
+//! down, else `failed`.
 //!
-//! The end is saved before it is shown. A VM whose end a disk did not take is shown as an agent would find it that is started anew by
-//! the record which is there; the end is saved as soon as that works.
+//! The agent saves the end before it shows it. If the disk refuses the record, the VM is shown as
+//! the old record has it, and the agent tries again until the end is saved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ const SHUT_DOWN_LIMIT: Duration = Duration::from_secs(20);
 /// Why a VM whose guest has powered itself off is stopped.
 pub(crate) const SHUT_ITSELF_DOWN: &str = "the guest shut itself down";
 
-/// What the end of a process makes of its VM.
+/// State of a VM after the end of its process.
 #[derive(Clone, Debug)]
 struct End {
     condition: Condition,
@@ -46,7 +47,8 @@ impl End {
 }
 
 impl Agent {
-    /// Takes note of a process that has ended. Does nothing where an operation has ended it, or a migration has the VM: that settles it.
+    /// Saves and shows the end of a process. Does nothing if an operation has ended the process, or
+    /// if a migration has the VM: the migration settles it.
     pub(super) async fn process_ended(self: &Arc<Self>, vm: &Arc<Vm>, ended: Ended) {
         let end = End::of(vm, ended);
         if self.begin_end(vm, &end, false) {
@@ -54,14 +56,15 @@ impl Agent {
         }
     }
 
-    /// Ends a migration at its source whose guest stays there and has no process any more. Where it had been offered, in a new epoch.
+    /// Ends a migration whose guest stays at its source and has no process any more. A guest that
+    /// was offered gets a new epoch.
     pub(super) async fn end_migration_of_ended(self: &Arc<Self>, vm: &Arc<Vm>) {
         let end = End::of(vm, vm.process.ended().await);
         if !self.begin_end(vm, &end, true) {
             return;
         }
         hold("end-migration");
-        // One that can't be read may say that it was offered: no epoch is used twice.
+        // An unreadable record may be of a guest that was offered: no epoch is used twice.
         if self.record(&vm.name).is_none_or(|record| record.role == Role::HandingOver) {
             self.new_epoch(vm, vm.ownership().taken_back().epoch);
         }
@@ -69,7 +72,8 @@ impl Agent {
         hold("migration-ended");
     }
 
-    /// Begins to note an end: nothing else is begun with the VM until that is done. `of_migration`: the migration that had the VM is over.
+    /// Reserves the VM for the saving of its end: no other operation begins meanwhile.
+    /// `of_migration`: the migration that had the VM is over.
     fn begin_end(&self, vm: &Arc<Vm>, end: &End, of_migration: bool) -> bool {
         let mut table = self.table();
         let Some(slot) = table.get_mut(&vm.name) else { return false };
@@ -81,13 +85,13 @@ impl Agent {
         match &slot.condition {
             // The migration learns of it from QMP and discards the shadow.
             Condition::MigratingIn { .. } => tracing::warn!(vm = name, reason, "a shadow's QEMU ended"),
-            // The destination may own the guest already: only the migration knows, and settles it at its end.
+            // The destination may own the guest already: the migration knows, and settles it.
             Condition::MigratingOut { .. } => {
                 tracing::error!(vm = name, reason, "QEMU ended during a migration");
             }
             Condition::InDoubt { .. } | Condition::KeepsPages { .. } => {
                 tracing::error!(vm = name, reason, "QEMU ended");
-                // Its process is gone, and what it kept; the doubt is not: the record stays as it is.
+                // The process is gone, the doubt is not: the record stays.
                 slot.vm = None;
                 slot.condition = Condition::InDoubt { keeps_pages_for: None };
                 slot.reason = Some(format!("another host may run it; here {reason}"));
@@ -102,7 +106,7 @@ impl Agent {
         true
     }
 
-    /// Saves an end that was begun to be noted, then shows it. Where the disk does not take it, a task goes on trying.
+    /// Saves a reserved end, then shows it. If the disk refuses it, a task goes on trying.
     fn carry_end_out(self: &Arc<Self>, vm: &Arc<Vm>, end: End) {
         hold("end-of-process");
         let saved = self.save_end(vm, &end);
@@ -118,11 +122,11 @@ impl Agent {
         tokio::spawn(self.clone().save_end_later(vm.clone(), end));
     }
 
-    /// Saves that a VM is this host's and has ended.
+    /// Saves the record of a VM that is this host's and has ended.
     fn save_end(&self, vm: &Vm, end: &End) -> Result<(), ApiError> {
         let owner = SavedVm::new(vm.spec.clone(), Role::Owner, end.desired, vm.ownership());
         let known = self.record(&vm.name);
-        // A shadow that another host may have is still to be removed there.
+        // Another host may have a shadow of it, which is still to be removed.
         let other = known
             .as_ref()
             .filter(|known| known.role == Role::Owner && known.ownership() == owner.ownership())
@@ -134,8 +138,8 @@ impl Agent {
         Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
     }
 
-    /// Saves an end that a disk did not take, as soon as that works. Ends when something else has been begun with the VM, which saves what
-    /// it does itself.
+    /// Saves an end that the disk refused, as soon as that works. Stops when another operation has
+    /// begun with the VM: that one saves its own outcome.
     async fn save_end_later(self: Arc<Self>, vm: Arc<Vm>, end: End) {
         let Some((identity, shown)) = self.failed_without_process(&vm.name) else { return };
         let mut every = tokio::time::interval(SAVE_AGAIN);
@@ -162,7 +166,7 @@ impl Agent {
         }
     }
 
-    /// Which VM it is, and what is shown of it, where it has failed.
+    /// Returns the identity and the shown reason of a failed VM.
     fn failed_without_process(&self, name: &str) -> Option<(Arc<()>, Option<String>)> {
         let table = self.table();
         let slot = table.get(name).filter(|slot| slot.condition == Condition::Failed && slot.vm.is_none())?;
@@ -170,24 +174,25 @@ impl Agent {
     }
 }
 
-/// Has a failed migration say so where the reason is that its guest shut itself down. Returns when QEMU has ended by that.
+/// Replaces the error of a migration that failed because its guest shut itself down. Returns after
+/// the end of that QEMU.
 pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
     if report.outcome != Outcome::Failed {
         return report;
     }
-    // QEMU's answer, or the end of its monitor, comes after all that it has said before.
+    // QEMU's answer, or the end of its monitor, comes after its earlier events.
     let _ = tokio::time::timeout(SHUT_DOWN_LIMIT, vm.is_running()).await;
     if !vm.process.qmp.guest_has_shut_down() {
         return report;
     }
     if tokio::time::timeout(SHUT_DOWN_LIMIT, vm.process.ended()).await.is_err() {
-        tracing::warn!(vm = vm.name, "its guest has shut itself down, and its QEMU does not end");
+        tracing::warn!(vm = vm.name, "its guest shut itself down, and its QEMU does not end");
     }
     tracing::info!(vm = vm.name, error = ?report.error, "its guest has shut itself down");
     Report { error: Some(shut_down(&vm.name).to_report()), ..report }
 }
 
-/// The failure of a migration whose guest is no more.
+/// Failure of a migration whose guest shut itself down before its hand-over.
 pub(crate) fn shut_down(vm: &str) -> Failure {
     let detail = format!("{SHUT_ITSELF_DOWN}: VM \"{vm}\" is stopped at its source, and nothing was moved");
     Failure::new(FailureCode::GuestShutDown, detail)
