@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     /// All codes of agents and reports, as docs/api.md lists them.
-    const CODES: [&str; 26] = [
+    const CODES: [&str; 27] = [
         "invalid-request",
         "not-found",
         "already-exists",
