@@ -319,7 +319,7 @@ fn the_source_is_marked_kept_and_released() {
             assert!(refused.code == ErrorCode::Busy && refused.message.contains("m1"), "{refused}");
         }
         vm.process.qmp.stop().await.unwrap();
-        vm.process.qmp.cont().await.unwrap();
+        vm.process.qmp.resume().await.unwrap();
         agent.end_migration(&web()).await;
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Running);
         agent.end_migration(&web()).await;

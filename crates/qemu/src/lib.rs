@@ -13,6 +13,7 @@ mod mac;
 mod obstacle;
 mod process;
 mod qmp;
+mod resume;
 mod running;
 mod size;
 mod spec;
@@ -33,7 +34,7 @@ pub mod fuzzing {
 pub use accel::{AccelProbe, usable_accel};
 pub use commands::{
     AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,
-    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
+    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, SHUTDOWN, STOP, X_IGNORE_SHARED,
 };
 pub use cpu::{
     AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel, HostCpu, INTEL,
@@ -50,7 +51,7 @@ pub use launch::{
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
 pub use obstacle::Obstacle;
-pub use process::{AdoptError, Exit, QemuProcess, end_process, ends_within, is_alive};
+pub use process::{AdoptError, Ended, Exit, QemuProcess, end_process, ends_within, is_alive};
 pub use qmp::{Qmp, QmpError, QmpEvent, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
