@@ -314,7 +314,8 @@ impl Agent {
         }
     }
 
-    /// Notes with which specification a VM's process was started: backing chains may have been recorded in it.
+    /// Notes with which specification a VM's process was started: backing chains may have been
+    /// recorded in it.
     fn know_spec(&self, vm: &Vm) {
         if let Some(slot) = self.table().get_mut(&vm.name) {
             slot.spec = Arc::new(vm.spec.clone());

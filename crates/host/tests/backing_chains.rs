@@ -1,4 +1,4 @@
-//! Backing files of disks: which ones a VM may have, and that its chain stays the one that was recorded.
+//! Backing files of disks: which ones a VM may have, and that the chain stays the recorded one.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -143,7 +143,7 @@ fn an_image_that_names_a_file_that_is_not_for_vms_is_refused_at_creation() {
                 assert_refused(refused, &format!("cannot open backing file {}", named.display()));
             }
         }
-        // What every user can read is no secret; an operator of the manager names files for VMs alone.
+        // What every user can read is no secret; VMs of the manager's operators stay below vm_dirs.
         all.open_to_all(&secret);
         all.make_on(&secret);
         assert_refused(all.create(&agent, true).await, "below none of the vm_dirs");

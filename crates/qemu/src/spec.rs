@@ -209,8 +209,8 @@ impl DiskFormat {
     }
 }
 
-/// A disk with its backing chain. A guest or the author of an image can change the chain in the image's header, so it is recorded
-/// when an operator names the disk.
+/// A disk with its backing chain. A guest or the author of an image can change the chain in the
+/// image's header, so it is recorded when an operator names the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResolvedDisk {
@@ -221,8 +221,9 @@ pub struct ResolvedDisk {
     /// See [`Disk::readonly`].
     #[serde(default)]
     pub readonly: bool,
-    /// Backing files, from the image's own down to the one without a further one. None: not recorded, as in definitions of
-    /// releases that recorded no chains. A raw image has no chain to record.
+    /// Backing files, from the image's own down to the one without a further one. None: not
+    /// recorded, as in definitions of releases that recorded no chains. A raw image has no chain to
+    /// record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<Vec<BackingFile>>,
 }

@@ -179,7 +179,7 @@ impl Manager {
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
         let client = self.client_of(&chosen.host)?;
-        // What images name, and where links lead, the host alone can see.
+        // The host alone sees links and images' headers.
         let vm_dirs_only = caller.role < Role::Admin;
         let power = if start { PlannedPower::On } else { PlannedPower::Off };
         self.save_vm_plan(&name, Some(&VmPlan { power, labels: labels.clone() })).await?;

@@ -177,8 +177,8 @@ impl Agent {
         probe
     }
 
-    /// Checks that a VM could start here: memory, networks, disks and boot files, which it opens. Frees what is only kept where it
-    /// needs that.
+    /// Checks that a VM could start here: memory, networks, disks and boot files, which it opens.
+    /// Frees what is only kept where it needs that.
     pub(super) async fn check_fits(
         self: &Arc<Self>,
         spec: &ResolvedSpec,

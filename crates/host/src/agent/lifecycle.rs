@@ -232,8 +232,8 @@ impl Agent {
         }
     }
 
-    /// Starts QEMU for a VM; nothing is left where that fails. The backing chains of its disks are recorded in [`Vm::spec`] where they
-    /// were not before.
+    /// Starts QEMU for a VM; nothing is left where that fails. The backing chains of its disks are
+    /// recorded in [`Vm::spec`] where they were not before.
     pub(super) async fn launch(
         self: &Arc<Self>,
         spec: &ResolvedSpec,

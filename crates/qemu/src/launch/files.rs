@@ -5,9 +5,10 @@
 //! locks are those of the open file, which its duplicates share (`F_OFD_SETLK`; QEMU 7.2 to 10.0). An image made on top of another
 //! brings that one along, as its header names it: see [`super::qcow2`].
 //!
-//! A header can name any file of the host, and opening a device can have effects of its own. So each file is found first
-//! ([`FoundFile`]): links are followed once, and nothing is opened. It is opened when the caller allows it and, as a backing file,
-//! when it is the recorded one. What is opened is what was found.
+//! A header can name any file of the host, and opening a device can have effects of its own. So
+//! each file is found first ([`FoundFile`]): links are followed once, and nothing is opened. It is
+//! opened when the caller allows it and, as a backing file, when it is the recorded one. What is
+//! opened is what was found.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -38,7 +39,8 @@ pub struct FoundFile {
     pub writable: bool,
     /// Whether it is a block device.
     pub is_device: bool,
-    /// Whether its own mode lets every user read it; the directories above it may still keep users out.
+    /// Whether its own mode lets every user read it; the directories above it may still keep users
+    /// out.
     pub read_by_all: bool,
     /// Refers to the file and opens nothing (`O_PATH`).
     reference: OwnedFd,
@@ -115,7 +117,8 @@ pub enum FileError {
         disk: PathBuf,
         /// The recorded backing files.
         recorded: Vec<BackingFile>,
-        /// The backing files that the headers name, up to the first that differs: nothing behind it is read.
+        /// The backing files that the headers name, up to the first that differs: nothing behind it
+        /// is read.
         found: Vec<BackingFile>,
     },
     /// The caller does not allow it.
@@ -250,8 +253,9 @@ impl AsFd for OpenFile {
 }
 
 impl OpenFiles {
-    /// Opens all of them, each for what QEMU does with it. Locks nothing: QEMU does. Each file is shown to `may_open` before it is
-    /// opened, and so is each backing file before its header is read.
+    /// Opens all of them, each for what QEMU does with it. Locks nothing: QEMU does. Each file is
+    /// shown to `may_open` before it is opened, and so is each backing file before its header is
+    /// read.
     ///
     /// # Errors
     /// The first file that is unavailable, not allowed, or not the recorded backing file.

@@ -1,6 +1,6 @@
 //! What a qcow2 image says it is made on top of: the few fields of its header that name other files (QEMU's
-//! docs/interop/qcow2.txt). Pure. Who made the image could write anything, and so could a guest that broke out of QEMU: every offset
-//! is bounded.
+//! docs/interop/qcow2.txt). Pure. Who made the image could write anything, and so could a guest
+//! that broke out of QEMU: every offset is bounded.
 
 use std::io;
 use std::path::{Path, PathBuf};
