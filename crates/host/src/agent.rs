@@ -10,6 +10,7 @@ mod host;
 mod lifecycle;
 mod moving;
 mod recovery;
+mod vm_files;
 mod watching;
 #[cfg(test)]
 mod writes_fail;
@@ -314,6 +315,14 @@ impl Agent {
             slot.condition = condition;
             slot.vm = vm;
             slot.reason = reason;
+        }
+    }
+
+    /// Notes with which specification a VM's process was started: backing chains may have been
+    /// recorded in it.
+    fn know_spec(&self, vm: &Vm) {
+        if let Some(slot) = self.table().get_mut(&vm.name) {
+            slot.spec = Arc::new(vm.spec.clone());
         }
     }
 

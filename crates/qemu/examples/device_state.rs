@@ -118,7 +118,7 @@ impl Lab {
             qemu: self.qemu.path.clone(),
             run_dir,
             ram_files: vec![self.ram.clone()],
-            files: OpenFiles::open(&self.spec).unwrap(),
+            files: OpenFiles::open(&self.spec, &|_| true).unwrap(),
             taps: Vec::new(),
             tracker: None,
             user: None,

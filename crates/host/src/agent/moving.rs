@@ -362,6 +362,7 @@ impl Agent {
             };
             match made.await {
                 Ok(vm) => {
+                    agent.know_spec(&vm);
                     agent.settle(&name, Condition::MigratingIn { from }, Some(vm.clone()), None);
                     agent.watch(&vm);
                     hold("incoming-prepared");

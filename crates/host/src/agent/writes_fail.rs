@@ -69,7 +69,7 @@ impl Act {
                 }
                 return;
             }
-            _ => drop(agent.create(CreateVm { spec, start }).await.unwrap()),
+            _ => drop(agent.create(CreateVm { spec, start, vm_dirs_only: false }).await.unwrap()),
         }
         match self {
             Act::Resume => {
@@ -102,7 +102,7 @@ impl Act {
         match (self, vm) {
             (Act::Create | Act::CreateAndStart, _) => {
                 let start = self == Act::CreateAndStart;
-                agent.create(CreateVm { spec, start }).await.map(drop)
+                agent.create(CreateVm { spec, start, vm_dirs_only: false }).await.map(drop)
             }
             (Act::Start | Act::Resume, _) => agent.start(&web()).await.map(drop),
             (Act::Stop, _) => agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.map(drop),
@@ -492,7 +492,7 @@ fn a_record_that_can_not_be_read_decides_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = opened(&host).await;
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false }).await.unwrap();
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         let path = host.path().join("state/vms/web/vm.json");
