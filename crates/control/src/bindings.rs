@@ -7,6 +7,7 @@ use std::time::Duration;
 use godwit_api::control::{ManagedVm, Problem, ProblemCode};
 use godwit_migration::handover::Incarnation;
 use godwit_qemu::Uuid;
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -15,7 +16,6 @@ use crate::keeper::{Keeper, Writes};
 use crate::manager::Manager;
 use crate::plans::Planned;
 use crate::state::State;
-use crate::store::records::{Record, Table};
 
 pub(crate) const BINDINGS: Table<SavedBinding> = Table::new();
 
@@ -145,6 +145,7 @@ impl Manager {
 mod tests {
     use godwit_api::control::{ProblemCode, Role};
     use godwit_api::{HostEvent, VmInfo};
+    use godwit_store::MemoryStore;
     use http::{Method, StatusCode};
     use serde_json::json;
 
@@ -153,7 +154,6 @@ mod tests {
     use crate::records::{HOSTS, SavedHost};
     use crate::rig::{self, leader, until};
     use crate::server::tests::Managed;
-    use crate::store::MemoryStore;
 
     fn claim(state: &State, host: &str, epoch: u64) {
         state.heard(host, HostEvent::Vm(Box::new(VmInfo { epoch, ..rig::vm("web", host, None) })));

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use godwit_api::control::{Problem, ProblemCode};
+use godwit_store::{Candidate, Leadership, Loss, Store};
 
+use crate::access::audit::{self, Retention};
 use crate::keeper::Keeper;
 use crate::manager::Manager;
 use crate::run::RunError;
 use crate::standby::Standby;
-use crate::store::audit::{self, Retention};
-use crate::store::{Candidate, Leadership, Loss, Store};
 
 /// Before it is tried again to lead, where the store failed in between.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::access::audit::Retention;
 use crate::access::oidc::OidcRules;
 use crate::etcd_config::EtcdConfig;
 use crate::queue::Limits;
-use crate::store::audit::Retention;
 
 /// Where the manager's own socket is when nothing else is configured.
 pub const DEFAULT_MANAGER_SOCKET: &str = "/run/godwit-control/control.sock";

@@ -77,8 +77,9 @@ mod settings {
     use std::path::Path;
     use std::time::Duration;
 
+    use godwit_store::{EtcdSettings, EtcdTls, StoreError};
+
     use super::EtcdConfig;
-    use crate::store::{EtcdSettings, EtcdTls, StoreError};
 
     impl EtcdConfig {
         /// As the store takes it; reads the password.

@@ -8,6 +8,7 @@ use godwit_api::control::{
     JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined, Problem, ProblemCode,
 };
 use godwit_pki::{Grant, Identity, PkiError, Role, check_name, requested_key};
+use godwit_store::Transaction;
 
 use crate::access::{Caller, JoinTokenRecord, JoinUse, Secret, unknown_join_token};
 use crate::inventory::HostPlan;
@@ -16,7 +17,6 @@ use crate::manager::Manager;
 use crate::records::{HOSTS, JOIN_TOKENS, SavedHost};
 use crate::revoking::{CERTIFICATES, SavedCertificate};
 use crate::state::now_unix_ms;
-use crate::store::Transaction;
 
 /// How long a host's certificate is good for, as `godwit pki issue` has it.
 const CERTIFICATE_DAYS: u32 = 365;

@@ -9,14 +9,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
-use tokio::sync::mpsc;
-
-use crate::store::audit::{self, AUDIT, AuditLog};
-use crate::store::records::{Kept, Record, RecordError, Table};
-use crate::store::{
+use godwit_store::records::{Kept, Record, RecordError, Table};
+use godwit_store::{
     Candidate, KeyState, Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, StoreError, Transaction,
     Written,
 };
+use tokio::sync::mpsc;
+
+use crate::access::audit::{self, AUDIT, AuditLog};
 
 /// Entries of the audit log that wait to be written; who asks faster than a disk writes waits no longer for it.
 const WAITING_ENTRIES: usize = 10_000;
@@ -461,9 +461,10 @@ fn problem(error: &RecordError) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use godwit_store::MemoryStore;
+
     use super::*;
     use crate::records::{HOSTS, SavedHost};
-    use crate::store::MemoryStore;
 
     async fn keeper(store: &MemoryStore) -> Keeper {
         let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };

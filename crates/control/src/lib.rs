@@ -30,7 +30,7 @@
 //! | `run`, `config`, `etcd_config` | the process, and its configuration |
 //! | `campaign`, `standby`, `leading` | one manager of several leads; what the others do; what the one that leads has |
 //! | `manager`, `state`, `plans` | what every manager has and knows |
-//! | [`mod@store`], `records`, `keeper`, `prune` | where desired state is kept, as what, how it is written, what is forgotten |
+//! | `measured_store`, `records`, `keeper`, `prune` | how long [`godwit_store`] takes, what is kept in it, how it is written, what is forgotten |
 //! | `hosts`, `following`, `naming` | the agents: how they are spoken to, what they tell, what they are told of each other |
 //! | `connections` | how many there are at a time from where, and how long one may take to ask |
 //! | `server` | the API, its document and the console's files |
@@ -60,6 +60,7 @@ mod keeper;
 mod leading;
 mod limits;
 mod manager;
+mod measured_store;
 mod metrics;
 mod moves;
 mod naming;
@@ -81,7 +82,6 @@ mod run;
 mod server;
 mod standby;
 mod state;
-pub mod store;
 mod vms;
 mod words;
 

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::control::{MoveLimits, Problem, ProblemCode, UpdateLimits};
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::inventory::LimitsPlan;
 use crate::keeper::Writes;
 use crate::manager::Manager;
 use crate::plans::Planned;
-use crate::store::records::{Record, Table};
 
 pub(crate) const LIMITS: Table<SavedLimits> = Table::new();
 
@@ -122,12 +122,12 @@ mod tests {
 
     use axum::http::Method;
     use godwit_api::control::{Change, Cluster, MoveLimits, ProblemCode};
+    use godwit_store::{MemoryStore, Store};
     use serde_json::json;
 
     use crate::events::Next;
     use crate::rig;
     use crate::server::tests::Managed;
-    use crate::store::{MemoryStore, Store};
 
     const LIMITS: &str = "/api/v1/limits";
 

@@ -11,6 +11,7 @@ use godwit_api::control::{
     ManagedHost, Move, Problem, ProblemCode, TokenInfo, UpdateHost,
 };
 use godwit_pki::Identity;
+use godwit_store::{Candidate, Store, StoreError};
 use tokio::sync::watch;
 
 use crate::access::{Caller, Secret, TokenRecord, Tokens};
@@ -33,7 +34,6 @@ use crate::refusals::Refusals;
 use crate::revoking::{REVOCATIONS, SavedRevocations};
 use crate::rules::{RULES, SavedRule};
 use crate::state::{State, now_unix_ms};
-use crate::store::{Candidate, Store, StoreError};
 use crate::vms::BeingMade;
 
 /// Milliseconds of a day.

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use godwit_api::control::Problem;
+use godwit_store::records::Record;
 
 use crate::baseline::{ID, SavedBaseline};
 use crate::inventory::Inventory;
@@ -13,7 +14,6 @@ use crate::leading::Leading;
 use crate::manager::Manager;
 use crate::records::{SavedHost, SavedToken, SavedVm};
 use crate::rules::SavedRule;
-use crate::store::records::Record;
 use crate::vms::whole;
 
 impl Manager {
@@ -115,12 +115,12 @@ impl Planned for SavedToken {
 
 #[cfg(test)]
 mod tests {
+    use godwit_store::Store;
     use serde_json::json;
 
     use super::*;
     use crate::access::Caller;
     use crate::rig::{LateStore, ask_and_go, leader, until};
-    use crate::store::Store;
 
     fn read<T: serde::de::DeserializeOwned>(request: serde_json::Value) -> T {
         serde_json::from_value(request).unwrap()

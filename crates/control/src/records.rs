@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use godwit_api::control::{PlannedPower, Role, TokenInfo};
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::access::repeat::{Answered, Asked};
 use crate::access::{JoinTokenRecord, JoinUse, TokenRecord};
 use crate::inventory::{HostPlan, VmPlan};
-use crate::store::records::{Record, Table};
 
 pub(crate) const HOSTS: Table<SavedHost> = Table::new();
 pub(crate) const VMS: Table<SavedVm> = Table::new();

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use godwit_api::control::{Problem, ProblemCode};
+use godwit_store::{Revision, Transaction};
 use tokio::sync::Mutex;
 
 use crate::access::repeat::{Asked, Keyed, KeysOfCaller};
 use crate::keeper::Keeper;
 use crate::records::{REPEATS, SavedRepeat};
-use crate::store::{Revision, Transaction};
 
 /// The keys of the callers that were heard in one leadership.
 #[derive(Debug, Default)]

@@ -11,6 +11,7 @@ use futures::{StreamExt, stream};
 use godwit_api::control::{CertificateInfo, HostState, Problem, ProblemCode, RevokedCertificates};
 use godwit_api::{ClientError, SetRevocations};
 use godwit_pki::{Description, Identity, PkiError, RevocationList, Role, Serial, next_list_number};
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -19,7 +20,6 @@ use crate::keeper::{Keeper, Writes};
 use crate::manager::Manager;
 use crate::plans::Planned;
 use crate::state::now_unix_ms;
-use crate::store::records::{Record, Table};
 
 pub(crate) const CERTIFICATES: Table<SavedCertificate> = Table::new();
 pub(crate) const REVOCATIONS: Table<SavedRevocations> = Table::new();

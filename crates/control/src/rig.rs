@@ -8,6 +8,10 @@ use async_trait::async_trait;
 use godwit_api::{HostEvent, HostInfo, VmInfo};
 use godwit_pki::Identity;
 use godwit_qemu::Baseline;
+use godwit_store::{
+    Candidate, Leader, Leadership, MemoryStore, Page, Revision, Snapshot, SqliteStore, Store, StoreError,
+    Transaction, Watch,
+};
 use serde_json::{Value, json};
 
 use crate::inventory::{BaselinePlan, HostPlan, Inventory};
@@ -15,10 +19,6 @@ use crate::keeper::Keeper;
 use crate::manager::Manager;
 use crate::standby::Standby;
 use crate::state::State;
-use crate::store::{
-    Candidate, Leader, Leadership, MemoryStore, Page, Revision, Snapshot, SqliteStore, Store, StoreError,
-    Transaction, Watch,
-};
 
 fn candidate(name: &str) -> Candidate {
     Candidate { name: name.to_owned(), address: format!("http://{name}:7800") }

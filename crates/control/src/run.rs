@@ -12,6 +12,7 @@ use axum::Router;
 use axum_server::Handle;
 use godwit_api::control::Problem;
 use godwit_pki::{Description, Identity, PkiError, Revocations, ServerConfig, describe, web_server};
+use godwit_store::{Candidate, Loss, SqliteStore, Store, StoreError};
 use http::Uri;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
@@ -23,11 +24,11 @@ use crate::config::Config;
 use crate::connections::{self, Patience, Places};
 use crate::doors::{DoorError, Doors};
 use crate::manager::Manager;
+use crate::measured_store::MeasuredStore;
 use crate::metrics;
 use crate::prune::prune_hourly;
 use crate::server;
 use crate::state::State;
-use crate::store::{Candidate, Loss, MeasuredStore, SqliteStore, Store, StoreError};
 
 /// How long requests that are being answered may take when the manager ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
@@ -189,7 +190,7 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
                     "the store is etcd now, and nothing of the file that was the store is carried over: see docs/store.md"
                 );
             }
-            Ok(Arc::new(crate::store::EtcdStore::new(&etcd.settings()?)?))
+            Ok(Arc::new(godwit_store::EtcdStore::new(&etcd.settings()?)?))
         }
         #[cfg(not(feature = "etcd"))]
         Some(_) => Err(RunError::NoEtcd),

@@ -5,6 +5,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_store::Store;
+use godwit_store::records::{RecordError, Table};
 use tokio::task::JoinSet;
 
 use crate::baseline::SavedBaseline;
@@ -16,8 +18,6 @@ use crate::plans::Planned;
 use crate::records::{SavedHost, SavedToken, SavedVm};
 use crate::revoking::SavedRevocations;
 use crate::rules::SavedRule;
-use crate::store::Store;
-use crate::store::records::{RecordError, Table};
 
 /// Before a store is asked again that did not answer.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -1,5 +1,6 @@
-//! Who asks, and what they may: tokens, which are kept hashed, and roles. No I/O and no clock.
+//! Who asks, and what they may: tokens, which are kept hashed, and roles. No clock, and no I/O but the audit log's.
 
+pub mod audit;
 mod join;
 mod needs;
 pub mod oidc;

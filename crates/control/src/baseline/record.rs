@@ -1,10 +1,10 @@
 //! The baseline as it is saved.
 
 use godwit_qemu::{Baseline, CpuFeatures};
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::inventory::BaselinePlan;
-use crate::store::records::{Record, Table};
 
 pub(crate) const BASELINE: Table<SavedBaseline> = Table::new();
 /// A cluster has one.

@@ -1,4 +1,5 @@
 use godwit_api::control::{Change, CheckName, PreflightRanking, Verdict};
+use godwit_store::{MemoryStore, Store};
 use serde_json::{Value, json};
 
 use super::*;
@@ -6,7 +7,6 @@ use crate::access::Caller;
 use crate::events::Next;
 use crate::inventory::{HostPlan, Inventory};
 use crate::rig::{cpu, follower, host, leader, over_file, put_host, until, vm};
-use crate::store::{MemoryStore, Store};
 
 fn request(model: &str, without: &[&str]) -> SetCpuBaseline {
     SetCpuBaseline {

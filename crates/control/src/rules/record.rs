@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::placement::{Hosts, Rule, RuleKind, Strength};
-use crate::store::records::{Record, Table};
 
 pub(crate) const RULES: Table<SavedRule> = Table::new();
 

@@ -1,13 +1,13 @@
 use std::slice;
 
 use godwit_api::control::{Change, RuleState};
+use godwit_store::records::Record;
+use godwit_store::{MemoryStore, Store};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::events::Next;
 use crate::rig::{LateStore, ask_and_go, follower, host, leader, over_file, put_host, until, vm};
-use crate::store::records::Record;
-use crate::store::{MemoryStore, Store};
 
 fn request(value: Value) -> CreateRule {
     serde_json::from_value(value).unwrap()

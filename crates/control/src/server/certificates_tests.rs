@@ -9,6 +9,7 @@ use godwit_api::control::{
 };
 use godwit_fleet::{Fleet, FleetPlan};
 use godwit_pki::{Authority, Grant, Identity, RevocationList, Revocations, Role as CertificateRole};
+use godwit_store::{MemoryStore, Store};
 use http::{Method, StatusCode};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -18,7 +19,6 @@ use super::tests::*;
 use crate::config::AuthorityConfig;
 use crate::doors::Doors;
 use crate::rig;
-use crate::store::{MemoryStore, Store};
 
 const CERTIFICATES: &str = "/api/v1/certificates";
 const REVOCATIONS: &str = "/api/v1/revocations";

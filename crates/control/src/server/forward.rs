@@ -15,6 +15,7 @@ use axum_server::tls::TlsInfo;
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_api::{Client, Connection};
 use godwit_pki::{Revocations, Role, describe_der};
+use godwit_store::Candidate;
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
@@ -26,7 +27,6 @@ use super::admit::Came;
 use super::answer::Refusal;
 use super::consoles::is_websocket;
 use crate::manager::Manager;
-use crate::store::Candidate;
 
 /// Which manager passed a request on. What was is not passed on again.
 const BY: HeaderName = HeaderName::from_static("x-godwit-passed-on-by");

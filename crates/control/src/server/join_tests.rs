@@ -4,6 +4,7 @@ use std::path::Path;
 
 use godwit_api::control::{HostSummary, JoinRequest, JoinToken, JoinTokenInfo, Joined, Page, ProblemCode};
 use godwit_pki::{Authority, Fingerprint, Identity, Role as CertificateRole, describe};
+use godwit_store::MemoryStore;
 use http::{Method, StatusCode};
 use serde_json::json;
 
@@ -11,7 +12,6 @@ use super::tests::*;
 use super::*;
 use crate::config::AuthorityConfig;
 use crate::doors::Doors;
-use crate::store::MemoryStore;
 
 const TOKENS: &str = "/api/v1/join-tokens";
 const JOIN: &str = "/api/v1/join";

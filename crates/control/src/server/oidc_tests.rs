@@ -11,6 +11,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
 use godwit_api::control::{ProblemCode, Role};
 use godwit_pki::{Authority, Grant, Identity, Role as CertificateRole};
+use godwit_store::MemoryStore;
 use http::{Method, StatusCode};
 use jsonwebtoken::jwk::{Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
@@ -22,7 +23,6 @@ use crate::access::oidc::OidcRules;
 use crate::doors::Doors;
 use crate::oidc::Oidc;
 use crate::state::now_unix_ms;
-use crate::store::MemoryStore;
 
 const HOSTS: &str = "/api/v1/hosts";
 

@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use godwit_api::control::{Problem, ProblemCode};
+use godwit_store::{Revision, Transaction};
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
@@ -25,7 +26,6 @@ use crate::manager::Manager;
 use crate::records::REPEATS;
 use crate::repeats::write;
 use crate::state::now_unix_ms;
-use crate::store::{Revision, Transaction};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// What an answer has that was kept.

@@ -73,7 +73,7 @@ async fn of_many_at_once_one_is_carried_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_is_kept_nowhere_and_made_once() {
-    use crate::store::Store;
+    use godwit_store::Store;
     let managed = Managed::begin().await;
     let admin = managed.token(Role::Admin).await.token;
     let body = json!({ "name": "x", "role": "viewer" });

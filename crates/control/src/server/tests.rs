@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use axum::body::Body;
 use futures::StreamExt;
 use godwit_api::control::{AuditEntry, CreatedToken, HostSummary, ManagedHost, Me, Page, ProblemCode, Role};
+use godwit_store::{Candidate, MemoryStore, Store};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{Method, Request, StatusCode};
 use serde::de::DeserializeOwned;
@@ -15,7 +16,6 @@ use crate::doors::Doors;
 use crate::keeper::Keeper;
 use crate::rig;
 use crate::state::State as Cluster;
-use crate::store::{Candidate, MemoryStore, Store};
 
 /// A manager with nothing but a store in memory.
 pub(crate) struct Managed {

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use godwit_store::{
+    Candidate, Leader, Leadership, Page, Revision, Snapshot, Store, StoreError, Transaction, Watch,
+};
 
-use super::{Candidate, Leader, Leadership, Page, Revision, Snapshot, Store, StoreError, Transaction, Watch};
 use crate::metrics::METRICS;
 
 /// Another store, timed.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 
-use super::super::error::{StoreError, file_error};
+use crate::error::{StoreError, file_error};
 
 /// A lease shorter than this is lost to any hiccup of a disk; etcd itself grants none under 2 s.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);

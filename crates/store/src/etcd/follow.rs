@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use etcd_client::{Event, EventType, WatchOptions, WatchResponse, WatchStream};
 use tokio::time::timeout;
 
-use super::super::error::{StoreError, Written};
-use super::super::history::{Change, ChangeSource, Changes};
 use super::connection::{Connection, Failure, Session, judge};
 use super::{Layout, MOST_ANSWER_BYTES, revision};
+use crate::error::{StoreError, Written};
+use crate::history::{Change, ChangeSource, Changes};
 
 /// How long it may take until etcd has begun to tell.
 const BEGIN: Duration = Duration::from_secs(3);

@@ -6,12 +6,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use godwit_store::records::{Record, RecordError, Table};
+use godwit_store::{Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, Transaction};
 use serde::{Deserialize, Serialize};
-
-use super::leadership::Leadership;
-use super::records::{Record, RecordError, Table};
-use super::transaction::{Revision, Transaction};
-use super::{MOST_KEYS, MOST_PAGE_ITEMS, Store};
 
 /// The last millisecond that a key can hold, some 8,900 years from now.
 const LAST_MS: u64 = (1 << 48) - 1;
@@ -149,9 +146,10 @@ fn time_of(key: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Candidate, MemoryStore};
-    use super::*;
+    use godwit_store::{Candidate, MemoryStore};
     use proptest::prelude::*;
+
+    use super::*;
 
     fn entry(at_unix_ms: u64, about: &str) -> AuditEntry {
         AuditEntry {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use godwit_control::store::{
+use godwit_store::{
     Item, KeyState, Leadership, Loss, MOST_KEY_BYTES, MOST_KEYS, MOST_PAGE_ITEMS, MOST_TRANSACTION_BYTES,
     MOST_VALUE_BYTES, Revision, Store, StoreError, Transaction,
 };

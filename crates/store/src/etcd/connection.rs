@@ -8,7 +8,7 @@ use etcd_client::{Client, ConnectOptions, Error, GetOptions};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::super::error::{StoreError, Written};
+use crate::error::{StoreError, Written};
 
 /// How long a member may take until its first answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::super::error::{StoreError, file_error};
-use super::super::transaction::Revision;
+use crate::error::{StoreError, file_error};
+use crate::transaction::Revision;
 
 /// "GDWT": what SQLite's header says of whose file this is.
 const APPLICATION: i64 = 0x4744_5754;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use godwit_control::store::{Revision, SqliteStore, Store, StoreError, Transaction};
+use godwit_store::{Revision, SqliteStore, Store, StoreError, Transaction};
 
 use crate::rig::{candidate, lead};
 

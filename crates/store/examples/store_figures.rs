@@ -1,4 +1,4 @@
-//! What the store costs: `cargo run --release -p godwit-control --example store_figures [http://ETCD:2379]`. Prints JSON; SQLite in a temporary
+//! What the store costs: `cargo run --release -p godwit-store --example store_figures [http://ETCD:2379]`. Prints JSON; SQLite in a temporary
 //! directory (`TMPDIR`: on the disk that counts), or that etcd, under a prefix of its own that is emptied again.
 
 use std::error::Error;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_control::store::{Candidate, Leadership, MOST_KEYS, SqliteStore, Store, Transaction};
+use godwit_store::{Candidate, Leadership, MOST_KEYS, SqliteStore, Store, Transaction};
 use serde_json::{Value, json};
 
 const ITEMS: usize = 50_000;
@@ -37,7 +37,7 @@ async fn sqlite(dir: &Path) -> Result<Value, Box<dyn Error>> {
 
 #[cfg(feature = "etcd")]
 async fn etcd(endpoint: String) -> Result<Value, Box<dyn Error>> {
-    use godwit_control::store::{EtcdSettings, EtcdStore};
+    use godwit_store::{EtcdSettings, EtcdStore};
     let settings = EtcdSettings {
         endpoints: vec![endpoint],
         prefix: "/godwit-figures".to_owned(),
@@ -103,7 +103,7 @@ async fn commits(
     leads: Arc<Leadership>,
     writer: usize,
     commits: usize,
-) -> Result<Vec<Duration>, godwit_control::store::StoreError> {
+) -> Result<Vec<Duration>, godwit_store::StoreError> {
     let mut took = Vec::new();
     for n in 0..commits {
         let begun = Instant::now();

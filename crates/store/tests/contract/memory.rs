@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use godwit_control::store::{Loss, MemoryStore, Store, StoreError, Transaction, Written};
+use godwit_store::{Loss, MemoryStore, Store, StoreError, Transaction, Written};
 
 use crate::rig::candidate;
 

@@ -5,6 +5,8 @@
 #[cfg(feature = "etcd")]
 mod etcd;
 #[cfg(feature = "etcd")]
+mod etcd_prefix;
+#[cfg(feature = "etcd")]
 #[path = "../shared/etcd_server.rs"]
 mod etcd_server;
 mod memory;

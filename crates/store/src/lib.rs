@@ -2,19 +2,18 @@
 //! and follow.
 //!
 //! [`SqliteStore`] is one file of one manager; [`EtcdStore`] is for several; [`MemoryStore`] is for tests and the simulator, with faults. They
-//! behave alike, and one test-suite (`tests/store`) says what alike means. A store knows keys and text: what stands in them is `records`'.
+//! behave alike, and one test-suite (`tests/contract`) says what alike means. A store knows keys and text: [`records`] keeps typed
+//! records in them, and what a record means its owner alone knows.
 //!
 //! **Why a manager that lost its leadership can't write.** Each leadership has an epoch, no number twice, and each transaction carries the
 //! epoch of the leadership that it was made under. The store compares it with the epoch of the present one in the same step in which it writes.
 //! So it does not matter what a manager believes, or how long it stood still: its transaction fails.
 
-pub mod audit;
 mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod history;
 mod leadership;
-mod measured;
 mod memory;
 pub mod records;
 mod sqlite;
@@ -27,7 +26,6 @@ pub use error::{StoreError, Written};
 pub use etcd::{EtcdSettings, EtcdStore, EtcdTls};
 pub use history::{Change, Changes, Watch};
 pub use leadership::{Candidate, Leader, Leadership, Loss};
-pub(crate) use measured::MeasuredStore;
 pub use memory::MemoryStore;
 pub use sqlite::SqliteStore;
 pub use transaction::{Item, KeyState, Page, Revision, Snapshot, Transaction};

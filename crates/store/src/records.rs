@@ -275,8 +275,8 @@ impl<T: Record> Table<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Candidate, MemoryStore};
     use super::*;
+    use crate::{Candidate, MemoryStore};
     use proptest::prelude::*;
 
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use godwit_control::store::{Candidate, Leadership, MemoryStore, SqliteStore, Store};
+use godwit_store::{Candidate, Leadership, MemoryStore, SqliteStore, Store};
 use tempfile::TempDir;
 
 #[cfg(feature = "etcd")]
-use crate::etcd_server::Prefix;
+use crate::etcd_prefix::Prefix;
 
 /// A store that managers can open.
 pub(crate) enum Rig {

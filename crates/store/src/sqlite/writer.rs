@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::error::{StoreError, Written};
-use super::super::history::{Change, Changes, History};
-use super::super::transaction::{KeyState, Revision, Transaction};
 use super::{file, revision_of, unavailable};
+use crate::error::{StoreError, Written};
+use crate::history::{Change, Changes, History};
+use crate::transaction::{KeyState, Revision, Transaction};
 
 /// Requests that share one sync.
 const MOST_TOGETHER: usize = 64;

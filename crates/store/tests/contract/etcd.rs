@@ -7,10 +7,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use etcd_client::PermissionType;
-use godwit_control::store::{
+use godwit_store::{
     EtcdSettings, EtcdStore, EtcdTls, KeyState, Loss, Revision, Store, StoreError, Transaction, Written,
 };
 
+use crate::etcd_prefix::raw;
 use crate::etcd_server::EtcdServer;
 use crate::rig::candidate;
 
@@ -77,7 +78,7 @@ async fn a_leader_that_stood_still_writes_nothing_while_another_leads() {
     let second = EtcdStore::new(&server.settings("/godwit")).unwrap();
     let old = first.lead(&candidate("m1")).await.unwrap();
     first.commit(&old, Transaction::new().put("a", "1")).await.unwrap();
-    server.raw().await.delete("/godwit/leader", None).await.unwrap();
+    raw(&server).await.delete("/godwit/leader", None).await.unwrap();
     let new = second.lead(&candidate("m2")).await.unwrap();
     // It has not noticed, and fails all the same.
     let error = first.commit(&old, Transaction::new().put("a", "2")).await.unwrap_err();
@@ -95,7 +96,7 @@ async fn who_leads_notices_that_somebody_removed_the_key() {
     let settings = EtcdSettings { lease: Duration::from_secs(20), ..server.settings("/godwit") };
     let store = EtcdStore::new(&settings).unwrap();
     let leads = store.lead(&candidate("m1")).await.unwrap();
-    server.raw().await.delete("/godwit/leader", None).await.unwrap();
+    raw(&server).await.delete("/godwit/leader", None).await.unwrap();
     assert_eq!(leads.lost().await, Loss::Ended);
 }
 
@@ -137,7 +138,7 @@ async fn a_watch_goes_on_after_etcd_was_away() {
     server.kill();
     assert!(matches!(watch.next().await, Err(StoreError::Unavailable { .. })));
     assert!(server.run());
-    let raw = server.raw().await.put("/godwit/items/a", "3", None).await.unwrap();
+    let raw = raw(&server).await.put("/godwit/items/a", "3", None).await.unwrap();
     let told = loop {
         match watch.next().await {
             Ok(told) => break told,
@@ -157,7 +158,7 @@ async fn a_watch_from_before_what_is_kept_says_so() {
     let start = store.commit(&leads, Transaction::new().put("a", "1")).await.unwrap();
     store.commit(&leads, Transaction::new().put("a", "2")).await.unwrap();
     let last = store.commit(&leads, Transaction::new().put("a", "3")).await.unwrap();
-    server.raw().await.compact(last.0.cast_signed(), None).await.unwrap();
+    raw(&server).await.compact(last.0.cast_signed(), None).await.unwrap();
     let mut watch = store.watch("", start).await.unwrap();
     assert!(matches!(watch.next().await, Err(StoreError::HistoryGone { .. })));
     assert!(matches!(watch.next().await, Err(StoreError::HistoryGone { .. })));
@@ -185,7 +186,7 @@ async fn a_member_that_is_away_is_passed_over() {
 #[tokio::test]
 async fn a_wrong_password_and_a_missing_permission_are_told() {
     let Some(server) = EtcdServer::start() else { return };
-    let mut raw = server.raw().await;
+    let mut raw = raw(&server).await;
     raw.user_add("root", "r", None).await.unwrap();
     raw.user_grant_role("root", "root").await.unwrap();
     raw.user_add("manager", "m", None).await.unwrap();

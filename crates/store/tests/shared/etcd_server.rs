@@ -3,12 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
-use etcd_client::Client;
-use godwit_control::store::{EtcdSettings, EtcdStore};
+use godwit_store::EtcdSettings;
 use tempfile::TempDir;
 
 /// A port that was free may be taken by the time etcd wants it.
@@ -105,47 +103,10 @@ impl EtcdServer {
             ..EtcdSettings::default()
         }
     }
-
-    /// What an operator would do by hand.
-    pub(crate) async fn raw(&self) -> Client {
-        Client::connect([self.endpoint()], None).await.unwrap()
-    }
 }
 
 impl Drop for EtcdServer {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-/// A part of an etcd that several tests share, for one of them alone.
-pub(crate) struct Prefix {
-    server: Arc<EtcdServer>,
-    prefix: String,
-}
-
-/// The etcd that tests share: it ends with the last of them.
-static SHARED: Mutex<Weak<EtcdServer>> = Mutex::new(Weak::new());
-static PREFIXES: AtomicUsize = AtomicUsize::new(0);
-
-impl Prefix {
-    pub(crate) fn new() -> Option<Prefix> {
-        let mut shared = SHARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let server = match shared.upgrade() {
-            Some(server) => server,
-            None => Arc::new(EtcdServer::start()?),
-        };
-        *shared = Arc::downgrade(&server);
-        let prefix = format!("/test-{}", PREFIXES.fetch_add(1, Ordering::Relaxed));
-        Some(Prefix { server, prefix })
-    }
-
-    pub(crate) fn open(&self) -> EtcdStore {
-        EtcdStore::new(&self.server.settings(&self.prefix)).unwrap()
-    }
-
-    pub(crate) async fn remove_leader(&self) {
-        let key = format!("{}/leader", self.prefix);
-        self.server.raw().await.delete(key, None).await.unwrap();
     }
 }

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use etcd_client::{Client, GetOptions};
 use tokio::task::JoinHandle;
 
-use super::super::error::{StoreError, Written};
-use super::super::leadership::{Loss, Standing, Tenure};
 use super::connection::{Connection, Failure};
+use crate::error::{StoreError, Written};
+use crate::leadership::{Loss, Standing, Tenure};
 
 /// Renewals in the length of a lease.
 const RENEWALS: u32 = 5;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use godwit_control::store::{KeyState, Leadership, Revision, Store, StoreError, Transaction};
+use godwit_store::{KeyState, Leadership, Revision, Store, StoreError, Transaction};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
