@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use godwit_planner::queue::Limits;
 use serde::Deserialize;
 
 use crate::access::audit::Retention;
 use crate::access::oidc::OidcRules;
 use crate::etcd_config::EtcdConfig;
-use crate::queue::Limits;
 
 /// Where the manager's own socket is when nothing else is configured.
 pub const DEFAULT_MANAGER_SOCKET: &str = "/run/godwit-control/control.sock";

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use godwit_api::control::HostState;
 use godwit_api::{VmInfo, VmState};
+use godwit_planner::placement;
+use godwit_planner::queue::{HostFacts, Limits, Presence, RunningMove};
 use godwit_qemu::VmSpec;
 
 use crate::inventory::Inventory;
 use crate::inventory::shares::datastores_of;
-use crate::placement;
-use crate::queue::{HostFacts, Limits, Presence, RunningMove};
 
 /// What a link carries of which nobody said what it carries: for estimates alone.
 const ASSUMED_BITS_PER_S: u64 = 1_000_000_000;

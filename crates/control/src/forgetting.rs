@@ -2,10 +2,10 @@
 
 use godwit_api::VmState;
 use godwit_api::control::{DrainState, Problem, ProblemCode};
+use godwit_planner::words::Count;
 
 use crate::inventory::Inventory;
 use crate::leading::Leading;
-use crate::words::Count;
 
 /// Names that a refusal tells.
 const MOST_NAMES: usize = 5;

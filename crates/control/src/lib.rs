@@ -1,18 +1,15 @@
 //! The manager: what an operator of many hosts works with. It knows which hosts and VMs there are, decides who moves where and when, and
 //! asks the agents to do it. It never touches a page of a guest: migrations go on when no manager is there.
 //!
-//! What decides is pure and stands apart from what asks and stores.
+//! What decides is pure and stands apart from what asks and stores: moves, placement and drains are decided in [`godwit_planner`].
 //!
 //! | what decides: no I/O, and the time is told it | |
 //! |---|---|
-//! | [`queue`] | which moves begin now, what the others wait for, and each job's life through crashes |
-//! | [`placement`] | where a VM goes: a ranking of hosts, with reasons |
-//! | [`drain`] | who goes where when a host is emptied, how long it takes, and the way back |
 //! | [`preflight`] | what is in the way of a move, check by check |
 //! | [`inventory`] | which hosts and VMs there are: what is planned, and what agents tell |
 //! | [`access`], `rates`, `repeats`, `refusals` | who asks, what they may, how often, which requests they repeat, and what is noted of strangers |
 //! | `bounds` | how much the manager takes from a host, and which values are possible |
-//! | `facts`, `words` | what queue and placement are told of the inventory; figures and lists in texts |
+//! | `facts`, `words` | what queue and placement are told of the inventory; texts of others, cut |
 //!
 //! | what carries out | |
 //! |---|---|
@@ -46,7 +43,6 @@ mod config;
 mod connections;
 mod consoles;
 mod doors;
-pub mod drain;
 mod drains;
 mod etcd_config;
 mod events;
@@ -65,11 +61,9 @@ mod metrics;
 mod moves;
 mod naming;
 mod oidc;
-pub mod placement;
 mod plans;
 pub mod preflight;
 mod prune;
-pub mod queue;
 mod rates;
 mod records;
 mod refusals;

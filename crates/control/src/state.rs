@@ -5,11 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::HostEvent;
 use godwit_api::control::Change;
+use godwit_planner::queue::Limits;
 
 use crate::bounds::Fault;
 use crate::events::Events;
 use crate::inventory::Inventory;
-use crate::queue::Limits;
 
 /// The cluster as this manager knows it.
 #[derive(Debug, Default)]

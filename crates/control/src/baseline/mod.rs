@@ -2,7 +2,6 @@
 //! preflight's and placement's.
 
 mod record;
-mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -14,19 +13,18 @@ use godwit_api::control::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, Check, CheckName, CpuBaselineChange,
     CpuBaselineInfo, Page, Problem, ProblemCode, SetCpuBaseline, Verdict,
 };
+use godwit_planner::baseline::{CpuSurvey, SurveyedHost, told_common};
+use godwit_planner::words::{Names, some_features};
 use godwit_qemu::{Baseline, CpuModel};
 use tokio::time::timeout;
 
 use crate::access::Caller;
-use crate::inventory::{BaselinePlan, Cursor};
+use crate::inventory::{BaselinePlan, Cursor, Inventory};
 use crate::keeper::{Keeper, Writes};
 use crate::manager::{Manager, check_name};
-use crate::preflight::some;
 use crate::state::now_unix_ms;
-use crate::words::Names;
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};
-use seen::{Seen, told_common};
 
 /// The longest name of a baseline, with all of its features.
 const MOST_MODEL_BYTES: usize = 2048;
@@ -149,7 +147,7 @@ impl Manager {
         if lacks.is_empty() {
             return Ok(());
         }
-        let evidence = falls_short(name, &baseline.cpu_model, &some(&lacks));
+        let evidence = falls_short(name, &baseline.cpu_model, &some_features(&lacks));
         let mend = "take a lower baseline first (`godwit control cpu-baseline set`), or leave the host out";
         let check = Check {
             name: CheckName::CpuBaseline,
@@ -160,10 +158,20 @@ impl Manager {
         Err(Problem { checks: Box::new([check]), ..Problem::new(ProblemCode::BaselineUnmet, evidence, mend) })
     }
 
-    fn seen_cpus(&self) -> (Seen, Option<BaselinePlan>) {
+    fn seen_cpus(&self) -> (CpuSurvey, Option<BaselinePlan>) {
         let inventory = self.state.inventory();
-        (Seen::of(&inventory), inventory.baseline_plan().cloned())
+        (survey(&inventory), inventory.baseline_plan().cloned())
     }
+}
+
+/// Takes the CPUs of all hosts and VMs, so that what is worked out of very many of them holds no lock.
+fn survey(inventory: &Inventory) -> CpuSurvey {
+    let hosts = inventory.seen_hosts().map(|host| SurveyedHost {
+        name: host.name.to_owned(),
+        in_use: !host.plan.maintenance || inventory.vms_of(host.name).next().is_some(),
+        info: inventory.host_info(host.name).cloned(),
+    });
+    CpuSurvey::new(hosts, inventory.all_vms().cloned())
 }
 
 /// Works something out that takes some time with very many hosts.
@@ -206,7 +214,7 @@ fn check_request(request: &SetCpuBaseline) -> Result<(), Problem> {
 }
 
 /// What is asked for, as it would be set.
-fn plan(seen: &Seen, request: SetCpuBaseline, set_by: String) -> Result<BaselinePlan, Problem> {
+fn plan(seen: &CpuSurvey, request: SetCpuBaseline, set_by: String) -> Result<BaselinePlan, Problem> {
     let SetCpuBaseline { model, mut without } = request;
     without.sort_unstable();
     without.dedup();
@@ -224,7 +232,7 @@ fn plan(seen: &Seen, request: SetCpuBaseline, set_by: String) -> Result<Baseline
     Ok(BaselinePlan { baseline, asked: model, without, set_unix_ms: now_unix_ms(), set_by })
 }
 
-fn unknown_name(seen: &Seen, model: &str) -> Problem {
+fn unknown_name(seen: &CpuSurvey, model: &str) -> Problem {
     let names = seen.known_names();
     if names.is_empty() {
         let detail =
@@ -236,7 +244,7 @@ fn unknown_name(seen: &Seen, model: &str) -> Problem {
 }
 
 /// What a baseline means, and why it is not to be set; none: it may.
-fn meaning(seen: &Seen, plan: &BaselinePlan) -> (CpuBaselineChange, Option<Problem>) {
+fn meaning(seen: &CpuSurvey, plan: &BaselinePlan) -> (CpuBaselineChange, Option<Problem>) {
     let hosts = seen.hosts(Some(&plan.baseline));
     let with = |fit: BaselineFit| move |host: &&BaselineHost| host.fit == Some(fit);
     let falls_short: Vec<BaselineHost> =
@@ -263,7 +271,8 @@ fn meaning(seen: &Seen, plan: &BaselinePlan) -> (CpuBaselineChange, Option<Probl
 fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
     let first = hosts.first()?;
     let names: Vec<String> = hosts.iter().take(NAMED_HOSTS).map(|host| host.host.clone()).collect();
-    let evidence = |host: &BaselineHost| falls_short(&host.host, &baseline.cpu_model, &some(&host.lacks));
+    let evidence =
+        |host: &BaselineHost| falls_short(&host.host, &baseline.cpu_model, &some_features(&host.lacks));
     let others = match hosts.len() {
         1 => String::new(),
         count => format!(" (and {} more hosts)", count - 1),

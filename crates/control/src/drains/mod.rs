@@ -1,5 +1,5 @@
 //! Drains as they are carried out: hosts that are emptied, and filled again where that is undone. One task owns them. What is to be done next is
-//! decided in `next.rs`, who goes where in [`crate::drain`], and who starts when by the queue; here it is only done and written down.
+//! decided in `next.rs`, who goes where in [`godwit_planner::drain`], and who starts when by the queue; here it is only done and written down.
 
 mod next;
 mod record;
@@ -15,24 +15,23 @@ use godwit_api::control::{
     Change, CreateDrain, CreateMove, Drain, DrainState, HostState, Move, MoveState, Problem, ProblemCode,
 };
 use godwit_migration::Intent;
+use godwit_planner::drain::{DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo};
+use godwit_planner::placement::{self, Rule};
+use godwit_planner::queue::{Limits, RunningMove};
+use godwit_planner::words::millis;
+use next::{Leaving, Next, next};
+use record::{HostDrain, Legs, Way};
+use saved::{DRAINS, SavedDrain, check_size};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::drain::{DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo};
 use crate::facts::{Arriving, begun_at_agents, datastores, estimate_ms, placement_hosts, reference_group};
 use crate::hosts::no_host;
 use crate::inventory::{HostPlan, Inventory};
 use crate::keeper::{Keeper, Writes};
 use crate::moves::{Moves, Wanted, fresh_id, job_of};
-use crate::placement::{self, Rule};
-use crate::queue::{Limits, RunningMove};
 use crate::records::{HOSTS, SavedHost};
 use crate::state::{State, now_unix_ms};
-use crate::words::millis;
-
-use next::{Leaving, Next, next};
-use record::{HostDrain, Legs, Way};
-use saved::{DRAINS, SavedDrain, check_size};
 
 /// How often it is looked what is to be done next.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::control::{DrainState, HostState, Move, MoveState};
 use godwit_api::{VmInfo, VmState};
+use godwit_planner::drain::{DrainVm, Moved, PlannedMove};
+use godwit_planner::placement::Obstacle;
 
 use super::record::{HostDrain, Legs, Way};
-use crate::drain::{DrainVm, Moved, PlannedMove};
 use crate::facts::{datastores, estimate_ms, placement_vm};
 use crate::inventory::{Inventory, SeenHost};
-use crate::placement::Obstacle;
 use crate::preflight;
 
 /// Moves that a VM gets in a drain, each to another host.

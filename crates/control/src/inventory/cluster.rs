@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use godwit_api::control::{Change, CpuBaseline, Page, RuleInfo, RuleState};
+use godwit_planner::placement::Rule;
 use godwit_qemu::{Baseline, CpuFeatures, PsabiLevel};
 
 use super::Inventory;
 use super::select::{Cursor, page};
-use crate::placement::Rule;
 use crate::rules::told;
 
 /// VMs by which a rule is broken that a list names.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use godwit_api::control::{Change, HostMoves, LinkMoves, MoveLimits};
+use godwit_planner::queue::{HostLimit, Limits, moves_at_once};
 
 use super::Inventory;
-use crate::queue::{HostLimit, Limits, moves_at_once};
 
 /// Speeds from which on a link carries more moves (docs/queue.md).
 const STEPS_BITS_PER_S: [u64; 8] = [

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use godwit_api::VmState;
 use godwit_api::control::Waits;
+use godwit_planner::queue::lifecycle::JobState;
+use godwit_planner::queue::{HostFacts, RunningMove, WaitReason, WaitingJob};
 
 use super::job::{Job, job_of};
 use crate::facts::{begun_at_agents, datastores, estimate_ms, host_facts, reference_group};
 use crate::inventory::Inventory;
-use crate::queue::lifecycle::JobState;
-use crate::queue::{HostFacts, RunningMove, WaitReason, WaitingJob};
 
 /// The queue's input.
 pub(super) struct Known {

@@ -11,8 +11,8 @@ use godwit_store::records::{Record, Table};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use crate::queue::Priority;
-use crate::queue::lifecycle::{JobFailure, JobState};
+use godwit_planner::queue::Priority;
+use godwit_planner::queue::lifecycle::{JobFailure, JobState};
 
 pub(crate) const MOVES: Table<SavedMove> = Table::new();
 

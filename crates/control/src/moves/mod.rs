@@ -1,4 +1,4 @@
-//! Moves as they are carried out. One task owns all jobs: each news of a job is an event of its pure lifecycle ([`crate::queue::lifecycle`]), whose
+//! Moves as they are carried out. One task owns all jobs: each news of a job is an event of its pure lifecycle ([`godwit_planner::queue::lifecycle`]), whose
 //! actions are done in their order, and nothing after a state that could not be written. Agents are asked in tasks of their own, whose answers
 //! are events again. Nothing decides here.
 
@@ -17,6 +17,9 @@ use std::time::Duration;
 use godwit_api::MigrationStatus;
 use godwit_api::control::{Change, Move, MoveSamples, MoveState, Problem, ProblemCode, Waits};
 use godwit_migration::Report;
+use godwit_planner::queue::lifecycle::{Action, JobEvent, JobState, step};
+use godwit_planner::queue::retry::RetryPolicy;
+use godwit_planner::queue::{Served, Situation, schedule};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
@@ -24,9 +27,6 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::bounds::Fault;
 use crate::following::News;
 use crate::keeper::{Keeper, Writes};
-use crate::queue::lifecycle::{Action, JobEvent, JobState, step};
-use crate::queue::retry::RetryPolicy;
-use crate::queue::{Served, Situation, schedule};
 use crate::state::{State, now_unix_ms};
 
 pub(crate) use agents::{Agents, FollowedAgents, Heard};

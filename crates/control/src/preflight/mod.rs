@@ -15,13 +15,12 @@ mod vm;
 
 use godwit_api::control::{Check, CheckName, PreflightReport, Verdict};
 use godwit_migration::EngineKind;
+use godwit_planner::placement::{Obstacle, Obstacles};
 use godwit_qemu::CpuModel;
 
 use crate::inventory::{Inventory, SeenHost, SeenVm};
-use crate::placement::{Obstacle, Obstacles};
 
 pub(crate) use asked::check_qemu;
-pub(crate) use cpu::some;
 
 pub use answers::with_dry_run;
 use answers::without_answer;
@@ -120,7 +119,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// What keeps a VM from each host, beside what placement sees for itself: for [`crate::placement::rank`] and drains.
+/// What keeps a VM from each host, beside what placement sees for itself: for [`godwit_planner::placement::rank`] and drains.
 #[must_use]
 pub fn obstacles(inventory: &Inventory, vm: &str) -> Obstacles {
     Subject::of(inventory, vm, EngineKind::default()).map(|subject| subject.obstacles()).unwrap_or_default()

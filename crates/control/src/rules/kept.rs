@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use godwit_api::control::{RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
+use godwit_planner::placement::{self, Hosts, Rule, Strength};
+use godwit_planner::words::Names;
 
 use crate::inventory::Inventory;
-use crate::placement::{self, Hosts, Rule, Strength};
-use crate::words::Names;
 
 /// Other VMs that a reason names.
 const NAMED_VMS: usize = 3;

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use godwit_api::control::{
     CreateRule, Page, Problem, ProblemCode, RuleHosts, RuleInfo, RuleKind, RuleStrength,
 };
+use godwit_planner::placement::{self, Hosts, Rule, Strength};
 
 use crate::inventory::{Cursor, Inventory, RuleFilter};
 use crate::manager::{Manager, check_name};
-use crate::placement::{self, Hosts, Rule, Strength};
 
 pub(crate) use kept::told;
 pub(crate) use record::{RULES, SavedRule};

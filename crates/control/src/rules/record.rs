@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
-use crate::placement::{Hosts, Rule, RuleKind, Strength};
+use godwit_planner::placement::{Hosts, Rule, RuleKind, Strength};
 
 pub(crate) const RULES: Table<SavedRule> = Table::new();
 

@@ -4,6 +4,8 @@ use std::path::{Component, Path};
 
 use godwit_api::HostInfo;
 use godwit_api::control::{CheckName, Problem, ProblemCode, Role};
+use godwit_planner::placement::{self, Obstacle, Obstacles, Ranking, rank};
+use godwit_planner::words::some_features;
 use godwit_qemu::{Accel, CpuModel, VmSpec};
 
 use super::{Kept, Room, memory_bytes};
@@ -11,8 +13,6 @@ use crate::facts::{placement_hosts, reference_group_of};
 use crate::hosts::no_host;
 use crate::inventory::{Inventory, SeenHost};
 use crate::manager::Manager;
-use crate::placement::{self, Obstacle, Obstacles, Ranking, rank};
-use crate::preflight::some;
 
 /// Hosts that a message names, with what rules them out.
 const NAMED_HOSTS: usize = 3;
@@ -172,7 +172,7 @@ fn qemu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
 
 fn baseline(host: &str, inventory: &Inventory) -> Option<String> {
     let lacking = inventory.lacks_of_baseline(host)?;
-    (!lacking.is_empty()).then(|| format!("it lacks {} of the cluster's baseline", some(&lacking)))
+    (!lacking.is_empty()).then(|| format!("it lacks {} of the cluster's baseline", some_features(&lacking)))
 }
 
 /// What is known to be missing; of models that are not known here QEMU has the last word.
@@ -183,7 +183,7 @@ fn cpu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
         return None;
     }
     let missing = cpu.to_host_cpu().missing_of(&model)?;
-    (!missing.is_empty()).then(|| format!("its guests can't have {} of {model}", some(&missing)))
+    (!missing.is_empty()).then(|| format!("its guests can't have {} of {model}", some_features(&missing)))
 }
 
 fn accel_name(accel: Accel) -> &'static str {

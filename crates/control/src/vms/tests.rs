@@ -4,11 +4,11 @@ use godwit_api::control::{
 };
 use godwit_api::{HostEvent, VmInfo, VmState};
 use godwit_fleet::{Fleet, FleetPlan};
+use godwit_planner::placement::{Hosts, Rule, RuleKind, Strength};
 use serde_json::{Value, json};
 
 use crate::access::Caller;
 use crate::inventory::HostPlan;
-use crate::placement::{Hosts, Rule, RuleKind, Strength};
 use crate::server::tests::{Answer, Managed};
 
 const VMS: &str = "/api/v1/vms";

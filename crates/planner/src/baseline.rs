@@ -1,4 +1,4 @@
-//! Hosts and VMs as far as their CPUs go, taken at one moment: what is worked out of very many of them holds no lock. Pure.
+//! The CPUs of a cluster at one moment: what hosts have in common, which hosts fall short of a baseline and which VMs must restart for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,21 +10,32 @@ use godwit_qemu::{
     HostCpu, INTEL_GENERATIONS, NoCommon, PsabiLevel, RunningVm, change_of_baseline, common_baseline,
 };
 
-use crate::inventory::Inventory;
-use crate::preflight::some;
+use crate::words::some_features;
 
-/// A host.
+/// A host, as a survey takes it.
+#[derive(Clone, Debug)]
+pub struct SurveyedHost {
+    /// Its name.
+    pub name: String,
+    /// Whether it takes VMs, or has some.
+    pub in_use: bool,
+    /// What its agent reported last; none: the agent has not answered yet.
+    pub info: Option<Arc<HostInfo>>,
+}
+
+/// A host and its kind of CPU.
+#[derive(Debug)]
 struct SeenHost {
     name: String,
-    /// Whether it takes VMs, or has some.
     in_use: bool,
     info: Option<Arc<HostInfo>>,
     /// Which of the kinds its CPU is; none: it has not told.
     kind: Option<usize>,
 }
 
-/// Hosts and VMs.
-pub(super) struct Seen {
+/// Hosts and VMs of a cluster, taken at one moment.
+#[derive(Debug)]
+pub struct CpuSurvey {
     hosts: Vec<SeenHost>,
     /// CPUs of hosts, each once: most hosts of a cluster are alike.
     kinds: Vec<(String, HostCpu)>,
@@ -32,23 +43,26 @@ pub(super) struct Seen {
     vms: Vec<Arc<VmInfo>>,
 }
 
-impl Seen {
-    pub(super) fn of(inventory: &Inventory) -> Seen {
-        let hosts = inventory.seen_hosts().map(|host| SeenHost {
-            name: host.name.to_owned(),
-            in_use: !host.plan.maintenance || inventory.vms_of(host.name).next().is_some(),
-            info: inventory.host_info(host.name).cloned(),
-            kind: None,
+impl CpuSurvey {
+    /// Takes hosts in the order of their names, and VMs in any order; VMs that do not run are left out.
+    #[must_use]
+    pub fn new(
+        hosts: impl IntoIterator<Item = SurveyedHost>,
+        vms: impl IntoIterator<Item = Arc<VmInfo>>,
+    ) -> CpuSurvey {
+        let hosts = hosts.into_iter().map(|SurveyedHost { name, in_use, info }| {
+            let kind = None;
+            SeenHost { name, in_use, info, kind }
         });
-        let runs = |vm: &&Arc<VmInfo>| !matches!(vm.state, VmState::Stopped | VmState::Failed);
-        let mut vms: Vec<_> = inventory.all_vms().filter(runs).cloned().collect();
+        let runs = |vm: &Arc<VmInfo>| !matches!(vm.state, VmState::Stopped | VmState::Failed);
+        let mut vms: Vec<_> = vms.into_iter().filter(runs).collect();
         vms.sort_by(|one, other| one.name.cmp(&other.name));
-        let mut seen = Seen { hosts: hosts.collect(), kinds: Vec::new(), vms };
-        seen.tell_kinds();
-        seen
+        let mut survey = CpuSurvey { hosts: hosts.collect(), kinds: Vec::new(), vms };
+        survey.sort_by_kind();
+        survey
     }
 
-    fn tell_kinds(&mut self) {
+    fn sort_by_kind(&mut self) {
         let mut known: Vec<Arc<HostInfo>> = Vec::new();
         for host in &mut self.hosts {
             let Some(info) = host.info.as_ref().filter(|info| info.cpu.is_some()) else { continue };
@@ -66,12 +80,17 @@ impl Seen {
         self.kinds.iter().map(|(name, cpu)| (name.as_str(), cpu)).collect()
     }
 
-    pub(super) fn has_host(&self, name: &str) -> bool {
+    /// Whether a host of that name is part of it.
+    #[must_use]
+    pub fn has_host(&self, name: &str) -> bool {
         self.hosts.iter().any(|host| host.name == name)
     }
 
     /// What hosts have in common that have told what guests can have, without some of them.
-    pub(super) fn common(&self, without: &[String]) -> Result<Common, NoCommon> {
+    ///
+    /// # Errors
+    /// [`NoCommon`]: they have nothing in common, by the names of hosts.
+    pub fn common(&self, without: &[String]) -> Result<Common, NoCommon> {
         let meant = || self.hosts.iter().filter(|host| !without.contains(&host.name));
         let of: BTreeSet<usize> = meant().filter_map(|host| host.kind).collect();
         let cpus: Vec<(&str, &HostCpu)> = of
@@ -96,7 +115,8 @@ impl Seen {
     }
 
     /// The baseline of a name, an alias told by the version that it stands for; none: no host says what it holds.
-    pub(super) fn named(&self, name: &str) -> Option<Baseline> {
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<Baseline> {
         let kinds = self.kinds();
         let mut baseline = Baseline::named(name, &kinds)?;
         let mut model = baseline.model();
@@ -109,7 +129,8 @@ impl Seen {
     }
 
     /// Names that each host satisfies that has told what guests can have: levels, then generations, the oldest first.
-    pub(super) fn choices(&self) -> Vec<NamedCpu> {
+    #[must_use]
+    pub fn choices(&self) -> Vec<NamedCpu> {
         let mut choices = Vec::new();
         for name in self.names() {
             let Some(baseline) = self.named(&name) else { continue };
@@ -137,12 +158,14 @@ impl Seen {
     }
 
     /// Names that a baseline may have, for who named one that no host knows.
-    pub(super) fn known_names(&self) -> String {
+    #[must_use]
+    pub fn known_names(&self) -> String {
         self.names().join(", ")
     }
 
     /// Every host against a baseline, by name.
-    pub(super) fn hosts(&self, baseline: Option<&Baseline>) -> Vec<BaselineHost> {
+    #[must_use]
+    pub fn hosts(&self, baseline: Option<&Baseline>) -> Vec<BaselineHost> {
         let lacks = self.kinds.iter().map(|(_, cpu)| baseline.map(|baseline| cpu.lacks_of(baseline)));
         let lacks: Vec<Option<CpuFeatures>> = lacks.collect();
         let level = |cpu: &HostCpu| cpu.psabi_level().map(|level| level.name().to_owned());
@@ -167,12 +190,15 @@ impl Seen {
         self.hosts.iter().map(of).collect()
     }
 
-    pub(super) fn is_in_use(&self, name: &str) -> bool {
+    /// Whether a host takes VMs, or has some.
+    #[must_use]
+    pub fn is_in_use(&self, name: &str) -> bool {
         self.hosts.iter().any(|host| host.name == name && host.in_use)
     }
 
     /// VMs that run with another CPU than a baseline's, by name.
-    pub(super) fn restarts(&self, baseline: &Baseline) -> Vec<BaselineVm> {
+    #[must_use]
+    pub fn restarts(&self, baseline: &Baseline) -> Vec<BaselineVm> {
         let kind_of: BTreeMap<&str, usize> =
             self.hosts.iter().filter_map(|host| Some((host.name.as_str(), host.kind?))).collect();
         let model_of =
@@ -224,10 +250,14 @@ fn differences(change: BaselineChange) -> BTreeMap<String, (CpuFeatures, CpuFeat
 fn why(model: &str, lacks: &CpuFeatures, beyond: &CpuFeatures) -> String {
     match (lacks.is_empty(), beyond.is_empty()) {
         (true, true) => format!("no host says what CPU model {model} holds"),
-        (false, true) => format!("it lacks {} of the baseline", some(lacks)),
-        (true, false) => format!("it has {} beyond the baseline", some(beyond)),
+        (false, true) => format!("it lacks {} of the baseline", some_features(lacks)),
+        (true, false) => format!("it has {} beyond the baseline", some_features(beyond)),
         (false, false) => {
-            format!("it lacks {} of the baseline, and has {} beyond it", some(lacks), some(beyond))
+            format!(
+                "it lacks {} of the baseline, and has {} beyond it",
+                some_features(lacks),
+                some_features(beyond)
+            )
         }
     }
 }
@@ -242,7 +272,8 @@ fn untold(info: Option<&HostInfo>) -> String {
 }
 
 /// What hosts have in common, as it is told.
-pub(super) fn told_common(common: &Common) -> CommonCpu {
+#[must_use]
+pub fn told_common(common: &Common) -> CommonCpu {
     let Common { baseline, vendors, .. } = common;
     CommonCpu {
         cpu_model: baseline.cpu_model.clone(),

@@ -1,11 +1,11 @@
-//! How long the queue takes over 10,000 waiting jobs on 1,000 hosts, and a drain's plan over 200 VMs: `cargo run --release -p godwit-control
+//! How long the queue takes over 10,000 waiting jobs on 1,000 hosts, and a drain's plan over 200 VMs: `cargo run --release -p godwit-planner
 //! --example queue_speed`.
 
 use std::time::Instant;
 
-use godwit_control::drain::{DrainRequest, DrainVm, plan};
-use godwit_control::placement::{Host, Rule, RuleKind, Strength, Vm};
-use godwit_control::queue::{HostFacts, Limits, Priority, Situation, WaitingJob, schedule};
+use godwit_planner::drain::{DrainRequest, DrainVm, plan};
+use godwit_planner::placement::{Host, Rule, RuleKind, Strength, Vm};
+use godwit_planner::queue::{HostFacts, Limits, Priority, Situation, WaitingJob, schedule};
 
 const GIB: u64 = 1 << 30;
 const HOSTS: u64 = 1_000;
