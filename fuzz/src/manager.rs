@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use godwit_api::control::{JoinRequest, JoinTokenText, ManagedVm, PreflightReport};
 use godwit_api::{EventParser, HostEvent, HostInfo, Told, VmInfo};
-use godwit_control::inventory::{HostPlan, Inventory};
+use godwit_control::cluster::inventory::{HostPlan, Inventory};
 use godwit_control::preflight::with_dry_run;
 use godwit_migration::DryRun;
 use serde_json::json;

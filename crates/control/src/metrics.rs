@@ -19,10 +19,10 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::Instant;
 
-use crate::events::Next as NextEvents;
-use crate::inventory::Tally;
+use crate::cluster::inventory::Tally;
+use crate::cluster::state::now_unix_ms;
+use crate::journal::events::Next as NextEvents;
 use crate::manager::Manager;
-use crate::state::now_unix_ms;
 
 /// Moves that have been counted and whose end may be told again.
 const MOST_COUNTED: usize = 20_000;

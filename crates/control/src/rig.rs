@@ -14,11 +14,11 @@ use godwit_store::{
 };
 use serde_json::{Value, json};
 
-use crate::inventory::{BaselinePlan, HostPlan, Inventory};
-use crate::keeper::Keeper;
+use crate::cluster::inventory::{BaselinePlan, HostPlan, Inventory};
+use crate::cluster::state::State;
+use crate::leadership::standby::Standby;
 use crate::manager::Manager;
-use crate::standby::Standby;
-use crate::state::State;
+use crate::storage::keeper::Keeper;
 
 fn candidate(name: &str) -> Candidate {
     Candidate { name: name.to_owned(), address: format!("http://{name}:7800") }

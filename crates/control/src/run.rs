@@ -19,16 +19,16 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
-use crate::campaign::Campaign;
+use crate::access::authorities::{DoorError, Doors};
+use crate::cluster::state::State;
 use crate::config::Config;
-use crate::connections::{self, Patience, Places};
-use crate::doors::{DoorError, Doors};
+use crate::http as api;
+use crate::http::connections::{self, Patience, Places};
+use crate::leadership::campaign::Campaign;
+use crate::leadership::prune::prune_hourly;
 use crate::manager::Manager;
-use crate::measured_store::MeasuredStore;
 use crate::metrics;
-use crate::prune::prune_hourly;
-use crate::server;
-use crate::state::State;
+use crate::storage::measured::MeasuredStore;
 
 /// How long requests that are being answered may take when the manager ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
@@ -139,12 +139,12 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let campaign = Campaign::new(Arc::clone(&manager), store, candidate, config.audit.retention());
 
     manager.doors.set(doors);
-    let app = server::router(Arc::clone(&manager));
+    let app = api::router(Arc::clone(&manager));
     let handle = Handle::new();
     let mut servers = JoinSet::new();
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
-    servers.spawn(serve_local(local, server::local(app.clone())));
+    servers.spawn(serve_local(local, api::local(app.clone())));
     let places = Arc::<Places>::default();
     for (listener, tls) in listeners {
         let served = connections::serve(

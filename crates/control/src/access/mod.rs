@@ -1,15 +1,18 @@
 //! Who asks, and what they may: tokens, which are kept hashed, and roles. No clock, and no I/O but the audit log's.
 
-pub mod audit;
-mod join;
+pub(crate) mod authorities;
+pub(crate) mod certificates;
+pub(crate) mod http;
+pub(crate) mod issuer;
 mod needs;
 pub mod oidc;
-pub mod repeat;
+pub(crate) mod rates;
+pub(crate) mod record;
+pub(crate) mod refusals;
 mod token;
 
 use godwit_api::control::{Problem, ProblemCode, Role};
 
-pub use join::{JoinTokenRecord, JoinUse, unknown_join_token};
 pub use needs::{Need, needed};
 pub use token::{Secret, TokenRecord, Tokens};
 

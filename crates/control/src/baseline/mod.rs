@@ -1,6 +1,9 @@
 //! The cluster's CPU baseline, as an operator sets it (docs/cpu.md). What a baseline is, is `godwit_qemu`'s to say; what it keeps VMs from,
 //! preflight's and placement's.
 
+pub(crate) mod http;
+#[cfg(test)]
+mod http_tests;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -19,10 +22,10 @@ use godwit_qemu::{Baseline, CpuModel};
 use tokio::time::timeout;
 
 use crate::access::Caller;
-use crate::inventory::{BaselinePlan, Cursor, Inventory};
-use crate::keeper::{Keeper, Writes};
+use crate::cluster::inventory::{BaselinePlan, Cursor, Inventory};
+use crate::cluster::state::now_unix_ms;
 use crate::manager::{Manager, check_name};
-use crate::state::now_unix_ms;
+use crate::storage::keeper::{Keeper, Writes};
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};
 
@@ -219,7 +222,7 @@ fn plan(seen: &CpuSurvey, request: SetCpuBaseline, set_by: String) -> Result<Bas
     without.sort_unstable();
     without.dedup();
     if let Some(host) = without.iter().find(|host| !seen.has_host(host)) {
-        return Err(crate::hosts::no_host(host));
+        return Err(crate::agents::no_host(host));
     }
     let baseline = if model == COMPUTED_BASELINE {
         let common = seen.common(&without);

@@ -4,7 +4,7 @@ use godwit_qemu::{Baseline, CpuFeatures};
 use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::BaselinePlan;
+use crate::cluster::inventory::BaselinePlan;
 
 pub(crate) const BASELINE: Table<SavedBaseline> = Table::new();
 /// A cluster has one.

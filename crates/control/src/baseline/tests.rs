@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::access::Caller;
-use crate::events::Next;
-use crate::inventory::{HostPlan, Inventory};
+use crate::cluster::inventory::{HostPlan, Inventory};
+use crate::journal::events::Next;
 use crate::rig::{cpu, follower, host, leader, over_file, put_host, until, vm};
 
 fn request(model: &str, without: &[&str]) -> SetCpuBaseline {

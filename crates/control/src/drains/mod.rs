@@ -1,6 +1,7 @@
 //! Drains as they are carried out: hosts that are emptied, and filled again where that is undone. One task owns them. What is to be done next is
 //! decided in `next.rs`, who goes where in [`godwit_planner::drain`], and who starts when by the queue; here it is only done and written down.
 
+pub(crate) mod http;
 mod next;
 mod record;
 mod saved;
@@ -25,13 +26,15 @@ use saved::{DRAINS, SavedDrain, check_size};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::facts::{Arriving, begun_at_agents, datastores, estimate_ms, placement_hosts, reference_group};
-use crate::hosts::no_host;
-use crate::inventory::{HostPlan, Inventory};
-use crate::keeper::{Keeper, Writes};
+use crate::agents::no_host;
+use crate::cluster::inventory::{HostPlan, Inventory};
+use crate::cluster::planner_input::{
+    Arriving, begun_at_agents, datastores, estimate_ms, placement_hosts, reference_group,
+};
+use crate::cluster::state::{State, now_unix_ms};
+use crate::hosts::record::{HOSTS, SavedHost};
 use crate::moves::{Moves, Wanted, fresh_id, job_of};
-use crate::records::{HOSTS, SavedHost};
-use crate::state::{State, now_unix_ms};
+use crate::storage::keeper::{Keeper, Writes};
 
 /// How often it is looked what is to be done next.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);

@@ -13,7 +13,7 @@ use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use super::record::{HostDrain, Way};
-use crate::words::beginning;
+use crate::cluster::text::beginning;
 
 pub(crate) const DRAINS: Table<SavedDrain> = Table::new();
 

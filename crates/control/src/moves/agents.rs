@@ -10,11 +10,11 @@ use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, JobFailu
 use tokio::time::sleep;
 
 use super::job::Job;
-use crate::bounds::MOST_REASON_BYTES;
-use crate::hosts::Hosts;
-use crate::inventory::Inventory;
-use crate::state::State;
-use crate::words::beginning;
+use crate::agents::Hosts;
+use crate::cluster::bounds::MOST_REASON_BYTES;
+use crate::cluster::inventory::Inventory;
+use crate::cluster::state::State;
+use crate::cluster::text::beginning;
 
 /// Before an agent is asked again that did not answer.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -3,10 +3,14 @@
 //! are events again. Nothing decides here.
 
 mod agents;
-mod facts;
+pub(crate) mod http;
 mod job;
+pub(crate) mod limits;
+pub(crate) mod preflight_http;
 mod reports;
+pub(crate) mod requests;
 mod samples;
+mod situation;
 #[cfg(test)]
 mod tests;
 
@@ -24,10 +28,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::bounds::Fault;
-use crate::following::News;
-use crate::keeper::{Keeper, Writes};
-use crate::state::{State, now_unix_ms};
+use crate::agents::following::News;
+use crate::cluster::bounds::Fault;
+use crate::cluster::state::{State, now_unix_ms};
+use crate::storage::keeper::{Keeper, Writes};
 
 pub(crate) use agents::{Agents, FollowedAgents, Heard};
 use samples::Samples;
@@ -440,7 +444,7 @@ impl Driver {
         let now_ms = now_unix_ms();
         let (known, limits) = {
             let inventory = self.state.inventory();
-            (facts::known(&self.jobs, &inventory), inventory.limits())
+            (situation::known(&self.jobs, &inventory), inventory.limits())
         };
         for (id, waits) in known.unable {
             self.set_waits(&id, waits);
@@ -454,11 +458,13 @@ impl Driver {
             served: &self.served,
         });
         for wait in schedule.waits {
-            self.set_waits(&wait.job, Waits { code: facts::code(&wait.reason), text: wait.text });
+            self.set_waits(&wait.job, Waits { code: situation::code(&wait.reason), text: wait.text });
         }
         for start in schedule.starts {
             let Some(job) = self.jobs.get(&start.job) else { continue };
-            let Some(epoch) = facts::epoch(&self.state.inventory(), &job.vm, &start.source) else { continue };
+            let Some(epoch) = situation::epoch(&self.state.inventory(), &job.vm, &start.source) else {
+                continue;
+            };
             let migration = job.next_migration();
             let starts = JobEvent::Start { migration, target: start.target, epoch };
             if let Err(problem) = self.advance(&start.job, starts).await {

@@ -8,7 +8,7 @@ use godwit_qemu::VmSpec;
 use godwit_store::{Candidate, MemoryStore, Store};
 
 use super::*;
-use crate::inventory::HostPlan;
+use crate::cluster::inventory::HostPlan;
 
 /// Agents that do at once what they are asked to, and remember it.
 #[derive(Default)]

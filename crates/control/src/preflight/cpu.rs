@@ -5,7 +5,7 @@ use godwit_planner::words::some_features;
 use godwit_qemu::Accelerator;
 
 use super::{Found, Subject};
-use crate::inventory::SeenHost;
+use crate::cluster::inventory::SeenHost;
 
 pub(super) fn accelerator(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let (accel, name) = (subject.vm.info.accel.as_str(), to.name);

@@ -5,7 +5,6 @@
 //! Placement and drains get the same checks as [`Obstacles`].
 
 mod answers;
-mod asked;
 mod cpu;
 mod pair;
 mod ranking;
@@ -18,12 +17,11 @@ use godwit_migration::EngineKind;
 use godwit_planner::placement::{Obstacle, Obstacles};
 use godwit_qemu::CpuModel;
 
-use crate::inventory::{Inventory, SeenHost, SeenVm};
-
-pub(crate) use asked::check_qemu;
+use crate::cluster::inventory::{Inventory, SeenHost, SeenVm};
 
 pub use answers::with_dry_run;
-use answers::without_answer;
+pub(crate) use answers::without_answer;
+pub(crate) use ranking::first;
 
 /// How a check came out.
 pub(crate) struct Found {

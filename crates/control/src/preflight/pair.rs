@@ -8,7 +8,7 @@ use godwit_planner::words::Bytes;
 
 use super::cpu::{accelerator, baseline, cpu, untold};
 use super::{Found, Subject};
-use crate::inventory::SeenHost;
+use crate::cluster::inventory::SeenHost;
 
 type OfPair = fn(&Subject<'_>, SeenHost<'_>) -> Found;
 

@@ -8,7 +8,7 @@ use godwit_planner::placement::{Exclusion, Host, Obstacles, Rule, Score, rank};
 use godwit_planner::words::Count;
 
 use super::{Found, Subject};
-use crate::facts::placement_vm;
+use crate::cluster::planner_input::placement_vm;
 
 /// Hosts that a message names, with what rules them out.
 const NAMED_HOSTS: usize = 3;

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::ranking::first;
 use super::*;
-use crate::facts::{Arriving, placement_hosts};
-use crate::inventory::HostPlan;
+use crate::cluster::inventory::HostPlan;
+use crate::cluster::planner_input::{Arriving, placement_hosts};
 
 const GIB: u64 = 1 << 30;
 

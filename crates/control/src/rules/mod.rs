@@ -1,7 +1,9 @@
 //! Rules about where VMs may be, as operators make them. What placement does with them is `placement/rules.rs`; whether each is kept at
 //! present is `kept.rs`.
 
-mod kept;
+pub(crate) mod http;
+#[cfg(test)]
+mod http_tests;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -14,10 +16,10 @@ use godwit_api::control::{
 };
 use godwit_planner::placement::{self, Hosts, Rule, Strength};
 
-use crate::inventory::{Cursor, Inventory, RuleFilter};
+use crate::cluster::inventory::{Cursor, Inventory, RuleFilter};
+use crate::cluster::rule_state::told;
 use crate::manager::{Manager, check_name};
 
-pub(crate) use kept::told;
 pub(crate) use record::{RULES, SavedRule};
 
 /// The most rules that a cluster has: each is asked of every host for every VM that it names.

@@ -6,7 +6,7 @@ use godwit_store::{MemoryStore, Store};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::events::Next;
+use crate::journal::events::Next;
 use crate::rig::{LateStore, ask_and_go, follower, host, leader, over_file, put_host, until, vm};
 
 fn request(value: Value) -> CreateRule {

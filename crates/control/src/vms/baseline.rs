@@ -5,7 +5,7 @@ use godwit_api::control::{Check, CheckName, Problem, ProblemCode, Verdict};
 use godwit_planner::words::some_features;
 use godwit_qemu::{Baseline, CpuFeatures, CpuModel, DEFAULT_CPU_MODEL, VmSpec};
 
-use crate::inventory::Inventory;
+use crate::cluster::inventory::Inventory;
 
 /// What a model has that the baseline has not.
 #[derive(Debug)]

@@ -2,7 +2,11 @@
 //! says no nothing of it remains. What the agent does it says itself; the list follows what agents tell.
 
 mod baseline;
+pub(crate) mod bindings;
+pub(crate) mod consoles;
+pub(crate) mod http;
 mod place;
+pub(crate) mod record;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -19,11 +23,11 @@ use godwit_qemu::{Uuid, VmSpec};
 use tokio::time::timeout;
 
 use crate::access::Caller;
-use crate::doors::Turn;
-use crate::inventory::VmPlan;
+use crate::access::authorities::Turn;
+use crate::cluster::inventory::VmPlan;
+use crate::cluster::state::State;
 use crate::manager::{Manager, check_labels};
-use crate::records::{SavedVm, VMS};
-use crate::state::State;
+use crate::vms::record::{SavedVm, VMS};
 
 use baseline::{exceeds, hold_to_baseline};
 use place::no_vm;

@@ -9,9 +9,9 @@ use godwit_planner::words::some_features;
 use godwit_qemu::{Accel, CpuModel, VmSpec};
 
 use super::{Kept, Room, memory_bytes};
-use crate::facts::{placement_hosts, reference_group_of};
-use crate::hosts::no_host;
-use crate::inventory::{Inventory, SeenHost};
+use crate::agents::no_host;
+use crate::cluster::inventory::{Inventory, SeenHost};
+use crate::cluster::planner_input::{placement_hosts, reference_group_of};
 use crate::manager::Manager;
 
 /// Hosts that a message names, with what rules them out.
