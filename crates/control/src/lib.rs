@@ -15,13 +15,14 @@
 //! | `idempotency` | requests that are repeated |
 //! | `leadership` | one manager of several leads; what the others do |
 //! | `http`, `answers` | the API, its document and the console's files; what its handlers share |
-//! | `manager`, `run`, `config`, `metrics` | what every manager has; the process, its configuration, its figures |
+//! | `manager`, `run`, `config`, `metrics`, `clock` | what every manager has; the process, its configuration, its figures, the time |
 //! | `rig` | managers and clusters for tests |
 
 pub mod access;
 mod agents;
 mod answers;
 mod baseline;
+mod clock;
 pub mod cluster;
 mod config;
 mod drains;
@@ -42,7 +43,8 @@ mod storage;
 mod vms;
 
 pub use access::authorities::DoorError;
-pub use cluster::state::{State, now_unix_ms};
+pub use clock::now_unix_ms;
+pub use cluster::state::State;
 pub use config::{
     AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig, TlsConfig,
 };

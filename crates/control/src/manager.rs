@@ -23,8 +23,10 @@ use crate::access::{Caller, Secret, TokenRecord, Tokens};
 use crate::agents::following::{Following, Told};
 use crate::agents::{Hosts, no_host};
 use crate::baseline::{BASELINE, SavedBaseline};
+use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{HostPlan, Inventory};
-use crate::cluster::state::{State, now_unix_ms};
+use crate::cluster::names::{check_labels, check_name};
+use crate::cluster::state::State;
 use crate::hosts::in_use::check_unused;
 use crate::hosts::record::{HOSTS, SavedHost};
 use crate::leadership::leading::Leading;
@@ -48,13 +50,6 @@ const LONGEST_TRUST: Duration = Duration::from_secs(60);
 const MOST_LINK_BITS_PER_S: u64 = 1_000_000_000_000_000;
 /// The most moves at a time that a host may be set to.
 const MOST_MOVES: u32 = 1000;
-/// The most labels that a host or a VM may have; the document says the same (`godwit_api::control::labels`).
-const MOST_LABELS: usize = 64;
-/// Characters of a label's key,
-const MOST_LABEL_KEY: usize = 63;
-/// and of its value.
-const MOST_LABEL_VALUE: usize = 253;
-
 /// The manager. Shared by everything that serves it.
 pub(crate) struct Manager {
     pub(crate) state: Arc<State>,
@@ -469,18 +464,6 @@ impl Manager {
     }
 }
 
-/// Names stand in certificates, paths and files.
-pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
-    let is_plain = (1..=63).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-        && name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    if is_plain {
-        return Ok(());
-    }
-    let mend = "use letters, digits, - _ and ., 63 at most, a letter or digit in front";
-    Err(Problem::new(ProblemCode::InvalidRequest, "that can't be a name", mend))
-}
-
 /// A host that is emptied takes no VMs until that is over.
 fn check_not_emptied(host: &str, leading: &Leading) -> Result<(), Problem> {
     let Some((id, _)) = leading.drains.of_host(host).filter(|(_, state)| *state == DrainState::Running)
@@ -507,41 +490,4 @@ fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
         return wrong("too many moves at a time", "1000 at most; leave it out to go by the link");
     }
     check_labels(&plan.labels)
-}
-
-/// What has no look of its own, and may change that of what stands beside it: controls, and marks of the direction of writing (UAX #9).
-fn is_unseen(char: char) -> bool {
-    char.is_control()
-        || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
-/// Labels of a host or a VM.
-pub(crate) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Problem> {
-    if labels.len() > MOST_LABELS {
-        return Err(Problem::new(ProblemCode::InvalidRequest, "too many labels", "64 at most"));
-    }
-    for (key, value) in labels {
-        let length = key.chars().count();
-        // The first = ends the key where labels are asked for.
-        let is_visible = |char: char| !char.is_whitespace() && !is_unseen(char) && char != '=';
-        if !(1..=MOST_LABEL_KEY).contains(&length) || !key.chars().all(is_visible) {
-            let start: String = key.escape_debug().take(MOST_LABEL_KEY).collect();
-            let detail = format!("\"{start}\" ({length} characters) can't be the key of a label");
-            return Err(Problem::new(
-                ProblemCode::InvalidRequest,
-                detail,
-                "take 1 to 63 characters without blanks and =",
-            ));
-        }
-        if value.chars().any(is_unseen) {
-            let detail = format!("the value of label {key} has characters that can't be seen");
-            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "take letters, digits and signs"));
-        }
-        let length = value.chars().count();
-        if length > MOST_LABEL_VALUE {
-            let detail = format!("the value of label {key} has {length} characters");
-            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "253 at most"));
-        }
-    }
-    Ok(())
 }

@@ -24,10 +24,9 @@ use crate::cluster::state::State;
 use crate::config::Config;
 use crate::http as api;
 use crate::http::connections::{self, Patience, Places};
-use crate::leadership::campaign::Campaign;
+use crate::leadership::campaign::{Campaign, CampaignError};
 use crate::leadership::prune::prune_hourly;
 use crate::manager::Manager;
-use crate::metrics;
 use crate::storage::measured::MeasuredStore;
 
 /// How long requests that are being answered may take when the manager ends.
@@ -106,6 +105,16 @@ pub enum RunError {
     Lost(Loss),
 }
 
+impl From<CampaignError> for RunError {
+    fn from(error: CampaignError) -> RunError {
+        match error {
+            CampaignError::Store(error) => RunError::Store(error),
+            CampaignError::State(problem) => RunError::State(problem),
+            CampaignError::Lost(loss) => RunError::Lost(loss),
+        }
+    }
+}
+
 /// Runs the manager until SIGTERM or SIGINT. Migrations go on without it.
 ///
 /// # Errors
@@ -126,7 +135,11 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     if let Some(tls) = &config.tls {
         warn_of_strange_addresses(&describe(&tls.certificate)?, &config);
     }
-    let doors = Doors::open(&config)?;
+    let doors = Doors::open(
+        config.authority.as_ref(),
+        config.tls.as_ref().map(|tls| tls.authority.as_path()),
+        config.oidc.as_ref(),
+    )?;
     let listeners = listen_all(&config, identity.as_ref())?;
     make_private(&config.state_dir)?;
     let store: Arc<dyn Store> = Arc::new(MeasuredStore(open_store(&config)?));
@@ -162,7 +175,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         });
     }
     servers.spawn(forget_idle(Arc::clone(&manager)));
-    servers.spawn(metrics::follow(Arc::clone(&manager)));
+    servers.spawn(api::metrics::follow(Arc::clone(&manager)));
     servers.spawn(prune_hourly(Arc::clone(&manager)));
     if config.insecure {
         tracing::warn!("insecure: tokens and what agents are told go unprotected");
@@ -171,7 +184,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let ended = tokio::select! {
         _ = terminate.recv() => None,
         _ = interrupt.recv() => None,
-        ended = campaign.run() => ended.err(),
+        ended = campaign.run() => ended.err().map(RunError::from),
     };
     campaign.resign().await;
     handle.graceful_shutdown(Some(LAST_ANSWERS));

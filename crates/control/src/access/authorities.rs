@@ -2,13 +2,25 @@
 //! once at a time.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_pki::{Authority, Fingerprint, PkiError};
+use serde::Deserialize;
 
 use crate::access::issuer::Oidc;
-use crate::config::{AuthorityConfig, Config};
+use crate::access::oidc::OidcRules;
+
+/// The authority's files, as `godwit pki init` makes them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuthorityConfig {
+    /// Its certificate.
+    pub certificate: PathBuf,
+    /// Its key: who has it is every host and every operator.
+    pub key: PathBuf,
+}
 
 /// An authority that signs, and what hosts know it by.
 #[derive(Debug)]
@@ -72,21 +84,25 @@ impl Drop for Turn {
 }
 
 impl Doors {
-    /// What a configuration names.
-    pub(crate) fn open(config: &Config) -> Result<Doors, DoorError> {
+    /// What a configuration names: the authority that signs, the certificate of the one that this manager trusts, an issuer.
+    pub(crate) fn open(
+        authority: Option<&AuthorityConfig>,
+        trusted: Option<&Path>,
+        issuer: Option<&OidcRules>,
+    ) -> Result<Doors, DoorError> {
         let doors = Doors::default();
-        if let Some(files) = &config.authority {
+        if let Some(files) = authority {
             let signing = SigningAuthority::open(files)?;
             // What it signs has to be what this manager trusts.
-            if let Some(tls) = &config.tls
-                && Fingerprint::of_certificate(&tls.authority)? != signing.fingerprint
+            if let Some(trusted) = trusted
+                && Fingerprint::of_certificate(trusted)? != signing.fingerprint
             {
-                let why = format!("it is another authority than {} of [tls]", tls.authority.display());
+                let why = format!("it is another authority than {} of [tls]", trusted.display());
                 return Err(PkiError::Mismatch { path: files.certificate.clone(), why }.into());
             }
             let _ = doors.authority.set(signing);
         }
-        if let Some(rules) = &config.oidc {
+        if let Some(rules) = issuer {
             let _ = doors.oidc.set(Oidc::open(rules.clone()).map_err(DoorError::Oidc)?);
         }
         Ok(doors)

@@ -2,6 +2,7 @@
 
 pub(crate) mod following;
 pub(crate) mod peers;
+mod revocations;
 
 use std::net::Ipv6Addr;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use godwit_api::control::{Problem, ProblemCode};
 use godwit_api::{Client, Endpoint};
 use godwit_pki::{Identity, Revocations};
 
-use crate::access::certificates::Spread;
+use self::revocations::GivenLists;
 use crate::agents::peers::Named;
 use crate::cluster::bounds::MOST_ANSWER_BYTES;
 use crate::cluster::state::State;
@@ -21,7 +22,7 @@ pub(crate) struct Hosts {
     pub(crate) named: Named,
     /// Certificates that are revoked.
     pub(crate) revocations: Revocations,
-    pub(crate) spread: Spread,
+    pub(crate) given_lists: GivenLists,
     /// None: agents are spoken to in the clear.
     identity: Option<Identity>,
 }
@@ -29,7 +30,7 @@ pub(crate) struct Hosts {
 impl Hosts {
     pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> Hosts {
         let revocations = identity.as_ref().map(|own| own.revocations().clone()).unwrap_or_default();
-        Hosts { state, named: Named::default(), revocations, spread: Spread::default(), identity }
+        Hosts { state, named: Named::default(), revocations, given_lists: GivenLists::default(), identity }
     }
 
     /// Whether the manager shows a certificate.

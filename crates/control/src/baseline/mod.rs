@@ -22,9 +22,10 @@ use godwit_qemu::{Baseline, CpuModel};
 use tokio::time::timeout;
 
 use crate::access::Caller;
+use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{BaselinePlan, Cursor, Inventory};
-use crate::cluster::state::now_unix_ms;
-use crate::manager::{Manager, check_name};
+use crate::cluster::names::check_name;
+use crate::manager::Manager;
 use crate::storage::keeper::{Keeper, Writes};
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};

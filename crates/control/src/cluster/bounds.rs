@@ -7,8 +7,8 @@ use godwit_api::{HostInfo, MigrationStatus, VmInfo};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::cluster::names::check_name;
 use crate::cluster::text::beginning;
-use crate::manager::check_name;
 
 /// VMs of a host.
 pub(crate) const MOST_VMS: usize = 4_096;

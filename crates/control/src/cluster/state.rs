@@ -1,12 +1,12 @@
 //! What the manager knows, behind its locks, and whom it tells of changes.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use godwit_api::HostEvent;
 use godwit_api::control::Change;
 use godwit_planner::queue::Limits;
 
+use crate::clock::now_unix_ms;
 use crate::cluster::bounds::Fault;
 use crate::cluster::inventory::Inventory;
 use crate::journal::events::Events;
@@ -17,13 +17,6 @@ pub struct State {
     inventory: RwLock<Inventory>,
     events: Arc<Events>,
     planning: tokio::sync::Mutex<()>,
-}
-
-/// Milliseconds since 1970.
-#[must_use]
-pub fn now_unix_ms() -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl State {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use godwit_planner::queue::Limits;
 use serde::Deserialize;
 
+pub use crate::access::authorities::AuthorityConfig;
 use crate::access::oidc::OidcRules;
 use crate::journal::audit::Retention;
 
@@ -83,16 +84,6 @@ pub struct WebConfig {
     /// The certificate that browsers are shown, with its chain if it has one.
     pub certificate: PathBuf,
     /// Its key.
-    pub key: PathBuf,
-}
-
-/// The authority's files, as `godwit pki init` makes them.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AuthorityConfig {
-    /// Its certificate.
-    pub certificate: PathBuf,
-    /// Its key: who has it is every host and every operator.
     pub key: PathBuf,
 }
 

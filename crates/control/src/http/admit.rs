@@ -15,7 +15,7 @@ use super::forward;
 use crate::access::oidc::is_web_token;
 use crate::access::{Caller, Need, needed};
 use crate::answers::{Joining, Made, OnlyLooked, Refusal};
-use crate::cluster::state::now_unix_ms;
+use crate::clock::now_unix_ms;
 use crate::cluster::text::beginning;
 use crate::manager::Manager;
 use crate::vms::consoles::http::{Opened, bearer, check_origin, is_websocket};

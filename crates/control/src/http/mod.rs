@@ -8,6 +8,7 @@ pub(crate) mod connections;
 mod events;
 mod examples;
 mod forward;
+pub(crate) mod metrics;
 #[cfg(test)]
 mod oidc_tests;
 mod repeat;
@@ -32,7 +33,6 @@ use utoipa_axum::routes;
 
 use crate::answers;
 use crate::manager::Manager;
-use crate::metrics;
 
 /// The longest body of a request that is read.
 const MAX_BODY_BYTES: usize = 1 << 20;
@@ -102,7 +102,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
     let document = Arc::new(document);
     router
         .route("/api/openapi.json", get(async move || Json(document.as_ref().clone())))
-        .route("/metrics", get(metrics::show))
+        .route("/metrics", get(self::metrics::show))
         .route("/healthz", get(async || "ok\n"))
         .fallback(answers::no_such_path)
         .method_not_allowed_fallback(answers::no_such_method)
@@ -111,7 +111,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&manager), admit::admit))
         .layer(from_fn(bodies::read_out))
         .layer(from_fn(web::serve))
-        .layer(from_fn(metrics::time))
+        .layer(from_fn(crate::metrics::time))
         .with_state(manager)
 }
 

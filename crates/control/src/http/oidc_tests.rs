@@ -22,7 +22,7 @@ use super::tests::*;
 use crate::access::authorities::Doors;
 use crate::access::issuer::Oidc;
 use crate::access::oidc::OidcRules;
-use crate::cluster::state::now_unix_ms;
+use crate::clock::now_unix_ms;
 
 const HOSTS: &str = "/api/v1/hosts";
 

@@ -19,7 +19,7 @@ use super::MAX_BODY_BYTES;
 use crate::access::Caller;
 use crate::access::authorities::Turn;
 use crate::answers::Refusal;
-use crate::cluster::state::now_unix_ms;
+use crate::clock::now_unix_ms;
 use crate::idempotency::kept::write;
 use crate::idempotency::keys::{Answered, Asked, Keyed, under_way};
 use crate::idempotency::record::REPEATS;

@@ -6,7 +6,7 @@ use http::{HeaderValue, Method, Request, StatusCode};
 use serde_json::{Value, json};
 
 use super::tests::*;
-use crate::cluster::state::now_unix_ms;
+use crate::clock::now_unix_ms;
 use crate::idempotency::keys::KEPT_MS;
 use crate::leadership::prune::prune;
 

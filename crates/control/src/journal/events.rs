@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_api::control::{Change, ClusterEvent};
 use tokio::sync::watch;
 
-use crate::cluster::state::now_unix_ms;
+use crate::clock::now_unix_ms;
 
 /// Numbers that lie between two milliseconds.
 const NUMBERS_OF_MS: u64 = 1000;

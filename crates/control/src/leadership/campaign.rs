@@ -5,18 +5,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use godwit_api::control::{Problem, ProblemCode};
-use godwit_store::{Candidate, Leadership, Loss, Store};
+use godwit_store::{Candidate, Leadership, Loss, Store, StoreError};
 
 use crate::journal::audit::{self, Retention};
 use crate::leadership::standby::Standby;
 use crate::manager::Manager;
-use crate::run::RunError;
 use crate::storage::keeper::Keeper;
 
 /// Before it is tried again to lead, where the store failed in between.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Between two looks for entries of the audit log that are to go.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Why a manager neither leads nor follows any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CampaignError {
+    /// The store refuses it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What the store keeps cannot be read.
+    #[error("{0}")]
+    State(Problem),
+    /// It leads no more, and its store is of no use.
+    #[error("{0}")]
+    Lost(Loss),
+}
 
 /// One manager's part.
 pub(crate) struct Campaign {
@@ -39,7 +52,7 @@ impl Campaign {
     }
 
     /// Follows and leads in turn. Returns when this process can't do either any more.
-    pub(crate) async fn run(&self) -> Result<Infallible, RunError> {
+    pub(crate) async fn run(&self) -> Result<Infallible, CampaignError> {
         loop {
             let standby = Standby::begin(&self.manager, &self.store);
             let leadership = Arc::new(self.store.lead(&self.candidate).await?);
@@ -48,7 +61,7 @@ impl Campaign {
             let ended = self.lead(&leadership).await;
             self.resign().await;
             match ended? {
-                Loss::StoreFailed(why) => return Err(RunError::Lost(Loss::StoreFailed(why))),
+                Loss::StoreFailed(why) => return Err(CampaignError::Lost(Loss::StoreFailed(why))),
                 loss => tracing::warn!(%loss, "this manager leads no more, and follows"),
             }
             tokio::time::sleep(PAUSE).await;
@@ -56,7 +69,7 @@ impl Campaign {
     }
 
     /// One leadership, until it is lost.
-    async fn lead(&self, leadership: &Arc<Leadership>) -> Result<Loss, RunError> {
+    async fn lead(&self, leadership: &Arc<Leadership>) -> Result<Loss, CampaignError> {
         let keeper = Keeper::new(Arc::clone(&self.store), Arc::clone(leadership), self.candidate.clone());
         let begun = tokio::select! {
             begun = self.manager.lead(keeper) => begun,
@@ -68,7 +81,7 @@ impl Campaign {
                 tracing::warn!(%problem, "this manager could lead and can't read what is kept");
                 return Ok(Loss::Resigned);
             }
-            Err(problem) => return Err(RunError::State(problem)),
+            Err(problem) => return Err(CampaignError::State(problem)),
         }
         tokio::select! {
             loss = leadership.lost() => Ok(loss),

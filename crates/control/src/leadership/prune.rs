@@ -7,7 +7,7 @@ use godwit_api::control::Problem;
 
 use crate::access::certificates::CERTIFICATES;
 use crate::access::record::TOKENS;
-use crate::cluster::state::now_unix_ms;
+use crate::clock::now_unix_ms;
 use crate::hosts::join::record::JOIN_TOKENS;
 use crate::idempotency::keys::KEPT_MS;
 use crate::idempotency::record::REPEATS;

@@ -29,8 +29,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::agents::following::News;
+use crate::clock::now_unix_ms;
 use crate::cluster::bounds::Fault;
-use crate::cluster::state::{State, now_unix_ms};
+use crate::cluster::state::State;
 use crate::storage::keeper::{Keeper, Writes};
 
 pub(crate) use agents::{Agents, FollowedAgents, Heard};

@@ -17,8 +17,9 @@ use godwit_api::control::{
 use godwit_planner::placement::{self, Hosts, Rule, Strength};
 
 use crate::cluster::inventory::{Cursor, Inventory, RuleFilter};
+use crate::cluster::names::check_name;
 use crate::cluster::rule_state::told;
-use crate::manager::{Manager, check_name};
+use crate::manager::Manager;
 
 pub(crate) use record::{RULES, SavedRule};
 

@@ -25,8 +25,9 @@ use tokio::time::timeout;
 use crate::access::Caller;
 use crate::access::authorities::Turn;
 use crate::cluster::inventory::VmPlan;
+use crate::cluster::names::check_labels;
 use crate::cluster::state::State;
-use crate::manager::{Manager, check_labels};
+use crate::manager::Manager;
 use crate::vms::record::{SavedVm, VMS};
 
 use baseline::{exceeds, hold_to_baseline};

@@ -8,19 +8,17 @@ pub(crate) mod http;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures::{StreamExt, stream};
-use godwit_api::control::{CertificateInfo, HostState, Problem, ProblemCode, RevokedCertificates};
-use godwit_api::{ClientError, SetRevocations};
+use godwit_api::control::{CertificateInfo, Problem, ProblemCode, RevokedCertificates};
 use godwit_pki::{Description, Identity, PkiError, RevocationList, Role, Serial, next_list_number};
 use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::agents::Hosts;
-use crate::cluster::state::now_unix_ms;
+use crate::clock::now_unix_ms;
 use crate::leadership::plans::Planned;
 use crate::manager::Manager;
 use crate::storage::keeper::{Keeper, Writes};
@@ -31,8 +29,6 @@ pub(crate) const REVOCATIONS: Table<SavedRevocations> = Table::new();
 const LIST: &str = "list";
 /// Interval between two checks of which agents lack the list.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Agents that get it at a time.
-const AT_A_TIME: usize = 8;
 /// How long a certificate stays on the list, and its record is kept, after its end: clocks differ.
 const KEPT_AFTER_END_S: i64 = 7 * 24 * 3600;
 
@@ -229,53 +225,6 @@ fn told(list: &RevocationList) -> RevokedCertificates {
     }
 }
 
-/// Which list each agent has, by its number.
-#[derive(Debug, Default)]
-pub(crate) struct Spread(Mutex<BTreeMap<String, u64>>);
-
-impl Spread {
-    fn set(&self, host: &str, number: Option<u64>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match number {
-            Some(number) => all.insert(host.to_owned(), number),
-            None => all.remove(host),
-        };
-    }
-
-    fn has(&self, host: &str, number: u64) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(host) == Some(&number)
-    }
-}
-
-impl Hosts {
-    /// Hosts that are heard and lack this list.
-    fn lacking(&self, number: u64) -> Vec<String> {
-        let inventory = self.state.inventory();
-        let (up, away): (Vec<&str>, Vec<&str>) = inventory
-            .plans()
-            .map(|(name, _)| name)
-            .partition(|name| inventory.host_state(name) == Some(HostState::Up));
-        // An agent that comes back may have lost it.
-        away.into_iter().for_each(|name| self.spread.set(name, None));
-        up.into_iter().filter(|name| !self.spread.has(name, number)).map(str::to_owned).collect()
-    }
-
-    /// Gives an agent the list. One that refuses it is not asked again until there is another list, or it was away.
-    async fn give(&self, host: &str, list: &RevocationList) {
-        let Ok(client) = self.client_of(host) else { return };
-        let sent = SetRevocations { list: list.pem().to_owned() };
-        match client.set_revocations(&sent).await {
-            Ok(_) => self.spread.set(host, Some(list.number())),
-            Err(error) => {
-                tracing::warn!(host, %error, "a host does not take the list of revoked certificates");
-                if matches!(error, ClientError::Refused(_) | ClientError::Protocol { .. }) {
-                    self.spread.set(host, Some(list.number()));
-                }
-            }
-        }
-    }
-}
-
 /// Gives the list to every agent that lacks it, and notes hosts' certificates, as long as this manager leads.
 pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
     let mut look = interval(LOOK_INTERVAL);
@@ -286,9 +235,7 @@ pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
         let Some(hosts) = hosts.upgrade() else { return };
         note_seen(&hosts, &keeper, &mut seen).await;
         let Some(list) = hosts.revocations.newest() else { continue };
-        let lacking = hosts.lacking(list.number());
-        let (hosts, list): (&Arc<Hosts>, &RevocationList) = (&hosts, &list);
-        stream::iter(&lacking).for_each_concurrent(AT_A_TIME, |host| hosts.give(host, list)).await;
+        hosts.give_revocations(&list).await;
     }
 }
 

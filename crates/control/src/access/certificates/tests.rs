@@ -15,8 +15,8 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use crate::access::authorities::AuthorityConfig;
 use crate::access::authorities::Doors;
-use crate::config::AuthorityConfig;
 use crate::http::tests::*;
 use crate::rig;
 

@@ -18,8 +18,8 @@ use godwit_store::Transaction;
 
 use crate::access::certificates::{CERTIFICATES, SavedCertificate};
 use crate::access::{Caller, Secret};
+use crate::clock::now_unix_ms;
 use crate::cluster::inventory::HostPlan;
-use crate::cluster::state::now_unix_ms;
 use crate::hosts::join::record::JOIN_TOKENS;
 use crate::hosts::join::token::{JoinTokenRecord, JoinUse, unknown_join_token};
 use crate::hosts::record::{HOSTS, SavedHost};

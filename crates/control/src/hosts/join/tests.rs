@@ -9,8 +9,8 @@ use godwit_store::MemoryStore;
 use http::{Method, StatusCode};
 use serde_json::json;
 
+use crate::access::authorities::AuthorityConfig;
 use crate::access::authorities::Doors;
-use crate::config::AuthorityConfig;
 use crate::http::tests::*;
 
 const TOKENS: &str = "/api/v1/join-tokens";
