@@ -1,27 +1,30 @@
 //! A manager: what every one has, and while it leads, what only that one has ([`Leading`]). What is asked of the one that leads is written to
 //! the store first, then known, then done.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use axum::extract::FromRef;
 use godwit_api::Client;
 use godwit_api::control::{
     AddHost, AuditEntry, AuditOutcome, Cluster, CreateMove, CreateToken, CreatedToken, DrainState, Leader,
-    ManagedHost, Move, Problem, ProblemCode, TokenInfo, UpdateHost,
+    ManagedHost, Move, Problem, ProblemCode, UpdateHost,
 };
 use godwit_pki::Identity;
 use godwit_store::{Candidate, Store, StoreError};
-use tokio::sync::watch;
 
 use crate::access::authorities::Doors;
+use crate::access::certificates::Certificates;
 use crate::access::certificates::{REVOCATIONS, SavedRevocations};
+use crate::access::known_tokens::KnownTokens;
 use crate::access::rates::Rates;
 use crate::access::record::{SavedToken, TOKENS};
 use crate::access::refusals::Refusals;
-use crate::access::{Caller, Secret, TokenRecord, Tokens};
-use crate::agents::following::{Following, Told};
+use crate::access::{Caller, Secret, TokenRecord};
+use crate::agents::fleet::Fleet;
+use crate::agents::following::Told;
 use crate::agents::{Hosts, no_host};
+use crate::baseline::CpuBaselines;
 use crate::baseline::{BASELINE, SavedBaseline};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{HostPlan, Inventory};
@@ -30,12 +33,17 @@ use crate::cluster::state::State;
 use crate::hosts::in_use::check_unused;
 use crate::hosts::record::{HOSTS, SavedHost};
 use crate::leadership::leading::Leading;
-use crate::leadership::plans::Planned;
+use crate::moves::elsewhere::MovesElsewhere;
+use crate::moves::limits::LimitsOfMoves;
 use crate::moves::limits::{LIMITS, SavedLimits};
 use crate::moves::requests::check_qemu;
-use crate::moves::{OnWay, Wanted};
+use crate::moves::{Moves, Wanted};
+use crate::rules::Rules;
 use crate::rules::{RULES, SavedRule};
 use crate::storage::keeper::Keeper;
+use crate::storage::planned::Planned;
+use crate::storage::planning::{Planning, whole};
+use crate::storage::term::Term;
 use crate::vms::BeingMade;
 use crate::vms::bindings::{BINDINGS, SavedBinding};
 use crate::vms::record::{SavedVm, VMS};
@@ -44,8 +52,6 @@ use crate::vms::record::{SavedVm, VMS};
 const DAY_MS: u64 = 24 * 3600 * 1000;
 /// How long the store may take to say who leads.
 const LEADER_LIMIT: Duration = Duration::from_secs(2);
-/// How long a caller's token is taken for good without another look at the clock.
-const LONGEST_TRUST: Duration = Duration::from_secs(60);
 /// The most that a host's link is taken for.
 const MOST_LINK_BITS_PER_S: u64 = 1_000_000_000_000_000;
 /// The most moves at a time that a host may be set to.
@@ -55,22 +61,25 @@ pub(crate) struct Manager {
     pub(crate) state: Arc<State>,
     pub(crate) rates: Rates,
     /// How others than holders of tokens come in.
-    pub(crate) doors: Doors,
+    pub(crate) doors: Arc<Doors>,
     /// This manager, to the others.
     candidate: Candidate,
     store: Arc<dyn Store>,
-    /// None: it does not lead.
-    leading: watch::Sender<Option<Arc<Leading>>>,
-    /// Moves that are not over, while it does not lead.
-    on_way: Mutex<BTreeMap<String, OnWay>>,
-    following: Following,
+    leading: Term<Leading>,
+    keeper: Arc<Term<Keeper>>,
+    moves: Arc<Term<Moves>>,
+    pub(crate) planning: Planning,
+    pub(crate) elsewhere: Arc<MovesElsewhere>,
+    pub(crate) fleet: Arc<Fleet>,
     told: Arc<Told>,
-    tokens: RwLock<Tokens>,
+    pub(crate) tokens: Arc<KnownTokens>,
     refusals: Mutex<Refusals>,
-    /// Told whenever a token has gone.
-    token_gone: watch::Sender<()>,
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) being_made: BeingMade,
+    pub(crate) certificates: Certificates,
+    pub(crate) rules: Rules,
+    pub(crate) baseline: CpuBaselines,
+    pub(crate) limits: LimitsOfMoves,
 }
 
 impl Manager {
@@ -82,23 +91,39 @@ impl Manager {
         identity: Option<Identity>,
     ) -> Arc<Manager> {
         let told = Arc::<Told>::default();
-        let following = Following::new(Arc::clone(&state), Arc::clone(&told));
         let hosts = Arc::new(Hosts::new(Arc::clone(&state), identity));
+        let fleet = Arc::new(Fleet::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&told)));
+        let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
+        let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
+        let doors = Arc::<Doors>::default();
+        let certificates = Certificates::new(
+            Arc::clone(&hosts),
+            Arc::clone(&fleet),
+            Arc::clone(&doors),
+            Arc::clone(&keeper),
+            planning.clone(),
+        );
         Arc::new(Manager {
-            state,
             rates: Rates::default(),
-            doors: Doors::default(),
+            doors,
             candidate,
             store,
-            leading: watch::Sender::new(None),
-            on_way: Mutex::default(),
-            following,
+            leading: Term::default(),
+            elsewhere: Arc::new(MovesElsewhere::new(Arc::clone(&state))),
+            fleet,
             told,
-            tokens: RwLock::default(),
+            tokens: Arc::default(),
             refusals: Mutex::default(),
-            token_gone: watch::Sender::new(()),
-            hosts,
             being_made: BeingMade::default(),
+            certificates,
+            rules: Rules::new(Arc::clone(&state), planning.clone()),
+            baseline: CpuBaselines::new(Arc::clone(&state), Arc::clone(&hosts), planning.clone()),
+            limits: LimitsOfMoves::new(Arc::clone(&state), Arc::clone(&moves), planning.clone()),
+            hosts,
+            keeper,
+            moves,
+            planning,
+            state,
         })
     }
 
@@ -118,28 +143,32 @@ impl Manager {
     pub(crate) async fn lead(&self, keeper: Keeper) -> Result<(), Problem> {
         let keeper = Arc::new(keeper);
         let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
-        SavedToken::set_all(self, keeper.read_all(TOKENS).await?);
+        SavedToken::set_all(&*self.tokens, keeper.read_all(TOKENS).await?);
         // What is planned of the cluster holds before a host is heard.
-        SavedBaseline::set_all(self, keeper.read_all(BASELINE).await?);
-        SavedRule::set_all(self, keeper.read_all(RULES).await?);
-        SavedLimits::set_all(self, keeper.read_all(LIMITS).await?);
+        SavedBaseline::set_all(&*self.state, keeper.read_all(BASELINE).await?);
+        SavedRule::set_all(&*self.state, keeper.read_all(RULES).await?);
+        SavedLimits::set_all(&*self.state, keeper.read_all(LIMITS).await?);
         // Before any host is followed.
-        SavedRevocations::set_all(self, keeper.read_all(REVOCATIONS).await?);
-        SavedVm::set_all(self, vms);
+        SavedRevocations::set_all(&self.certificates, keeper.read_all(REVOCATIONS).await?);
+        SavedVm::set_all(&*self.state, vms);
         // Whose names are whose is known before a host is heard.
-        SavedBinding::set_all(self, keeper.read_all(BINDINGS).await?);
-        SavedHost::set_all(self, hosts);
+        SavedBinding::set_all(&*self.state, keeper.read_all(BINDINGS).await?);
+        SavedHost::set_all(&*self.fleet, hosts);
         self.state.change(Inventory::release_forgotten);
         let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));
         let leading = Leading::begin(keeper, state, hosts, &self.told).await?;
-        self.on_way().clear();
-        self.leading.send_replace(Some(Arc::new(leading)));
+        self.elsewhere.clear();
+        self.moves.begin(Arc::clone(&leading.moves));
+        self.keeper.begin(Arc::clone(&leading.keeper));
+        self.leading.begin(Arc::new(leading));
         Ok(())
     }
 
     /// Leads no more.
     pub(crate) fn step_down(&self) {
-        let Some(leading) = self.leading.send_replace(None) else { return };
+        let Some(leading) = self.leading.end() else { return };
+        self.keeper.end();
+        self.moves.end();
         // Whoever leads next goes on with them, and the store tells of it.
         let vms: Vec<_> = leading.moves.all().values().map(|one| one.vm.clone()).collect();
         self.state.change(|inventory| {
@@ -152,22 +181,17 @@ impl Manager {
     /// # Errors
     /// [`ProblemCode::NoLeader`]: it is another one, or none.
     pub(crate) fn leading(&self) -> Result<Arc<Leading>, Problem> {
-        let leading = self.leading.borrow().clone();
-        leading.ok_or_else(|| {
-            let mend = "ask again in some seconds; `godwit control status` names the one that leads";
-            Problem::new(ProblemCode::NoLeader, "this manager does not lead", mend)
-        })
+        self.leading.get()
     }
 
     /// Whether it leads.
     pub(crate) fn leads(&self) -> bool {
-        self.leading.borrow().is_some()
+        self.leading.is_on()
     }
 
     /// Waits until it does.
     pub(crate) async fn begins_to_lead(&self) {
-        // It can't fail: the sender is part of self.
-        let _ = self.leading.subscribe().wait_for(Option::is_some).await;
+        self.leading.begins().await;
     }
 
     /// This manager, to the others.
@@ -183,74 +207,6 @@ impl Manager {
     /// Who leads, by the store's word.
     pub(crate) async fn leader(&self) -> Result<Option<Candidate>, StoreError> {
         Ok(self.store.leader().await?.map(|leader| leader.candidate))
-    }
-
-    /// Moves that are not over, while another manager leads.
-    pub(crate) fn on_way(&self) -> MutexGuard<'_, BTreeMap<String, OnWay>> {
-        self.on_way.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Knows a host by this plan from now on, and follows its agent.
-    pub(crate) fn plan_host(&self, name: &str, plan: HostPlan) {
-        let before = self.state.inventory().host_plan(name).cloned();
-        if before.as_ref() == Some(&plan) {
-            return;
-        }
-        let address = plan.address.clone();
-        self.state.change(|inventory| Some(inventory.plan_host(name, plan)));
-        if before.is_some_and(|before| before.address == address) {
-            return;
-        }
-        match self.hosts.client(name, &address) {
-            Ok(client) => self.following.follow(name, client),
-            Err(problem) => self.state.lost(name, &problem.to_string()),
-        }
-    }
-
-    /// Connects anew to a host that is known.
-    pub(crate) fn follow_anew(&self, name: &str) {
-        if let Ok(client) = self.hosts.client_of(name) {
-            self.following.follow(name, client);
-        }
-    }
-
-    /// Knows a host no more.
-    pub(crate) fn leave_host(&self, name: &str) {
-        self.following.leave(name);
-        self.state.change(|inventory| inventory.forget_host(name));
-    }
-
-    /// Knows a token from now on.
-    pub(crate) fn know_token(&self, record: TokenRecord) {
-        self.tokens.write().unwrap_or_else(PoisonError::into_inner).insert(record);
-    }
-
-    /// Knows a token no more.
-    pub(crate) fn forget_token(&self, id: &str) {
-        self.tokens.write().unwrap_or_else(PoisonError::into_inner).remove(id);
-        self.token_gone.send_replace(());
-    }
-
-    /// Waits until what a caller showed is good no more: it was revoked, or is over.
-    pub(crate) async fn is_good_no_more(&self, caller: &Caller) {
-        let mut gone = self.token_gone.subscribe();
-        loop {
-            gone.borrow_and_update();
-            let is_known = |id: &String| self.tokens.read().unwrap_or_else(PoisonError::into_inner).has(id);
-            let left_ms = caller.until_unix_ms.map(|until| until.saturating_sub(now_unix_ms()));
-            if !caller.token.as_ref().is_none_or(is_known) || left_ms == Some(0) {
-                return;
-            }
-            // The clock may be set meanwhile.
-            let left = Duration::from_millis(left_ms.unwrap_or(u64::MAX)).min(LONGEST_TRUST);
-            // It can't fail: the sender is part of self.
-            let _ = tokio::time::timeout(left, gone.changed()).await;
-        }
-    }
-
-    /// Who shows that token.
-    pub(crate) fn identify(&self, token: &str, now_unix_ms: u64) -> Result<Caller, Problem> {
-        self.tokens.read().unwrap_or_else(PoisonError::into_inner).caller(token, now_unix_ms)
     }
 
     /// Notes who did what; of what can't be written, the manager's own log has it.
@@ -291,6 +247,24 @@ impl Manager {
         self.leading()?.keeper.audit_page(behind, limit).await
     }
 
+    /// Changes what is planned, by whoever leads: one change after the other, and each to its end, also where who asked has gone. So what the
+    /// store has and what is known never differ.
+    pub(crate) async fn planning<T: Send + 'static, F>(
+        self: &Arc<Self>,
+        change: impl FnOnce(Arc<Manager>, Arc<Leading>) -> F + Send + 'static,
+    ) -> Result<T, Problem>
+    where
+        F: Future<Output = Result<T, Problem>> + Send,
+    {
+        let manager = Arc::clone(self);
+        whole(async move {
+            let _turn = manager.state.planning().await;
+            let leading = manager.leading()?;
+            change(Arc::clone(&manager), leading).await
+        })
+        .await
+    }
+
     /// A client of the agent of a host that is known.
     pub(crate) fn client_of(&self, host: &str) -> Result<Client, Problem> {
         self.hosts.client_of(host)
@@ -306,15 +280,15 @@ impl Manager {
         let plan = HostPlan { address, labels, link_bits_per_s, most_moves, maintenance: false };
         check_plan(&plan)?;
         // What asks an agent keeps nobody waiting who plans.
-        let cpu = self.ask_new_host(&name, &plan.address).await?;
+        let cpu = self.baseline.ask_new_host(&name, &plan.address).await?;
         self.planning(|manager, leading| async move {
             // One that is there already is refused as such.
             let is_new = manager.state.inventory().host_plan(&name).is_none();
             if let Some(cpu) = cpu.filter(|_| is_new) {
-                manager.check_new_host(&name, &cpu)?;
+                manager.baseline.check_new_host(&name, &cpu)?;
             }
             leading.keeper.insert(HOSTS, &name, &SavedHost::from(&plan)).await?;
-            manager.plan_host(&name, plan);
+            manager.fleet.plan_host(&name, plan);
             manager.host(&name)
         })
         .await
@@ -342,7 +316,7 @@ impl Manager {
             check_plan(&plan)?;
             manager.hosts.client(&name, &plan.address)?;
             leading.keeper.replace(HOSTS, &name, &SavedHost::from(&plan)).await?;
-            manager.plan_host(&name, plan);
+            manager.fleet.plan_host(&name, plan);
             manager.host(&name)
         })
         .await
@@ -358,9 +332,9 @@ impl Manager {
                 check_unused(&name, &leading, &manager.state.inventory())?;
             }
             // A host that is gone for good shows its certificate to nobody any more.
-            manager.revoke_host(&leading.keeper, &name).await?;
+            manager.certificates.revoke_host(&leading.keeper, &name).await?;
             leading.keeper.remove(HOSTS, &name).await?;
-            manager.leave_host(&name);
+            manager.fleet.leave_host(&name);
             leading.moves.look();
             Ok(())
         })
@@ -403,7 +377,7 @@ impl Manager {
         self.planning(|manager, leading| async move {
             leading.keeper.insert(TOKENS, secret.id(), &SavedToken::from(&record)).await?;
             let info = record.info.clone();
-            manager.know_token(record);
+            manager.tokens.know(record);
             Ok(CreatedToken { info, token: secret.reveal() })
         })
         .await
@@ -412,20 +386,15 @@ impl Manager {
     pub(crate) async fn revoke_token(self: &Arc<Self>, id: &str) -> Result<(), Problem> {
         let id = id.to_owned();
         self.planning(|manager, leading| async move {
-            if !manager.tokens().iter().any(|token| token.id == id) {
+            if !manager.tokens.infos().iter().any(|token| token.id == id) {
                 let detail = format!("no token {id}");
                 return Err(Problem::new(ProblemCode::NotFound, detail, "see `godwit control token list`"));
             }
             leading.keeper.remove(TOKENS, &id).await?;
-            manager.forget_token(&id);
+            manager.tokens.forget(&id);
             Ok(())
         })
         .await
-    }
-
-    pub(crate) fn tokens(&self) -> Vec<TokenInfo> {
-        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        tokens.iter().map(|record| record.info.clone()).collect()
     }
 
     pub(crate) async fn cluster(&self) -> Cluster {
@@ -440,11 +409,7 @@ impl Manager {
             leader.map(|Candidate { name, address }| Leader { name, address, is_self: leading.is_some() });
         let (moves_running, moves_waiting) = match &leading {
             Some(leading) => leading.moves.counts(),
-            None => {
-                let on_way = self.on_way();
-                let running = on_way.values().filter(|one| one.runs).count();
-                (running as u64, (on_way.len() - running) as u64)
-            }
+            None => self.elsewhere.counts(),
         };
         let inventory = self.state.inventory();
         let ((hosts, hosts_up), (vms, vms_running)) = (inventory.host_counts(), inventory.vm_counts());
@@ -490,4 +455,28 @@ fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
         return wrong("too many moves at a time", "1000 at most; leave it out to go by the link");
     }
     check_labels(&plan.labels)
+}
+
+impl FromRef<Arc<Manager>> for Certificates {
+    fn from_ref(manager: &Arc<Manager>) -> Certificates {
+        manager.certificates.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for Rules {
+    fn from_ref(manager: &Arc<Manager>) -> Rules {
+        manager.rules.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for CpuBaselines {
+    fn from_ref(manager: &Arc<Manager>) -> CpuBaselines {
+        manager.baseline.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for LimitsOfMoves {
+    fn from_ref(manager: &Arc<Manager>) -> LimitsOfMoves {
+        manager.limits.clone()
+    }
 }

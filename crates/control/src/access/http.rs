@@ -55,7 +55,7 @@ async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_tokens(State(manager): State<Arc<Manager>>) -> Json<Vec<TokenInfo>> {
-    Json(manager.tokens())
+    Json(manager.tokens.infos())
 }
 
 /// Makes a token. Its secret is told in the answer and never again.

@@ -4,6 +4,7 @@ pub(crate) mod authorities;
 pub(crate) mod certificates;
 pub(crate) mod http;
 pub(crate) mod issuer;
+pub(crate) mod known_tokens;
 mod needs;
 pub mod oidc;
 pub(crate) mod rates;

@@ -1,5 +1,6 @@
 //! The agents of the hosts, as the manager speaks to them.
 
+pub(crate) mod fleet;
 pub(crate) mod following;
 pub(crate) mod peers;
 mod revocations;

@@ -2,9 +2,7 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
-use std::sync::Arc;
-
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use godwit_api::control::{BaselineVm, CpuBaselineChange, CpuBaselineInfo, Page, Problem, SetCpuBaseline};
@@ -14,12 +12,16 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::CpuBaselines;
 use crate::access::Caller;
 use crate::answers::OnlyLooked;
 use crate::answers::{Body, Query, Refusal, cursor};
-use crate::manager::Manager;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    CpuBaselines: FromRef<S>,
+{
     OpenApiRouter::new().routes(routes!(show, set, clear)).routes(routes!(list_vms))
 }
 
@@ -29,8 +31,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(State(manager): State<Arc<Manager>>) -> Result<Json<CpuBaselineInfo>, Refusal> {
-    Ok(Json(manager.cpu_baseline().await?))
+async fn show(State(baseline): State<CpuBaselines>) -> Result<Json<CpuBaselineInfo>, Refusal> {
+    Ok(Json(baseline.show().await?))
 }
 
 /// Whether it is set, or looked at.
@@ -51,12 +53,12 @@ struct Set {
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn set(
-    State(manager): State<Arc<Manager>>,
+    State(baseline): State<CpuBaselines>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<Set>,
     Body(request): Body<SetCpuBaseline>,
 ) -> Result<Response, Refusal> {
-    let change = manager.set_cpu_baseline(request, query.plan, &caller).await?;
+    let change = baseline.set(request, query.plan, &caller).await?;
     let mut response = Json(change).into_response();
     if query.plan {
         response.extensions_mut().insert(OnlyLooked);
@@ -70,8 +72,8 @@ async fn set(
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn clear(State(manager): State<Arc<Manager>>) -> Result<StatusCode, Refusal> {
-    manager.clear_cpu_baseline().await?;
+async fn clear(State(baseline): State<CpuBaselines>) -> Result<StatusCode, Refusal> {
+    baseline.clear().await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -94,8 +96,8 @@ struct ListVms {
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_vms(
-    State(manager): State<Arc<Manager>>,
+    State(baseline): State<CpuBaselines>,
     Query(query): Query<ListVms>,
 ) -> Result<Json<Page<BaselineVm>>, Refusal> {
-    Ok(Json(manager.cpu_baseline_vms(cursor(query.cursor, query.limit)?).await?))
+    Ok(Json(baseline.vms(cursor(query.cursor, query.limit)?).await?))
 }

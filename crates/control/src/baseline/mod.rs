@@ -22,11 +22,13 @@ use godwit_qemu::{Baseline, CpuModel};
 use tokio::time::timeout;
 
 use crate::access::Caller;
+use crate::agents::Hosts;
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{BaselinePlan, Cursor, Inventory};
 use crate::cluster::names::check_name;
-use crate::manager::Manager;
+use crate::cluster::state::State;
 use crate::storage::keeper::{Keeper, Writes};
+use crate::storage::planning::Planning;
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};
 
@@ -40,9 +42,21 @@ const NAMED_HOSTS: usize = 16;
 /// How long an agent may take to say what CPU it has, when its host is added.
 const ASK_LIMIT: Duration = Duration::from_secs(3);
 
-impl Manager {
+/// The cluster's CPU baseline.
+#[derive(Clone)]
+pub(crate) struct CpuBaselines {
+    state: Arc<State>,
+    agents: Arc<Hosts>,
+    planning: Planning,
+}
+
+impl CpuBaselines {
+    pub(crate) fn new(state: Arc<State>, agents: Arc<Hosts>, planning: Planning) -> CpuBaselines {
+        CpuBaselines { state, agents, planning }
+    }
+
     /// The baseline, and every host against it.
-    pub(crate) async fn cpu_baseline(&self) -> Result<CpuBaselineInfo, Problem> {
+    pub(crate) async fn show(&self) -> Result<CpuBaselineInfo, Problem> {
         let (seen, plan) = self.seen_cpus();
         apart(move || {
             let (common, no_common) = match seen.common(&[]) {
@@ -63,7 +77,7 @@ impl Manager {
     }
 
     /// VMs that run with another CPU than the baseline's, by name.
-    pub(crate) async fn cpu_baseline_vms(&self, cursor: Cursor) -> Result<Page<BaselineVm>, Problem> {
+    pub(crate) async fn vms(&self, cursor: Cursor) -> Result<Page<BaselineVm>, Problem> {
         let (seen, plan) = self.seen_cpus();
         apart(move || {
             let all = plan.map(|plan| seen.restarts(&plan.baseline)).unwrap_or_default();
@@ -82,21 +96,21 @@ impl Manager {
     ///
     /// # Errors
     /// [`ProblemCode::BaselineUnmet`]: a host in use falls short of it and is not named as one that may. Nothing is changed then.
-    pub(crate) async fn set_cpu_baseline(
-        self: &Arc<Self>,
+    pub(crate) async fn set(
+        &self,
         request: SetCpuBaseline,
         plan_only: bool,
         caller: &Caller,
     ) -> Result<CpuBaselineChange, Problem> {
         check_request(&request)?;
         let set_by = caller.name.clone();
-        self.planning(move |manager, leading| async move {
-            manager.plan_cpu_baseline(&leading.keeper, request, plan_only, set_by).await
-        })
-        .await
+        let baselines = self.clone();
+        self.planning
+            .change(move |keeper| async move { baselines.plan(&keeper, request, plan_only, set_by).await })
+            .await
     }
 
-    async fn plan_cpu_baseline(
+    async fn plan(
         &self,
         keeper: &Keeper,
         request: SetCpuBaseline,
@@ -120,18 +134,20 @@ impl Manager {
     }
 
     /// The cluster has no baseline any more. Running guests keep what they have.
-    pub(crate) async fn clear_cpu_baseline(self: &Arc<Self>) -> Result<(), Problem> {
-        self.planning(|manager, leading| async move {
-            if manager.state.inventory().baseline().is_none() {
-                let (detail, mend) =
-                    ("the cluster has no CPU baseline", "see `godwit control cpu-baseline show`");
-                return Err(Problem::new(ProblemCode::NotFound, detail, mend));
-            }
-            leading.keeper.remove(BASELINE, ID).await?;
-            manager.state.change(|inventory| inventory.plan_baseline(None));
-            Ok(())
-        })
-        .await
+    pub(crate) async fn clear(&self) -> Result<(), Problem> {
+        let baselines = self.clone();
+        self.planning
+            .change(|keeper| async move {
+                if baselines.state.inventory().baseline().is_none() {
+                    let (detail, mend) =
+                        ("the cluster has no CPU baseline", "see `godwit control cpu-baseline show`");
+                    return Err(Problem::new(ProblemCode::NotFound, detail, mend));
+                }
+                keeper.remove(BASELINE, ID).await?;
+                baselines.state.change(|inventory| inventory.plan_baseline(None));
+                Ok(())
+            })
+            .await
     }
 
     /// What CPU the agent of a new host gives to guests; none: it does not answer, or does not say.
@@ -140,7 +156,7 @@ impl Manager {
         name: &str,
         address: &str,
     ) -> Result<Option<HostCpuInfo>, Problem> {
-        let client = self.hosts().client(name, address)?;
+        let client = self.agents.client(name, address)?;
         Ok(timeout(ASK_LIMIT, client.host()).await.ok().and_then(Result::ok).and_then(|info| info.cpu))
     }
 

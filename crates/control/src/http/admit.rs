@@ -144,7 +144,7 @@ async fn identify(manager: &Manager, came: &Came, shown: Option<HeaderValue>) ->
     let token = token.trim();
     match manager.doors.oidc() {
         Some(oidc) if is_web_token(token) => oidc.identify(token, now_unix_ms()).await,
-        _ => manager.identify(token, now_unix_ms()),
+        _ => manager.tokens.caller(token, now_unix_ms()),
     }
 }
 

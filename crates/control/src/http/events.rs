@@ -57,7 +57,8 @@ async fn follow(
         Some((stream::iter(told(next)), listener))
     });
     // Who may look no more is told no more; asking again is refused with the reason.
-    let events = batches.flatten().map(Ok).take_until(async move { manager.is_good_no_more(&caller).await });
+    let events =
+        batches.flatten().map(Ok).take_until(async move { manager.tokens.is_good_no_more(&caller).await });
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 

@@ -100,9 +100,9 @@ async fn what_has_expired_is_forgotten() {
     assert_eq!(prune(&managed.manager, keeper, now + KEPT_MS).await.unwrap(), 1);
     // The token is good for 90 days, and told as expired for 30 more.
     prune(&managed.manager, keeper, now + 119 * KEPT_MS).await.unwrap();
-    assert_eq!(managed.manager.tokens().len(), 1);
+    assert_eq!(managed.manager.tokens.infos().len(), 1);
     prune(&managed.manager, keeper, now + 121 * KEPT_MS).await.unwrap();
-    assert!(managed.manager.tokens().is_empty());
+    assert!(managed.manager.tokens.infos().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

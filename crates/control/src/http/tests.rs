@@ -398,7 +398,7 @@ async fn events_end_with_the_token_that_they_were_asked_for_with() {
     managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;
     events.next().await.unwrap().unwrap();
     let over = Caller { until_unix_ms: Some(1), ..Caller::named("oidc:ann", Role::Viewer) };
-    managed.manager.is_good_no_more(&over).await;
+    managed.manager.tokens.is_good_no_more(&over).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@
 
 pub(crate) mod campaign;
 pub(crate) mod leading;
-pub(crate) mod plans;
+#[cfg(test)]
+mod plans_tests;
 pub(crate) mod prune;
 pub(crate) mod standby;

@@ -44,7 +44,7 @@ pub(crate) async fn prune(manager: &Manager, keeper: &Keeper, now_unix_ms: u64) 
     let tokens =
         keeper.prune(TOKENS, |token| token.expires_unix_ms() + TOKENS_KEPT_MS <= now_unix_ms).await?;
     for id in &tokens {
-        manager.forget_token(id);
+        manager.tokens.forget(id);
     }
     let join_tokens = keeper
         .prune(JOIN_TOKENS, |token| token.expires_unix_ms() + JOIN_TOKENS_KEPT_MS <= now_unix_ms)

@@ -3,6 +3,7 @@
 //! are events again. Nothing decides here.
 
 mod agents;
+pub(crate) mod elsewhere;
 pub(crate) mod http;
 mod job;
 pub(crate) mod limits;

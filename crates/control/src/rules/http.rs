@@ -2,10 +2,8 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use godwit_api::control::{CreateRule, Page, Problem, RuleInfo, RuleState};
 use http::StatusCode;
 use serde::Deserialize;
@@ -13,11 +11,15 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::Rules;
 use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
 use crate::cluster::inventory::RuleFilter;
-use crate::manager::Manager;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    Rules: FromRef<S>,
+{
     OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(show, delete))
 }
 
@@ -43,11 +45,11 @@ struct ListRules {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list(
-    State(manager): State<Arc<Manager>>,
+    State(rules): State<Rules>,
     Query(query): Query<ListRules>,
 ) -> Result<Json<Page<RuleInfo>>, Refusal> {
     let filter = RuleFilter { vm: query.vm, state: query.state };
-    Ok(Json(manager.rules(&filter, &cursor(query.cursor, query.limit)?)))
+    Ok(Json(rules.list(&filter, &cursor(query.cursor, query.limit)?)))
 }
 
 /// Makes a rule. VMs and hosts that it names may come later. No VM is moved by it: it holds for what is moved from now on.
@@ -57,10 +59,10 @@ async fn list(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn create(
-    State(manager): State<Arc<Manager>>,
+    State(rules): State<Rules>,
     Body(request): Body<CreateRule>,
 ) -> Result<Making<RuleInfo>, Refusal> {
-    let rule = manager.create_rule(request).await?;
+    let rule = rules.create(request).await?;
     Ok(made(StatusCode::CREATED, format!("rule {}", rule.name), rule))
 }
 
@@ -69,11 +71,8 @@ async fn create(
     (status = 200, description = "The rule", body = RuleInfo),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(
-    State(manager): State<Arc<Manager>>,
-    Path(rule): Path<String>,
-) -> Result<Json<RuleInfo>, Refusal> {
-    Ok(Json(manager.rule(&rule)?))
+async fn show(State(rules): State<Rules>, Path(rule): Path<String>) -> Result<Json<RuleInfo>, Refusal> {
+    Ok(Json(rules.show(&rule)?))
 }
 
 /// Removes a rule. No VM is moved by that.
@@ -82,10 +81,7 @@ async fn show(
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn delete(
-    State(manager): State<Arc<Manager>>,
-    Path(rule): Path<String>,
-) -> Result<StatusCode, Refusal> {
-    manager.delete_rule(&rule).await?;
+async fn delete(State(rules): State<Rules>, Path(rule): Path<String>) -> Result<StatusCode, Refusal> {
+    rules.delete(&rule).await?;
     Ok(StatusCode::NO_CONTENT)
 }

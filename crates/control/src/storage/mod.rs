@@ -4,3 +4,6 @@
 
 pub(crate) mod keeper;
 pub(crate) mod measured;
+pub(crate) mod planned;
+pub(crate) mod planning;
+pub(crate) mod term;

@@ -13,9 +13,9 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::cluster::inventory::{Binding, Inventory};
 use crate::cluster::state::State;
-use crate::leadership::plans::Planned;
 use crate::manager::Manager;
 use crate::storage::keeper::{Keeper, Writes};
+use crate::storage::planned::Planned;
 
 pub(crate) const BINDINGS: Table<SavedBinding> = Table::new();
 
@@ -53,14 +53,14 @@ impl From<SavedBinding> for Binding {
     }
 }
 
-impl Planned for SavedBinding {
-    fn known(manager: &Manager) -> BTreeSet<String> {
-        manager.state.inventory().stored_bindings().map(str::to_owned).collect()
+impl Planned<State> for SavedBinding {
+    fn known(state: &State) -> BTreeSet<String> {
+        state.inventory().stored_bindings().map(str::to_owned).collect()
     }
 
-    fn set(manager: &Manager, id: &str, record: Option<SavedBinding>) {
+    fn set(state: &State, id: &str, record: Option<SavedBinding>) {
         let stored = record.map(Into::into);
-        manager.state.change(|inventory: &mut Inventory| inventory.know_binding(id, stored));
+        state.change(|inventory: &mut Inventory| inventory.know_binding(id, stored));
     }
 }
 

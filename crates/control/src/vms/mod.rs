@@ -28,6 +28,7 @@ use crate::cluster::inventory::VmPlan;
 use crate::cluster::names::check_labels;
 use crate::cluster::state::State;
 use crate::manager::Manager;
+use crate::storage::planning::whole;
 use crate::vms::record::{SavedVm, VMS};
 
 use baseline::{exceeds, hold_to_baseline};
@@ -426,14 +427,6 @@ fn of_host(error: ClientError) -> Problem {
         ClientError::Refused(error) => Problem::of_agent(error),
         away => Problem::new(ProblemCode::HostAway, away.to_string(), "see `godwit control host list`"),
     }
-}
-
-/// Carries something out to its end, also where who asked has gone.
-pub(crate) async fn whole<T: Send + 'static>(
-    operation: impl Future<Output = Result<T, Problem>> + Send + 'static,
-) -> Result<T, Problem> {
-    let failed = |_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "");
-    tokio::spawn(operation).await.map_err(failed)?
 }
 
 /// All of its memory, bytes.

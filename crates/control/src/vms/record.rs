@@ -1,12 +1,14 @@
 //! What is planned of a VM, as it is saved.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::control::PlannedPower;
 use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::inventory::VmPlan;
+use crate::cluster::state::State;
+use crate::storage::planned::Planned;
 
 pub(crate) const VMS: Table<SavedVm> = Table::new();
 
@@ -33,5 +35,15 @@ impl From<&VmPlan> for SavedVm {
 impl From<SavedVm> for VmPlan {
     fn from(saved: SavedVm) -> VmPlan {
         VmPlan { power: saved.power, labels: saved.labels }
+    }
+}
+
+impl Planned<State> for SavedVm {
+    fn known(state: &State) -> BTreeSet<String> {
+        state.inventory().planned_vms().map(str::to_owned).collect()
+    }
+
+    fn set(state: &State, id: &str, record: Option<SavedVm>) {
+        state.change(|inventory| inventory.plan_vm(id, record.map(Into::into)));
     }
 }

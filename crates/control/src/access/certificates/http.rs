@@ -1,17 +1,19 @@
 //! The requests about hosts' certificates and those that are revoked.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use godwit_api::control::{CertificateInfo, Problem, RevokedCertificates};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::Certificates;
 use crate::answers::{Path, Refusal};
-use crate::manager::Manager;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    Certificates: FromRef<S>,
+{
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(show_revoked)).routes(routes!(revoke))
 }
 
@@ -21,8 +23,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn list(State(manager): State<Arc<Manager>>) -> Result<Json<Vec<CertificateInfo>>, Refusal> {
-    Ok(Json(manager.certificates().await?))
+async fn list(State(certificates): State<Certificates>) -> Result<Json<Vec<CertificateInfo>>, Refusal> {
+    Ok(Json(certificates.list().await?))
 }
 
 /// The list of revoked certificates, as every agent gets it.
@@ -30,8 +32,10 @@ async fn list(State(manager): State<Arc<Manager>>) -> Result<Json<Vec<Certificat
     (status = 200, description = "The list", body = RevokedCertificates),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show_revoked(State(manager): State<Arc<Manager>>) -> Result<Json<RevokedCertificates>, Refusal> {
-    Ok(Json(manager.revocations()?))
+async fn show_revoked(
+    State(certificates): State<Certificates>,
+) -> Result<Json<RevokedCertificates>, Refusal> {
+    Ok(Json(certificates.revoked()?))
 }
 
 /// Revokes a certificate, of a host or anybody else: agents and managers refuse it from the next connection on. It is never good again.
@@ -42,8 +46,8 @@ async fn show_revoked(State(manager): State<Arc<Manager>>) -> Result<Json<Revoke
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn revoke(
-    State(manager): State<Arc<Manager>>,
+    State(certificates): State<Certificates>,
     Path(serial): Path<String>,
 ) -> Result<Json<RevokedCertificates>, Refusal> {
-    Ok(Json(manager.revoke(&serial).await?))
+    Ok(Json(certificates.revoke(&serial).await?))
 }

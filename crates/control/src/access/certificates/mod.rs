@@ -17,11 +17,14 @@ use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::access::authorities::Doors;
 use crate::agents::Hosts;
+use crate::agents::fleet::Fleet;
 use crate::clock::now_unix_ms;
-use crate::leadership::plans::Planned;
-use crate::manager::Manager;
 use crate::storage::keeper::{Keeper, Writes};
+use crate::storage::planned::Planned;
+use crate::storage::planning::Planning;
+use crate::storage::term::Term;
 
 pub(crate) const CERTIFICATES: Table<SavedCertificate> = Table::new();
 pub(crate) const REVOCATIONS: Table<SavedRevocations> = Table::new();
@@ -77,28 +80,48 @@ impl Record for SavedRevocations {
     const VERSION: u32 = 1;
 }
 
-impl Planned for SavedRevocations {
-    fn known(manager: &Manager) -> BTreeSet<String> {
-        manager.hosts.revocations.newest().map(|_| LIST.to_owned()).into_iter().collect()
+impl Planned<Certificates> for SavedRevocations {
+    fn known(certificates: &Certificates) -> BTreeSet<String> {
+        certificates.hosts.revocations.newest().map(|_| LIST.to_owned()).into_iter().collect()
     }
 
-    fn set(manager: &Manager, _: &str, record: Option<SavedRevocations>) {
+    fn set(certificates: &Certificates, _: &str, record: Option<SavedRevocations>) {
         // A list that has gone from the store still counts for what it named.
         let Some(saved) = record else { return };
-        let read = manager.doors.authority().map_err(|problem| problem.detail).and_then(|signing| {
+        let read = certificates.doors.authority().map_err(|problem| problem.detail).and_then(|signing| {
             let certificate = signing.authority.certificate();
             RevocationList::read(&saved.list, &certificate).map_err(|error| error.to_string())
         });
         match read {
-            Ok(list) => manager.know_revocations(list),
+            Ok(list) => certificates.know(list),
             Err(why) => tracing::error!(why, "cannot use the kept list of revoked certificates"),
         }
     }
 }
 
-impl Manager {
+/// Certificates of hosts: those that are noted, and those that are revoked.
+#[derive(Clone)]
+pub(crate) struct Certificates {
+    hosts: Arc<Hosts>,
+    fleet: Arc<Fleet>,
+    doors: Arc<Doors>,
+    keeper: Arc<Term<Keeper>>,
+    planning: Planning,
+}
+
+impl Certificates {
+    pub(crate) fn new(
+        hosts: Arc<Hosts>,
+        fleet: Arc<Fleet>,
+        doors: Arc<Doors>,
+        keeper: Arc<Term<Keeper>>,
+        planning: Planning,
+    ) -> Certificates {
+        Certificates { hosts, fleet, doors, keeper, planning }
+    }
+
     /// Knows a list from now on, and connects anew to hosts whose certificates are new on it.
-    fn know_revocations(&self, list: RevocationList) {
+    fn know(&self, list: RevocationList) {
         let revocations = &self.hosts.revocations;
         let is_new = |serial: &&Serial| !revocations.has(serial);
         let new: Vec<Serial> = list.revoked().keys().filter(is_new).cloned().collect();
@@ -107,13 +130,13 @@ impl Manager {
         }
         let holders: BTreeSet<String> = new.iter().filter_map(|serial| revocations.holder(serial)).collect();
         for host in holders {
-            self.follow_anew(&host);
+            self.fleet.follow_anew(&host);
         }
     }
 
     /// Hosts' certificates, and all that are revoked, by serial number.
-    pub(crate) async fn certificates(&self) -> Result<Vec<CertificateInfo>, Problem> {
-        let noted = self.leading()?.keeper.read_all(CERTIFICATES).await?;
+    pub(crate) async fn list(&self) -> Result<Vec<CertificateInfo>, Problem> {
+        let noted = self.keeper.get()?.read_all(CERTIFICATES).await?;
         let ms = |unix_s: i64| u64::try_from(unix_s).ok().map(|unix_s| unix_s.saturating_mul(1000));
         let info = |serial: String, noted: Option<SavedCertificate>| CertificateInfo {
             serial,
@@ -133,7 +156,7 @@ impl Manager {
     }
 
     /// The list of revoked certificates.
-    pub(crate) fn revocations(&self) -> Result<RevokedCertificates, Problem> {
+    pub(crate) fn revoked(&self) -> Result<RevokedCertificates, Problem> {
         self.hosts.revocations.newest().as_ref().map(told).ok_or_else(|| {
             let mend = "revoke one with `godwit control certificate revoke`, or forget a host";
             Problem::new(ProblemCode::NotFound, "no certificate has been revoked", mend)
@@ -141,7 +164,7 @@ impl Manager {
     }
 
     /// Revokes a certificate by its serial number.
-    pub(crate) async fn revoke(self: &Arc<Self>, serial: &str) -> Result<RevokedCertificates, Problem> {
+    pub(crate) async fn revoke(&self, serial: &str) -> Result<RevokedCertificates, Problem> {
         let wrong = |detail: String, mend: &str| Problem::new(ProblemCode::InvalidRequest, detail, mend);
         let mend = "see `godwit control certificate list`, or `godwit pki show FILE`";
         let serial: Serial = serial.parse().map_err(|why: String| wrong(why, mend))?;
@@ -149,11 +172,13 @@ impl Manager {
             let mend = "give the manager another certificate first";
             return Err(wrong("cannot revoke the manager's own certificate".to_owned(), mend));
         }
-        self.planning(move |manager, leading| async move {
-            manager.revoke_all(&leading.keeper, [serial]).await?;
-            manager.revocations()
-        })
-        .await
+        let certificates = self.clone();
+        self.planning
+            .change(move |keeper| async move {
+                certificates.revoke_all(&keeper, [serial]).await?;
+                certificates.revoked()
+            })
+            .await
     }
 
     /// Revokes a host's certificates. A manager that signs for no hosts leaves that to who does.
@@ -203,7 +228,7 @@ impl Manager {
         let list = authority.list(next_list_number(number), revoked).map_err(|error| failed(&error))?;
         let saved = SavedRevocations { list: list.pem().to_owned() };
         keeper.write(keeper.put_over(Writes::default(), REVOCATIONS, LIST, &saved).await?).await?;
-        self.know_revocations(list);
+        self.know(list);
         Ok(())
     }
 }

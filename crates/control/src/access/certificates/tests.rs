@@ -117,7 +117,7 @@ async fn a_manager_that_does_not_lead_has_the_list_too() {
     leader.doors.set(doors(dir.path()));
     let (follower, _standby) = rig::follower(&store);
     follower.doors.set(doors(dir.path()));
-    let list = leader.revoke("41").await.unwrap();
+    let list = leader.certificates.revoke("41").await.unwrap();
     until(|| follower.hosts.revocations.newest().is_some_and(|known| known.pem() == list.list)).await;
     // Without an authority none is signed, and a host can be forgotten still.
     let without = Managed::begin().await;
@@ -150,7 +150,7 @@ async fn a_certificate_that_a_host_shows_is_noted_and_is_revoked_with_it() {
     let request = json!({ "name": "a", "address": address });
     manager.add_host(serde_json::from_value(request).unwrap()).await.unwrap();
     let serial = host.serial().to_string();
-    while manager.certificates().await.unwrap().iter().all(|noted| noted.serial != serial) {
+    while manager.certificates.list().await.unwrap().iter().all(|noted| noted.serial != serial) {
         tokio::task::yield_now().await;
     }
     manager.forget_host("a", true).await.unwrap();
@@ -160,6 +160,6 @@ async fn a_certificate_that_a_host_shows_is_noted_and_is_revoked_with_it() {
     let refused = client.host().await.unwrap_err().to_string();
     assert!(refused.contains("Revoked"), "{refused}");
     // Nor does it cut itself off.
-    let refused = manager.revoke(&own.serial().to_string()).await.unwrap_err();
+    let refused = manager.certificates.revoke(&own.serial().to_string()).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::InvalidRequest);
 }

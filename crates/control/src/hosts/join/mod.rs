@@ -151,7 +151,7 @@ impl Manager {
             .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
         let write = keeper.put(noted.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
         keeper.write(write).await?;
-        self.plan_host(&request.host, plan);
+        self.fleet.plan_host(&request.host, plan);
         Ok(Joined { address, certificate: signed.certificate, authority: signed.authority })
     }
 }

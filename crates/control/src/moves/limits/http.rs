@@ -1,17 +1,19 @@
 //! The requests about limits of moves.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use godwit_api::control::{MoveLimits, Problem, UpdateLimits};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::LimitsOfMoves;
 use crate::answers::{Body, Refusal};
-use crate::manager::Manager;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    LimitsOfMoves: FromRef<S>,
+{
     OpenApiRouter::new().routes(routes!(show, update))
 }
 
@@ -20,8 +22,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
     (status = 200, description = "The limits", body = MoveLimits),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(State(manager): State<Arc<Manager>>) -> Json<MoveLimits> {
-    Json(manager.state.inventory().move_limits())
+async fn show(State(limits): State<LimitsOfMoves>) -> Json<MoveLimits> {
+    Json(limits.show())
 }
 
 /// Changes how many moves may run at a time: from now on, also for those that wait. What runs runs on. Hosts' own numbers are set by
@@ -32,8 +34,8 @@ async fn show(State(manager): State<Arc<Manager>>) -> Json<MoveLimits> {
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn update(
-    State(manager): State<Arc<Manager>>,
+    State(limits): State<LimitsOfMoves>,
     Body(request): Body<UpdateLimits>,
 ) -> Result<Json<MoveLimits>, Refusal> {
-    Ok(Json(manager.update_limits(request).await?))
+    Ok(Json(limits.update(request).await?))
 }

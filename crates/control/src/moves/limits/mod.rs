@@ -11,9 +11,12 @@ use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::inventory::LimitsPlan;
-use crate::leadership::plans::Planned;
-use crate::manager::Manager;
+use crate::cluster::state::State;
+use crate::moves::Moves;
 use crate::storage::keeper::Writes;
+use crate::storage::planned::Planned;
+use crate::storage::planning::Planning;
+use crate::storage::term::Term;
 
 pub(crate) const LIMITS: Table<SavedLimits> = Table::new();
 
@@ -56,33 +59,52 @@ impl From<SavedLimits> for LimitsPlan {
     }
 }
 
-impl Planned for SavedLimits {
-    fn known(manager: &Manager) -> BTreeSet<String> {
-        let is_set = *manager.state.inventory().limits_plan() != LimitsPlan::default();
+impl Planned<State> for SavedLimits {
+    fn known(state: &State) -> BTreeSet<String> {
+        let is_set = *state.inventory().limits_plan() != LimitsPlan::default();
         is_set.then(|| ID.to_owned()).into_iter().collect()
     }
 
-    fn set(manager: &Manager, _id: &str, record: Option<SavedLimits>) {
-        manager.state.change(|inventory| inventory.plan_limits(record.map(Into::into)));
+    fn set(state: &State, _id: &str, record: Option<SavedLimits>) {
+        state.change(|inventory| inventory.plan_limits(record.map(Into::into)));
     }
 }
 
-impl Manager {
+/// Limits of moves, as operators set them.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitsOfMoves {
+    state: Arc<State>,
+    moves: Arc<Term<Moves>>,
+    planning: Planning,
+}
+
+impl LimitsOfMoves {
+    pub(crate) fn new(state: Arc<State>, moves: Arc<Term<Moves>>, planning: Planning) -> LimitsOfMoves {
+        LimitsOfMoves { state, moves, planning }
+    }
+
+    /// The limits that hold.
+    pub(crate) fn show(&self) -> MoveLimits {
+        self.state.inventory().move_limits()
+    }
+
     /// Changes limits. They hold from now on; what runs runs on.
-    pub(crate) async fn update_limits(
-        self: &Arc<Self>,
-        request: UpdateLimits,
-    ) -> Result<MoveLimits, Problem> {
-        self.planning(|manager, leading| async move {
-            let before = manager.state.inventory().limits_plan().clone();
-            let plan = changed(before, request)?;
-            let keeper = &leading.keeper;
-            keeper.write(keeper.put(Writes::default(), LIMITS, ID, &SavedLimits::from(&plan)).await?).await?;
-            manager.state.change(|inventory| inventory.plan_limits(Some(plan)));
-            leading.moves.look();
-            Ok(manager.state.inventory().move_limits())
-        })
-        .await
+    pub(crate) async fn update(&self, request: UpdateLimits) -> Result<MoveLimits, Problem> {
+        let limits = self.clone();
+        self.planning
+            .change(|keeper| async move {
+                let before = limits.state.inventory().limits_plan().clone();
+                let plan = changed(before, request)?;
+                keeper
+                    .write(keeper.put(Writes::default(), LIMITS, ID, &SavedLimits::from(&plan)).await?)
+                    .await?;
+                limits.state.change(|inventory| inventory.plan_limits(Some(plan)));
+                if let Ok(moves) = limits.moves.get() {
+                    moves.look();
+                }
+                Ok(limits.show())
+            })
+            .await
     }
 }
 
@@ -173,7 +195,7 @@ mod tests {
         let leader = rig::leader(Arc::clone(&store)).await;
         let (follower, _standby) = rig::follower(&store);
         let change = serde_json::from_value(json!({ "in_all": 5 })).unwrap();
-        leader.update_limits(change).await.unwrap();
+        leader.limits.update(change).await.unwrap();
         rig::until(&follower, |inventory| inventory.limits().total == Some(5)).await;
     }
 

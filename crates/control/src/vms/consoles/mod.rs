@@ -81,7 +81,7 @@ pub(crate) async fn carry(manager: Arc<Manager>, caller: Caller, vm: String, rea
     let (mut to_reader, mut from_reader) = reader.split();
     let ended = tokio::select! {
         ended = console.run(&mut to_reader, &mut from_reader) => ended,
-        () = manager.is_good_no_more(&caller) => {
+        () = manager.tokens.is_good_no_more(&caller) => {
             let detail = "the token that it was opened with is good no more";
             Err(Problem::new(ProblemCode::Unauthenticated, detail, "log in again"))
         }
