@@ -15,7 +15,7 @@
 //! | `idempotency` | requests that are repeated |
 //! | `leadership` | one manager of several leads; what the others do |
 //! | `http`, `answers` | the API, its document and the console's files; what its handlers share |
-//! | `manager`, `run`, `config`, `metrics`, `clock` | what every manager has; the process, its configuration, its figures, the time |
+//! | `manager`, `run`, `config`, `metrics`, `clock` | the services, wired; the process, its configuration, its figures, the time |
 //! | `rig` | managers and clusters for tests |
 
 pub mod access;

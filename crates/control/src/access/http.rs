@@ -2,9 +2,7 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
-use std::sync::Arc;
-
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::control::{AuditEntry, CreateToken, CreatedToken, Me, Page, Problem, ProblemCode, TokenInfo};
 use http::StatusCode;
@@ -14,13 +12,17 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::access::Caller;
+use crate::access::requests::AccessRequests;
 use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
-use crate::manager::Manager;
 
 /// How long a token may be good for, days.
 const LONGEST_DAYS: u32 = 3650;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    AccessRequests: FromRef<S>,
+{
     OpenApiRouter::new()
         .routes(routes!(list_tokens, create_token))
         .routes(routes!(revoke_token))
@@ -54,8 +56,8 @@ async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
     (status = 200, description = "Tokens", body = Vec<TokenInfo>),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn list_tokens(State(manager): State<Arc<Manager>>) -> Json<Vec<TokenInfo>> {
-    Json(manager.tokens.infos())
+async fn list_tokens(State(access): State<AccessRequests>) -> Json<Vec<TokenInfo>> {
+    Json(access.tokens())
 }
 
 /// Makes a token. Its secret is told in the answer and never again.
@@ -65,7 +67,7 @@ async fn list_tokens(State(manager): State<Arc<Manager>>) -> Json<Vec<TokenInfo>
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn create_token(
-    State(manager): State<Arc<Manager>>,
+    State(access): State<AccessRequests>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<CreateToken>,
 ) -> Result<Making<CreatedToken>, Refusal> {
@@ -73,7 +75,7 @@ async fn create_token(
         let detail = format!("a token can't be good for {} days", request.days);
         return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 3650").into());
     }
-    let token = manager.create_token(request, &caller).await?;
+    let token = access.create_token(request, &caller).await?;
     let named = format!("token {} of {}, {}", token.info.id, token.info.name, token.info.role.name());
     Ok(made(StatusCode::CREATED, named, token))
 }
@@ -85,10 +87,10 @@ async fn create_token(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn revoke_token(
-    State(manager): State<Arc<Manager>>,
+    State(access): State<AccessRequests>,
     Path(id): Path<String>,
 ) -> Result<StatusCode, Refusal> {
-    manager.revoke_token(&id).await?;
+    access.revoke_token(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -99,10 +101,10 @@ async fn revoke_token(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_audit(
-    State(manager): State<Arc<Manager>>,
+    State(access): State<AccessRequests>,
     Query(query): Query<PageOf>,
 ) -> Result<Json<Page<AuditEntry>>, Refusal> {
     let cursor = cursor(query.cursor, query.limit)?;
-    let (items, next) = manager.audit_page(cursor.behind.as_deref(), cursor.limit).await?;
+    let (items, next) = access.audit_page(cursor.behind.as_deref(), cursor.limit).await?;
     Ok(Json(Page { total: items.len() as u64, items, next }))
 }

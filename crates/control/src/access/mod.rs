@@ -10,6 +10,7 @@ pub mod oidc;
 pub(crate) mod rates;
 pub(crate) mod record;
 pub(crate) mod refusals;
+pub(crate) mod requests;
 mod token;
 
 use godwit_api::control::{Problem, ProblemCode, Role};

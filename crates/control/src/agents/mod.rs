@@ -3,6 +3,7 @@
 pub(crate) mod fleet;
 pub(crate) mod following;
 pub(crate) mod peers;
+pub(crate) mod record;
 mod revocations;
 
 use std::net::Ipv6Addr;

@@ -169,7 +169,12 @@ async fn an_alias_is_kept_as_the_version_that_it_stands_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_vm_goes_to_a_host_that_falls_short_until_it_is_cleared() {
     let manager = managed().await;
-    let fits = async |manager: &Arc<Manager>| match manager.preflight("plain", None, false).await.unwrap() {
+    let fits = async |manager: &Arc<Manager>| match manager
+        .requests
+        .preflight("plain", None, false)
+        .await
+        .unwrap()
+    {
         godwit_api::control::Preflight::Ranking(PreflightRanking { fits, .. }) => {
             fits.into_iter().map(|one| one.host).collect::<Vec<_>>()
         }
@@ -179,7 +184,7 @@ async fn no_vm_goes_to_a_host_that_falls_short_until_it_is_cleared() {
     let mut events = manager.state.events().listen(None);
     set(&manager, request("Haswell-v4", &["old"])).await.unwrap();
     assert_eq!(fits(&manager).await, ["b", "silent"]);
-    let report = manager.preflight_report("plain", "old", false).await.unwrap();
+    let report = manager.requests.preflight_report("plain", "old", false).await.unwrap();
     let check = report.checks.iter().find(|check| check.name == CheckName::CpuBaseline).unwrap();
     assert!(check.verdict == Verdict::Fail && check.evidence.contains("avx2"), "{check:?}");
     manager.baseline.clear().await.unwrap();

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use godwit_api::control::{CreateDrain, Drain, Page, Problem, ProblemCode};
@@ -17,10 +17,19 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::OnlyLooked;
 use crate::answers::{Body, Path, Query, Refusal, cursor, made};
-use crate::manager::Manager;
+use crate::drains::Drains;
 use crate::moves::requests::check_qemu;
+use crate::storage::term::Term;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+/// Drains, while this manager leads.
+#[derive(Clone)]
+pub(crate) struct DrainRequests(pub(crate) Arc<Term<Drains>>);
+
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    DrainRequests: FromRef<S>,
+{
     OpenApiRouter::new()
         .routes(routes!(create))
         .routes(routes!(list))
@@ -51,14 +60,14 @@ struct ListDrains {
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn create(
-    State(manager): State<Arc<Manager>>,
+    State(drains): State<DrainRequests>,
     Extension(caller): Extension<Caller>,
     Path(host): Path<String>,
     Body(request): Body<CreateDrain>,
 ) -> Result<Response, Refusal> {
     check_qemu(&request.qemu)?;
     let plan_only = request.plan_only;
-    let drain = manager.leading()?.drains.create(&host, request, &caller.name).await?;
+    let drain = drains.0.get()?.create(&host, request, &caller.name).await?;
     if plan_only {
         return Ok((StatusCode::ACCEPTED, Extension(OnlyLooked), Json(drain)).into_response());
     }
@@ -72,12 +81,12 @@ async fn create(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list(
-    State(manager): State<Arc<Manager>>,
+    State(drains): State<DrainRequests>,
     Query(query): Query<ListDrains>,
 ) -> Result<Json<Page<Drain>>, Refusal> {
     let cursor = cursor(query.cursor, query.limit)?;
-    let leading = manager.leading()?;
-    let all = leading.drains.all();
+    let drains = drains.0.get()?;
+    let all = drains.all();
     let wanted: Vec<&Drain> =
         all.values().filter(|one| query.host.as_ref().is_none_or(|host| one.host == *host)).collect();
     let behind = |one: &&&Drain| cursor.behind.as_ref().is_none_or(|behind| one.id > *behind);
@@ -95,8 +104,8 @@ async fn list(
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Result<Json<Drain>, Refusal> {
-    let found = manager.leading()?.drains.all().get(&id).cloned();
+async fn show(State(drains): State<DrainRequests>, Path(id): Path<String>) -> Result<Json<Drain>, Refusal> {
+    let found = drains.0.get()?.all().get(&id).cloned();
     let missing =
         || Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see `godwit host drains`");
     Ok(Json(found.ok_or_else(missing)?))
@@ -109,10 +118,10 @@ async fn show(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Re
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn cancel(
-    State(manager): State<Arc<Manager>>,
+    State(drains): State<DrainRequests>,
     Path(id): Path<String>,
 ) -> Result<(StatusCode, Json<Drain>), Refusal> {
-    Ok((StatusCode::ACCEPTED, Json(manager.leading()?.drains.cancel(&id).await?)))
+    Ok((StatusCode::ACCEPTED, Json(drains.0.get()?.cancel(&id).await?)))
 }
 
 /// Undoes a drain: the host takes VMs again, and those that had gone come back.
@@ -122,8 +131,8 @@ async fn cancel(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn undo(
-    State(manager): State<Arc<Manager>>,
+    State(drains): State<DrainRequests>,
     Path(id): Path<String>,
 ) -> Result<(StatusCode, Json<Drain>), Refusal> {
-    Ok((StatusCode::ACCEPTED, Json(manager.leading()?.drains.undo(&id).await?)))
+    Ok((StatusCode::ACCEPTED, Json(drains.0.get()?.undo(&id).await?)))
 }

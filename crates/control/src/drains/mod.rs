@@ -27,13 +27,13 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::agents::no_host;
+use crate::agents::record::{HOSTS, SavedHost};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{HostPlan, Inventory};
 use crate::cluster::planner_input::{
     Arriving, begun_at_agents, datastores, estimate_ms, placement_hosts, reference_group,
 };
 use crate::cluster::state::State;
-use crate::hosts::record::{HOSTS, SavedHost};
 use crate::moves::{Moves, Wanted, fresh_id, job_of};
 use crate::storage::keeper::{Keeper, Writes};
 

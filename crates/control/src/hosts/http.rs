@@ -2,9 +2,7 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
-use std::sync::Arc;
-
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::control::{AddHost, HostState, HostSummary, ManagedHost, Page, Problem, Role, UpdateHost};
 use http::StatusCode;
@@ -16,9 +14,13 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::{Body, Making, Path, Query, Refusal, cursor, label, made};
 use crate::cluster::inventory::HostFilter;
-use crate::manager::Manager;
+use crate::hosts::HostRequests;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    HostRequests: FromRef<S>,
+{
     OpenApiRouter::new().routes(routes!(list, add)).routes(routes!(show, update, forget))
 }
 
@@ -49,7 +51,7 @@ struct ListHosts {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list(
-    State(manager): State<Arc<Manager>>,
+    State(hosts): State<HostRequests>,
     Query(query): Query<ListHosts>,
 ) -> Result<Json<Page<HostSummary>>, Refusal> {
     let filter = HostFilter {
@@ -58,7 +60,7 @@ async fn list(
         search: query.search,
         label: label(query.label.as_deref())?,
     };
-    Ok(Json(manager.state.inventory().hosts(&filter, &cursor(query.cursor, query.limit)?)))
+    Ok(Json(hosts.state.inventory().hosts(&filter, &cursor(query.cursor, query.limit)?)))
 }
 
 /// Takes a host in whose agent has a certificate already.
@@ -68,11 +70,11 @@ async fn list(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn add(
-    State(manager): State<Arc<Manager>>,
+    State(hosts): State<HostRequests>,
     Body(request): Body<AddHost>,
 ) -> Result<Making<ManagedHost>, Refusal> {
     let named = format!("host {} at {}", request.name, request.address);
-    Ok(made(StatusCode::CREATED, named, manager.add_host(request).await?))
+    Ok(made(StatusCode::CREATED, named, hosts.add_host(request).await?))
 }
 
 /// One host, with what its agent told last.
@@ -81,10 +83,10 @@ async fn add(
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn show(
-    State(manager): State<Arc<Manager>>,
+    State(hosts): State<HostRequests>,
     Path(host): Path<String>,
 ) -> Result<Json<ManagedHost>, Refusal> {
-    Ok(Json(manager.host(&host)?))
+    Ok(Json(hosts.host(&host)?))
 }
 
 /// Changes what is planned of a host. `maintenance` alone needs the role operator, everything else admin. A host that is being emptied is not taken
@@ -96,7 +98,7 @@ async fn show(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn update(
-    State(manager): State<Arc<Manager>>,
+    State(hosts): State<HostRequests>,
     Extension(caller): Extension<Caller>,
     Path(host): Path<String>,
     Body(request): Body<UpdateHost>,
@@ -105,7 +107,7 @@ async fn update(
     if beside != UpdateHost::default() {
         caller.check(Role::Admin)?;
     }
-    Ok(Json(manager.update_host(&host, request).await?))
+    Ok(Json(hosts.update_host(&host, request).await?))
 }
 
 /// How a host is forgotten.
@@ -127,10 +129,10 @@ struct ForgetHost {
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn forget(
-    State(manager): State<Arc<Manager>>,
+    State(hosts): State<HostRequests>,
     Path(host): Path<String>,
     Query(how): Query<ForgetHost>,
 ) -> Result<StatusCode, Refusal> {
-    manager.forget_host(&host, how.force).await?;
+    hosts.forget_host(&host, how.force).await?;
     Ok(StatusCode::NO_CONTENT)
 }

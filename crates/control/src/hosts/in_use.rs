@@ -5,24 +5,30 @@ use godwit_api::control::{DrainState, Problem, ProblemCode};
 use godwit_planner::words::Count;
 
 use crate::cluster::inventory::Inventory;
-use crate::leadership::leading::Leading;
+use crate::drains::Drains;
+use crate::moves::Moves;
 
 /// Names that a refusal tells.
 const MOST_NAMES: usize = 5;
 
 /// Refuses to forget a host that is in use.
-pub(crate) fn check_unused(host: &str, leading: &Leading, inventory: &Inventory) -> Result<(), Problem> {
+pub(crate) fn check_unused(
+    host: &str,
+    drains: &Drains,
+    moves: &Moves,
+    inventory: &Inventory,
+) -> Result<(), Problem> {
     let mend = format!(
         "wait for its end or call it off; `godwit control host forget {host} --force` (`?force=true`) ends it as failed"
     );
     let refused =
         |what: String, mend: &str| Problem::new(ProblemCode::WrongState, format!("host {host} {what}"), mend);
-    if let Some((id, state)) = leading.drains.of_host(host) {
+    if let Some((id, state)) = drains.of_host(host) {
         let does = if state == DrainState::Undoing { "is being filled again" } else { "is being emptied" };
         return Err(refused(format!("{does} by drain {id}"), &mend));
     }
     let moves: Vec<String> = {
-        let all = leading.moves.all();
+        let all = moves.all();
         let is_its = |to: Option<&String>, from: &str| from == host || to.is_some_and(|to| to == host);
         let open = all.values().filter(|one| !one.state.is_over() && is_its(one.to.as_ref(), &one.from));
         open.map(|one| one.id.clone()).collect()

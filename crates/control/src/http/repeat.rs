@@ -23,7 +23,7 @@ use crate::clock::now_unix_ms;
 use crate::idempotency::kept::write;
 use crate::idempotency::keys::{Answered, Asked, Keyed, under_way};
 use crate::idempotency::record::REPEATS;
-use crate::leadership::leading::Leading;
+use crate::manager::Leading;
 use crate::manager::Manager;
 use crate::storage::keeper::Keeper;
 

@@ -173,7 +173,7 @@ async fn an_operator_changes_maintenance_and_nothing_else_of_a_host() {
         assert_eq!(ask(&operator, more).await.problem(), ProblemCode::Forbidden);
     }
     assert_eq!(ask(&viewer, json!({ "maintenance": true })).await.problem(), ProblemCode::Forbidden);
-    assert!(!managed.manager.host("a").unwrap().summary.maintenance);
+    assert!(!managed.manager.host_requests.host("a").unwrap().summary.maintenance);
 }
 
 #[test]

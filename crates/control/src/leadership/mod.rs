@@ -4,7 +4,6 @@
 //! no resource calls it.
 
 pub(crate) mod campaign;
-pub(crate) mod leading;
 #[cfg(test)]
 mod plans_tests;
 pub(crate) mod prune;

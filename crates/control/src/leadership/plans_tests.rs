@@ -19,19 +19,19 @@ async fn what_is_in_the_store_is_known_also_where_who_asked_has_gone() {
     ask_and_go(&*store, manager.limits.update(limits)).await;
     until(&manager, |inventory| inventory.limits().total == Some(3)).await;
     let host = read(json!({ "name": "a", "address": "http://127.0.0.1:1" }));
-    ask_and_go(&*store, manager.add_host(host)).await;
+    ask_and_go(&*store, manager.host_requests.add_host(host)).await;
     until(&manager, |inventory| inventory.host_plan("a").is_some()).await;
     let change = read(json!({ "maintenance": true }));
-    ask_and_go(&*store, manager.update_host("a", change)).await;
+    ask_and_go(&*store, manager.host_requests.update_host("a", change)).await;
     until(&manager, |inventory| inventory.host_plan("a").is_some_and(|plan| plan.maintenance)).await;
-    ask_and_go(&*store, manager.forget_host("a", false)).await;
+    ask_and_go(&*store, manager.host_requests.forget_host("a", false)).await;
     until(&manager, |inventory| inventory.host_plan("a").is_none()).await;
     let token = read(json!({ "name": "t", "role": "viewer" }));
-    ask_and_go(&*store, manager.create_token(token, &Caller::root())).await;
+    ask_and_go(&*store, manager.access.create_token(token, &Caller::root())).await;
     while manager.tokens.infos().is_empty() {
         tokio::task::yield_now().await;
     }
-    ask_and_go(&*store, manager.revoke_token(&manager.tokens.infos()[0].id)).await;
+    ask_and_go(&*store, manager.access.revoke_token(&manager.tokens.infos()[0].id)).await;
     while !manager.tokens.infos().is_empty() {
         tokio::task::yield_now().await;
     }
@@ -41,10 +41,10 @@ async fn what_is_in_the_store_is_known_also_where_who_asked_has_gone() {
 async fn changes_of_one_host_at_a_time_lose_nothing_of_each_other() {
     let manager = leader(Arc::new(LateStore::default())).await;
     let host = read(json!({ "name": "a", "address": "http://127.0.0.1:1" }));
-    manager.add_host(host).await.unwrap();
+    manager.host_requests.add_host(host).await.unwrap();
     let changes =
         [json!({ "maintenance": true }), json!({ "most_moves": 7 }), json!({ "labels": { "rack": "1" } })];
-    let all = changes.map(|change| manager.update_host("a", read(change)));
+    let all = changes.map(|change| manager.host_requests.update_host("a", read(change)));
     for changed in futures::future::join_all(all).await {
         changed.unwrap();
     }

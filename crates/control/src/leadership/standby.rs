@@ -10,8 +10,8 @@ use tokio::task::JoinSet;
 
 use crate::access::certificates::SavedRevocations;
 use crate::access::record::SavedToken;
+use crate::agents::record::SavedHost;
 use crate::baseline::SavedBaseline;
-use crate::hosts::record::SavedHost;
 use crate::manager::Manager;
 use crate::moves::SavedMove;
 use crate::moves::limits::SavedLimits;

@@ -2,9 +2,7 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
-use std::sync::Arc;
-
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use godwit_api::control::{CreateMove, Move, MoveSamples, MoveState, Page, Problem, ProblemCode};
@@ -19,9 +17,13 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
 use crate::cluster::inventory::Cursor;
-use crate::manager::Manager;
+use crate::moves::requests::MoveRequests;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    MoveRequests: FromRef<S>,
+{
     OpenApiRouter::new()
         .routes(routes!(create))
         .routes(routes!(list))
@@ -129,12 +131,12 @@ impl ListMoves {
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn create(
-    State(manager): State<Arc<Manager>>,
+    State(moves): State<MoveRequests>,
     Extension(caller): Extension<Caller>,
     Path(vm): Path<String>,
     Body(request): Body<CreateMove>,
 ) -> Result<Making<Move>, Refusal> {
-    let one = manager.create_move(&vm, request, &caller).await?;
+    let one = moves.create(&vm, request, &caller).await?;
     Ok(made(StatusCode::ACCEPTED, format!("move {}", one.id), one))
 }
 
@@ -144,7 +146,7 @@ async fn create(
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list(
-    State(manager): State<Arc<Manager>>,
+    State(moves): State<MoveRequests>,
     Query(mut query): Query<ListMoves>,
 ) -> Result<Json<Page<Move>>, Refusal> {
     let cursor = cursor(query.cursor.take(), query.limit)?;
@@ -152,8 +154,8 @@ async fn list(
         let detail = format!("no time is later than {MOST_UNIX_MS} ms since 1970 here");
         return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give an earlier one").into());
     }
-    let leading = manager.leading()?;
-    let all = leading.moves.all();
+    let moves = moves.moves()?;
+    let all = moves.all();
     Ok(Json(query.page(all.values(), &cursor)))
 }
 
@@ -162,14 +164,14 @@ async fn list(
     (status = 200, description = "The move", body = Move),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Result<Json<Move>, Refusal> {
-    let found = find(&manager, &id)?;
-    let report = if found.state.is_over() { manager.leading()?.moves.report(&id).await? } else { None };
+async fn show(State(moves): State<MoveRequests>, Path(id): Path<String>) -> Result<Json<Move>, Refusal> {
+    let found = find(&moves, &id)?;
+    let report = if found.state.is_over() { moves.moves()?.report(&id).await? } else { None };
     Ok(Json(Move { report, ..found }))
 }
 
-fn find(manager: &Manager, id: &str) -> Result<Move, Problem> {
-    let found = manager.leading()?.moves.all().get(id).cloned();
+fn find(moves: &MoveRequests, id: &str) -> Result<Move, Problem> {
+    let found = moves.moves()?.all().get(id).cloned();
     found.ok_or_else(|| {
         Problem::new(ProblemCode::NotFound, format!("no move {id}"), "see `godwit control move list --all`")
     })
@@ -182,11 +184,11 @@ fn find(manager: &Manager, id: &str) -> Result<Move, Problem> {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn samples(
-    State(manager): State<Arc<Manager>>,
+    State(moves): State<MoveRequests>,
     Path(id): Path<String>,
 ) -> Result<Json<MoveSamples>, Refusal> {
-    find(&manager, &id)?;
-    Ok(Json(manager.leading()?.moves.samples(&id)))
+    find(&moves, &id)?;
+    Ok(Json(moves.moves()?.samples(&id)))
 }
 
 /// The report of a move's migration as a file, where a manager has heard how it ended.
@@ -198,13 +200,13 @@ async fn samples(
     })),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn report(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let found = find(&manager, &id)?;
+async fn report(State(moves): State<MoveRequests>, Path(id): Path<String>) -> Result<Response, Refusal> {
+    let found = find(&moves, &id)?;
     let missing = || {
         let detail = format!("move {id} has no report: it is not over, or its end was not heard of");
         Problem::new(ProblemCode::NotFound, detail, "the logs of its hosts' agents have one")
     };
-    let mut response = Json(manager.leading()?.moves.report(&id).await?.ok_or_else(missing)?).into_response();
+    let mut response = Json(moves.moves()?.report(&id).await?.ok_or_else(missing)?).into_response();
     // Names of VMs and ids of moves are letters, digits, - _ and . alone.
     let name = format!("attachment; filename=\"godwit-{}-{id}.json\"", found.vm);
     if let Ok(name) = HeaderValue::from_str(&name) {
@@ -220,10 +222,10 @@ async fn report(State(manager): State<Arc<Manager>>, Path(id): Path<String>) -> 
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn cancel(
-    State(manager): State<Arc<Manager>>,
+    State(moves): State<MoveRequests>,
     Path(id): Path<String>,
 ) -> Result<(StatusCode, Json<Move>), Refusal> {
-    Ok((StatusCode::ACCEPTED, Json(manager.leading()?.moves.cancel(&id).await?)))
+    Ok((StatusCode::ACCEPTED, Json(moves.moves()?.cancel(&id).await?)))
 }
 
 #[cfg(test)]

@@ -2,10 +2,8 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use godwit_api::control::{Preflight, Problem};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -13,9 +11,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::answers::{Path, Query, Refusal};
-use crate::manager::Manager;
+use crate::moves::requests::MoveRequests;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    MoveRequests: FromRef<S>,
+{
     OpenApiRouter::new().routes(routes!(show))
 }
 
@@ -39,9 +41,9 @@ struct Ask {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn show(
-    State(manager): State<Arc<Manager>>,
+    State(moves): State<MoveRequests>,
     Path(vm): Path<String>,
     Query(ask): Query<Ask>,
 ) -> Result<Json<Preflight>, Refusal> {
-    Ok(Json(manager.preflight(&vm, ask.to.as_deref(), ask.predict).await?))
+    Ok(Json(moves.preflight(&vm, ask.to.as_deref(), ask.predict).await?))
 }

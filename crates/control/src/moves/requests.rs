@@ -1,24 +1,63 @@
-//! A preflight that somebody asked for: from what is known, and from the hosts where they are to be asked.
+//! Preflights and moves, as people ask for them. A preflight is made from what is known, and from the hosts where they are to be asked.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::control::{
-    Check, CreateMove, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
+    Check, CreateMove, Move, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
 };
 use godwit_api::{ClientError, MigrationRequest, QemuEngineOptions};
 use godwit_migration::EngineKind;
 use tokio::time::timeout;
 
+use super::{Moves, Wanted};
+use crate::access::Caller;
+use crate::agents::Hosts;
 use crate::agents::no_host;
 use crate::cluster::planner_input::{Arriving, placement_hosts};
-use crate::manager::Manager;
-use crate::preflight::first;
-use crate::preflight::{Subject, with_dry_run, without_answer};
+use crate::cluster::state::State;
+use crate::preflight::{Subject, first, with_dry_run, without_answer};
+use crate::storage::term::Term;
 
 /// How long a dry run may take: the guest's writes are counted for 3 s, and the lanes are tried.
 const DRY_RUN_LIMIT: Duration = Duration::from_secs(30);
 
-impl Manager {
+/// Preflights and moves, as people ask for them.
+#[derive(Clone)]
+pub(crate) struct MoveRequests {
+    state: Arc<State>,
+    agents: Arc<Hosts>,
+    moves: Arc<Term<Moves>>,
+}
+
+impl MoveRequests {
+    pub(crate) fn new(state: Arc<State>, agents: Arc<Hosts>, moves: Arc<Term<Moves>>) -> MoveRequests {
+        MoveRequests { state, agents, moves }
+    }
+
+    /// Moves, while this manager carries them out.
+    ///
+    /// # Errors
+    /// [`ProblemCode::NoLeader`]: another manager leads, or none.
+    pub(crate) fn moves(&self) -> Result<Arc<Moves>, Problem> {
+        self.moves.get()
+    }
+
+    /// Asks for a VM's move.
+    pub(crate) async fn create(
+        &self,
+        vm: &str,
+        mut request: CreateMove,
+        caller: &Caller,
+    ) -> Result<Move, Problem> {
+        check_qemu(&request.qemu)?;
+        let to_reason = self.choose_target(vm, &mut request)?;
+        let from = self.check_move(vm, &request)?;
+        let (vm, asked_by) = (vm.to_owned(), caller.name.clone());
+        let wanted = Wanted { vm, from, asked_by, request, to_reason, ..Wanted::default() };
+        self.moves.get()?.submit(wanted).await
+    }
+
     /// The preflight of a VM: to a target, or to all hosts.
     pub(crate) async fn preflight(
         &self,
@@ -49,8 +88,8 @@ impl Manager {
     pub(crate) fn arriving(&self) -> Arriving {
         let mut arriving = Arriving::new();
         // Of moves only the manager knows that leads.
-        let Ok(leading) = self.leading() else { return arriving };
-        for one in leading.moves.all().values().filter(|one| !one.state.is_over()) {
+        let Ok(moves) = self.moves.get() else { return arriving };
+        for one in moves.all().values().filter(|one| !one.state.is_over()) {
             if let Some(to) = &one.to {
                 arriving.entry(to.clone()).or_default().insert(one.vm.clone());
             }
@@ -124,7 +163,7 @@ impl Manager {
     }
 
     async fn dry_run(&self, vm: &str, from: &str, to: &str) -> Result<godwit_migration::DryRun, Problem> {
-        let client = self.client_of(from)?;
+        let client = self.agents.client_of(from)?;
         let request = MigrationRequest::to(to);
         let away = |why: String| {
             Problem::new(ProblemCode::HostAway, why, "see that its agent runs and can be reached")

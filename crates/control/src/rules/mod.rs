@@ -1,5 +1,5 @@
-//! Rules about where VMs may be, as operators make them. What placement does with them is `placement/rules.rs`; whether each is kept at
-//! present is `kept.rs`.
+//! Rules about where VMs may be, as operators make them. What placement does with them is `godwit_planner::placement`; whether each is kept at
+//! present is `cluster::rule_state`.
 
 pub(crate) mod http;
 #[cfg(test)]

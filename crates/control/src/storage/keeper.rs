@@ -464,7 +464,7 @@ mod tests {
     use godwit_store::MemoryStore;
 
     use super::*;
-    use crate::hosts::record::{HOSTS, SavedHost};
+    use crate::agents::record::{HOSTS, SavedHost};
 
     async fn keeper(store: &MemoryStore) -> Keeper {
         let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };

@@ -11,9 +11,10 @@ use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::Vms;
+use crate::agents::no_host;
 use crate::cluster::inventory::{Binding, Inventory};
 use crate::cluster::state::State;
-use crate::manager::Manager;
 use crate::storage::keeper::{Keeper, Writes};
 use crate::storage::planned::Planned;
 
@@ -112,32 +113,35 @@ fn know_stored(state: &State, stored: Vec<(String, Option<Binding>)>) {
     });
 }
 
-impl Manager {
+impl Vms {
     /// Binds a VM's name to the guest that a host reports, by an operator's word.
-    pub(crate) async fn bind_vm(self: &Arc<Self>, vm: &str, host: &str) -> Result<ManagedVm, Problem> {
+    pub(crate) async fn bind_vm(&self, vm: &str, host: &str) -> Result<ManagedVm, Problem> {
         let (vm, host) = (vm.to_owned(), host.to_owned());
-        self.planning(move |manager, leading| async move {
-            manager.host(&host)?;
-            let no_claim = |_| {
-                let detail =
-                    format!("cannot bind VM \"{vm}\": host {host} reports no VM of that name that it has");
-                Problem::new(ProblemCode::WrongState, detail, "see `godwit control conflicts`")
-            };
-            let binding = manager.state.inventory().claim_of(&vm, &host).map_err(no_claim)?;
-            let writes = leading.keeper.put(Writes::default(), BINDINGS, &vm, &(&binding).into()).await?;
-            leading.keeper.write(writes).await?;
-            let mut bound = Ok(());
-            manager.state.change(|inventory| {
-                inventory.binding_stored(&vm, Some(binding));
-                let changes = inventory.bind(&vm, &host);
-                bound = changes.as_ref().map(drop).map_err(|error| *error);
-                changes.unwrap_or_default()
-            });
-            bound.map_err(no_claim)?;
-            let found = manager.state.inventory().vm(&vm);
-            found.ok_or_else(|| no_claim(crate::cluster::inventory::NoClaim))
-        })
-        .await
+        let vms = self.clone();
+        self.planning
+            .change(move |keeper| async move {
+                vms.state.inventory().host(&host).ok_or_else(|| no_host(&host))?;
+                let no_claim = |_| {
+                    let detail = format!(
+                        "cannot bind VM \"{vm}\": host {host} reports no VM of that name that it has"
+                    );
+                    Problem::new(ProblemCode::WrongState, detail, "see `godwit control conflicts`")
+                };
+                let binding = vms.state.inventory().claim_of(&vm, &host).map_err(no_claim)?;
+                let writes = keeper.put(Writes::default(), BINDINGS, &vm, &(&binding).into()).await?;
+                keeper.write(writes).await?;
+                let mut bound = Ok(());
+                vms.state.change(|inventory| {
+                    inventory.binding_stored(&vm, Some(binding));
+                    let changes = inventory.bind(&vm, &host);
+                    bound = changes.as_ref().map(drop).map_err(|error| *error);
+                    changes.unwrap_or_default()
+                });
+                bound.map_err(no_claim)?;
+                let found = vms.state.inventory().vm(&vm);
+                found.ok_or_else(|| no_claim(crate::cluster::inventory::NoClaim))
+            })
+            .await
     }
 }
 
@@ -150,8 +154,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::agents::record::{HOSTS, SavedHost};
     use crate::cluster::inventory::HostPlan;
-    use crate::hosts::record::{HOSTS, SavedHost};
     use crate::http::tests::Managed;
     use crate::rig::{self, leader, until};
 

@@ -2,9 +2,7 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
-use std::sync::Arc;
-
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::VmState;
 use godwit_api::control::{
@@ -20,9 +18,13 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::{Body, Making, MaybeBody, Path, Query, Refusal, cursor, label, made};
 use crate::cluster::inventory::VmFilter;
-use crate::manager::Manager;
+use crate::vms::Vms;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    Vms: FromRef<S>,
+{
     OpenApiRouter::new()
         .routes(routes!(list, create))
         .routes(routes!(show, delete))
@@ -63,7 +65,7 @@ struct ListVms {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Query(query): Query<ListVms>,
 ) -> Result<Json<Page<VmSummary>>, Refusal> {
     let filter = VmFilter {
@@ -74,7 +76,7 @@ async fn list(
         network: query.network,
         datastore: query.datastore,
     };
-    Ok(Json(manager.state.inventory().vms(&filter, &cursor(query.cursor, query.limit)?)))
+    Ok(Json(vms.state().inventory().vms(&filter, &cursor(query.cursor, query.limit)?)))
 }
 
 /// One VM: what is planned, and what its host tells.
@@ -82,11 +84,8 @@ async fn list(
     (status = 200, description = "The VM", body = ManagedVm),
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn show(
-    State(manager): State<Arc<Manager>>,
-    Path(vm): Path<String>,
-) -> Result<Json<ManagedVm>, Refusal> {
-    let found = manager.state.inventory().vm(&vm);
+async fn show(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<ManagedVm>, Refusal> {
+    let found = vms.state().inventory().vm(&vm);
     let missing = || {
         let detail = format!("no host has a VM \"{vm}\"");
         Refusal(Problem::new(ProblemCode::NotFound, detail, "see `godwit vm list`"))
@@ -102,11 +101,11 @@ async fn show(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn create(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<CreateManagedVm>,
 ) -> Result<Making<HostedVm>, Refusal> {
-    let vm = manager.create_vm(request, &caller).await?;
+    let vm = vms.create_vm(request, &caller).await?;
     Ok(made(StatusCode::CREATED, format!("vm {} on host {}", vm.info.name, vm.info.host), vm))
 }
 
@@ -118,11 +117,11 @@ async fn create(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn start(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<StartManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: manager.start_vm(&vm, request).await?, host_reason: None }))
+    Ok(Json(HostedVm { info: vms.start_vm(&vm, request).await?, host_reason: None }))
 }
 
 /// Stops a VM: by its power button and, after the grace, by ending its hypervisor. The answer comes when it is stopped. A VM under way is not
@@ -134,11 +133,11 @@ async fn start(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn stop(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<StopManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: manager.stop_vm(&vm, request).await?, host_reason: None }))
+    Ok(Json(HostedVm { info: vms.stop_vm(&vm, request).await?, host_reason: None }))
 }
 
 /// How a VM is deleted.
@@ -159,11 +158,11 @@ struct DeleteVm {
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn delete(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Path(vm): Path<String>,
     Query(how): Query<DeleteVm>,
 ) -> Result<StatusCode, Refusal> {
-    manager.delete_vm(&vm, how.force).await?;
+    vms.delete_vm(&vm, how.force).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -187,10 +186,10 @@ struct ListConflicts {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn list_conflicts(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Query(query): Query<ListConflicts>,
 ) -> Result<Json<Page<NameConflict>>, Refusal> {
-    Ok(Json(manager.state.inventory().name_conflicts(&cursor(query.cursor, query.limit)?)))
+    Ok(Json(vms.state().inventory().name_conflicts(&cursor(query.cursor, query.limit)?)))
 }
 
 /// Gives a VM's name to the VM that this host reports. For a name whose host is gone for good, or that the wrong one of
@@ -202,9 +201,9 @@ async fn list_conflicts(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn bind(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Path(vm): Path<String>,
     Body(request): Body<BindVm>,
 ) -> Result<Json<ManagedVm>, Refusal> {
-    Ok(Json(manager.bind_vm(&vm, &request.host).await?))
+    Ok(Json(vms.bind_vm(&vm, &request.host).await?))
 }

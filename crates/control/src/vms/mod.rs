@@ -23,12 +23,17 @@ use godwit_qemu::{Uuid, VmSpec};
 use tokio::time::timeout;
 
 use crate::access::Caller;
-use crate::access::authorities::Turn;
+use crate::access::authorities::{Doors, Turn};
+use crate::access::known_tokens::KnownTokens;
+use crate::agents::Hosts;
 use crate::cluster::inventory::VmPlan;
 use crate::cluster::names::check_labels;
 use crate::cluster::state::State;
-use crate::manager::Manager;
+use crate::moves::requests::MoveRequests;
+use crate::storage::keeper::Keeper;
+use crate::storage::planning::Planning;
 use crate::storage::planning::whole;
+use crate::storage::term::Term;
 use crate::vms::record::{SavedVm, VMS};
 
 use baseline::{exceeds, hold_to_baseline};
@@ -41,7 +46,7 @@ const MOST_GRACE_MS: u64 = 3_600_000;
 
 /// VMs that are being made, by name: placement counts them before their hosts tell of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct BeingMade(Arc<Mutex<BTreeMap<String, Room>>>);
+struct BeingMade(Arc<Mutex<BTreeMap<String, Room>>>);
 
 /// What one takes of its host.
 #[derive(Clone, Debug)]
@@ -88,42 +93,69 @@ struct Located {
     info: Arc<VmInfo>,
 }
 
-impl Manager {
+/// VMs, as people ask for them.
+#[derive(Clone)]
+pub(crate) struct Vms {
+    state: Arc<State>,
+    agents: Arc<Hosts>,
+    doors: Arc<Doors>,
+    tokens: Arc<KnownTokens>,
+    keeper: Arc<Term<Keeper>>,
+    planning: Planning,
+    requests: MoveRequests,
+    being_made: BeingMade,
+}
+
+/// What [`Vms`] works with.
+pub(crate) struct VmMeans {
+    pub(crate) state: Arc<State>,
+    pub(crate) agents: Arc<Hosts>,
+    pub(crate) doors: Arc<Doors>,
+    pub(crate) tokens: Arc<KnownTokens>,
+    pub(crate) keeper: Arc<Term<Keeper>>,
+    pub(crate) planning: Planning,
+    pub(crate) requests: MoveRequests,
+}
+
+impl Vms {
+    pub(crate) fn new(means: VmMeans) -> Vms {
+        let VmMeans { state, agents, doors, tokens, keeper, planning, requests } = means;
+        let being_made = BeingMade::default();
+        Vms { state, agents, doors, tokens, keeper, planning, requests, being_made }
+    }
+
+    /// What is known of the cluster.
+    pub(crate) fn state(&self) -> &Arc<State> {
+        &self.state
+    }
+
     /// Makes a VM. Where that fails nothing of it remains, but where its host fell silent meanwhile: then the answer says so.
     pub(crate) async fn create_vm(
-        self: &Arc<Self>,
+        &self,
         request: CreateManagedVm,
         caller: &Caller,
     ) -> Result<HostedVm, Problem> {
-        let (manager, caller) = (Arc::clone(self), caller.clone());
-        whole(async move { manager.make_vm(request, &caller).await }).await
+        let (vms, caller) = (self.clone(), caller.clone());
+        whole(async move { vms.make_vm(request, &caller).await }).await
     }
 
     /// Starts a stopped VM, or lets a paused one go on.
-    pub(crate) async fn start_vm(
-        self: &Arc<Self>,
-        vm: &str,
-        request: StartManagedVm,
-    ) -> Result<VmInfo, Problem> {
-        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+    pub(crate) async fn start_vm(&self, vm: &str, request: StartManagedVm) -> Result<VmInfo, Problem> {
+        let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
-            let _turn = manager.turn_of_vm(&vm)?;
-            let Located { client, info, .. } = manager.locate(&vm)?;
+            let _turn = vms.turn_of_vm(&vm)?;
+            let Located { client, info, .. } = vms.locate(&vm)?;
             if matches!(info.state, VmState::Stopped | VmState::Failed) && !request.skip_preflight {
-                exceeds(&manager.state.inventory(), &info.spec, &info.host)
+                exceeds(&vms.state.inventory(), &info.spec, &info.host)
                     .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
             }
-            manager.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await
+            vms.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await
         })
         .await
     }
 
     /// Stops a VM; the answer comes when it is stopped.
-    pub(crate) async fn stop_vm(
-        self: &Arc<Self>,
-        vm: &str,
-        request: StopManagedVm,
-    ) -> Result<VmInfo, Problem> {
+    pub(crate) async fn stop_vm(&self, vm: &str, request: StopManagedVm) -> Result<VmInfo, Problem> {
         let StopManagedVm { force, grace_ms } = request;
         if grace_ms.is_some_and(|grace| grace > MOST_GRACE_MS) {
             let detail = format!("a grace is at most {MOST_GRACE_MS} ms");
@@ -133,40 +165,40 @@ impl Manager {
                 "give less, or stop it with force",
             ));
         }
-        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+        let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
-            let _turn = manager.turn_of_vm(&vm)?;
-            let located = manager.locate(&vm)?;
-            manager.refuse_under_way(&located.info, "stopped", false)?;
+            let _turn = vms.turn_of_vm(&vm)?;
+            let located = vms.locate(&vm)?;
+            vms.refuse_under_way(&located.info, "stopped", false)?;
             let stop = located.client.stop_vm(&vm, StopVm { force, grace_ms });
-            manager.with_power(&located.info, PlannedPower::Off, stop).await
+            vms.with_power(&located.info, PlannedPower::Off, stop).await
         })
         .await
     }
 
     /// Deletes a stopped VM; with `force` one that runs too, which is ended, and one in doubt, which is given up. Disks are left alone.
-    pub(crate) async fn delete_vm(self: &Arc<Self>, vm: &str, force: bool) -> Result<(), Problem> {
-        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+    pub(crate) async fn delete_vm(&self, vm: &str, force: bool) -> Result<(), Problem> {
+        let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
-            let _turn = manager.turn_of_vm(&vm)?;
+            let _turn = vms.turn_of_vm(&vm)?;
             let is_unknown = {
-                let inventory = manager.state.inventory();
+                let inventory = vms.state.inventory();
                 inventory.seen_vm(&vm).is_none() && inventory.holder(&vm).is_none()
             };
             if is_unknown {
-                return manager.forget_vm(&vm, force).await;
+                return vms.forget_vm(&vm, force).await;
             }
-            let Located { client, info } = manager.locate(&vm)?;
-            manager.refuse_under_way(&info, "deleted", true)?;
+            let Located { client, info } = vms.locate(&vm)?;
+            vms.refuse_under_way(&info, "deleted", true)?;
             if force {
                 end(&client, &vm).await?;
             }
             let deleted = if force { client.give_up_vm(&vm).await } else { client.delete_vm(&vm).await };
             match deleted {
                 Err(error) if error.code() != Some(ErrorCode::NotFound) => return Err(of_host(error)),
-                _ => manager.until_known(&vm, &info.host, None).await,
+                _ => vms.until_known(&vm, &info.host, None).await,
             }
-            manager.plan_vm(&vm, None).await
+            vms.plan_vm(&vm, None).await
         })
         .await
     }
@@ -183,7 +215,7 @@ impl Manager {
         // What tells it from another of that name, where its host's answer is lost.
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
-        let client = self.client_of(&chosen.host)?;
+        let client = self.agents.client_of(&chosen.host)?;
         let power = if start { PlannedPower::On } else { PlannedPower::Off };
         self.save_vm_plan(&name, Some(&VmPlan { power, labels: labels.clone() })).await?;
         let _name = self.expect_vm(&name, &chosen.host);
@@ -213,7 +245,7 @@ impl Manager {
 
     /// One operation at a time on a VM.
     fn turn_of_vm(&self, vm: &str) -> Result<Turn, Problem> {
-        self.leading()?;
+        self.keeper.get()?;
         self.doors.turns.take(&format!("vm {vm}")).ok_or_else(|| {
             let detail = format!("another request works on VM \"{vm}\"");
             Problem::new(ProblemCode::WrongState, detail, "wait for its end, then look and ask again")
@@ -267,7 +299,7 @@ impl Manager {
             }
             Arc::clone(seen.info)
         };
-        Ok(Located { client: self.client_of(&info.host)?, info })
+        Ok(Located { client: self.agents.client_of(&info.host)?, info })
     }
 
     /// Refuses what would end a VM that is under way; `waiting`: also where its move has not begun.
@@ -279,7 +311,7 @@ impl Manager {
         };
         let planned = self.state.inventory().planned_move(vm).map(str::to_owned);
         if let Some(id) = planned {
-            let state = self.leading()?.moves.all().get(&id).map(|one| one.state);
+            let state = self.requests.moves()?.all().get(&id).map(|one| one.state);
             if waiting || state != Some(MoveState::Waiting) {
                 let mend = format!("wait for its end, or call it off: `godwit control move cancel {id}`");
                 return refused(format!("move {id} has it"), mend);
@@ -345,8 +377,7 @@ impl Manager {
     }
 
     async fn save_vm_plan(&self, vm: &str, plan: Option<&VmPlan>) -> Result<(), Problem> {
-        let leading = self.leading()?;
-        let keeper = &leading.keeper;
+        let keeper = self.keeper.get()?;
         match plan.map(SavedVm::from) {
             Some(saved) if keeper.has(VMS, vm) => keeper.replace(VMS, vm, &saved).await,
             Some(saved) => keeper.insert(VMS, vm, &saved).await,

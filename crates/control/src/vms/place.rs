@@ -8,11 +8,10 @@ use godwit_planner::placement::{self, Obstacle, Obstacles, Ranking, rank};
 use godwit_planner::words::some_features;
 use godwit_qemu::{Accel, CpuModel, VmSpec};
 
-use super::{Kept, Room, memory_bytes};
+use super::{Kept, Room, Vms, memory_bytes};
 use crate::agents::no_host;
 use crate::cluster::inventory::{Inventory, SeenHost};
 use crate::cluster::planner_input::{placement_hosts, reference_group_of};
-use crate::manager::Manager;
 
 /// Hosts that a message names, with what rules them out.
 const NAMED_HOSTS: usize = 3;
@@ -25,7 +24,7 @@ pub(super) struct Chosen {
     pub(super) why: Option<String>,
 }
 
-impl Manager {
+impl Vms {
     /// The host that is named, where it takes the VM, or else the best; and its room there, until the VM is made.
     pub(super) fn place_vm(
         &self,
@@ -36,7 +35,7 @@ impl Manager {
         if role < Role::Admin {
             check_reach(spec)?;
         }
-        let arriving = self.arriving();
+        let arriving = self.requests.arriving();
         // Held until it is among them: who looks next finds its room taken.
         let mut made = self.being_made.rooms();
         let inventory = self.state.inventory();

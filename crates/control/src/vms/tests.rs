@@ -152,7 +152,7 @@ async fn files_programs_and_devices_of_hosts_are_not_every_operators() {
     let operator = Caller::named("op", Role::Operator);
     let ask = async |request: Value, caller: &Caller| {
         let request: CreateManagedVm = serde_json::from_value(request).unwrap();
-        cluster.managed.manager.create_vm(request, caller).await
+        cluster.managed.manager.vms.create_vm(request, caller).await
     };
     let mut info = cluster.inventory(|all| all.host_info("host-0000").unwrap().as_ref().clone());
     info.vm_dirs = vec!["/srv".into()];

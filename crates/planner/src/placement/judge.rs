@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use super::facts::{Host, Obstacle, Obstacles, Rule, RuleKind, Strength, Vm};
+use super::candidates::{Host, Obstacle, Obstacles, Rule, RuleKind, Strength, Vm};
 use super::rules::{Places, RuleBreach, RulesOfVm};
 use super::score::{Compared, Score, why_behind};
 use super::{Exclusion, Ranked, Ranking, RuledOut};

@@ -16,7 +16,7 @@
 //! Each `should` rule that the host breaks costs 25: it is broken where the others are worse by more than that. Scores are compared in
 //! hundredths; where they are equal, by the host's name.
 
-mod facts;
+mod candidates;
 mod judge;
 mod rules;
 mod score;
@@ -25,7 +25,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use facts::{Host, Hosts, Obstacle, Obstacles, Rule, RuleKind, Strength, Vm};
+pub use candidates::{Host, Hosts, Obstacle, Obstacles, Rule, RuleKind, Strength, Vm};
 pub use rules::RuleBreach;
 pub use score::Score;
 

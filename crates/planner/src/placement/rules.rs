@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::facts::{Host, Rule, RuleKind, Strength};
+use super::candidates::{Host, Rule, RuleKind, Strength};
 use crate::words::Names;
 
 /// How a host breaks a rule.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::facts::Host;
+use super::candidates::Host;
 use super::judge::{Need, Room};
 use crate::words::Bytes;
 

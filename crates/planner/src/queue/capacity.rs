@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::facts::{HostFacts, Presence, Situation, WaitingJob};
+use super::situation::{HostFacts, Presence, Situation, WaitingJob};
 use super::hold::Kept;
 use super::reason::{Bar, Line, Tally, TargetObstacle, WaitReason};
 

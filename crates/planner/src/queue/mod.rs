@@ -14,7 +14,6 @@
 //! [`retry`] says what becomes of a job whose migration failed, [`lifecycle`] how a job comes through crashes without being moved twice.
 
 mod capacity;
-mod facts;
 mod hold;
 pub mod lifecycle;
 pub mod limits;
@@ -22,10 +21,11 @@ mod order;
 mod reason;
 pub mod retry;
 mod schedule;
+mod situation;
 #[cfg(test)]
 mod tests;
 
-pub use facts::{HostFacts, Presence, Priority, RunningMove, Served, Situation, WaitingJob};
 pub use limits::{HostLimit, Limits, moves_at_once};
 pub use reason::{Line, Tally, TargetObstacle, WaitReason};
 pub use schedule::{Schedule, Start, Wait, schedule};
+pub use situation::{HostFacts, Presence, Priority, RunningMove, Served, Situation, WaitingJob};

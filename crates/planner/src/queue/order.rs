@@ -22,7 +22,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use super::facts::{HostFacts, Priority, Situation, WaitingJob};
+use super::situation::{HostFacts, Priority, Situation, WaitingJob};
 use super::hold;
 
 const MINUTE_MS: u64 = 60 * 1000;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::capacity::Capacity;
-use super::facts::{RunningMove, Situation, WaitingJob};
+use super::situation::{RunningMove, Situation, WaitingJob};
 use super::hold;
 use super::order::{Ranked, order};
 use super::reason::WaitReason;

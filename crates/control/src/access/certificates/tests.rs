@@ -148,12 +148,12 @@ async fn a_certificate_that_a_host_shows_is_noted_and_is_revoked_with_it() {
     let manager = rig::secure_leader(store, own.clone()).await;
     manager.doors.set(doors(dir.path()));
     let request = json!({ "name": "a", "address": address });
-    manager.add_host(serde_json::from_value(request).unwrap()).await.unwrap();
+    manager.host_requests.add_host(serde_json::from_value(request).unwrap()).await.unwrap();
     let serial = host.serial().to_string();
     while manager.certificates.list().await.unwrap().iter().all(|noted| noted.serial != serial) {
         tokio::task::yield_now().await;
     }
-    manager.forget_host("a", true).await.unwrap();
+    manager.host_requests.forget_host("a", true).await.unwrap();
     assert!(manager.hosts.revocations.has(host.serial()));
     // The manager itself speaks to it no more.
     let client = Client::secure(address.parse().unwrap(), &own, "a");

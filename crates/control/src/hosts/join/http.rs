@@ -1,8 +1,6 @@
 //! The requests by which hosts join.
 
-use std::sync::Arc;
-
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use godwit_api::control::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, Problem};
@@ -13,9 +11,13 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::Joining;
 use crate::answers::{Body, Making, Path, Refusal, made};
-use crate::manager::Manager;
+use crate::hosts::HostRequests;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    HostRequests: FromRef<S>,
+{
     OpenApiRouter::new()
         .routes(routes!(list_join_tokens, create_join_token))
         .routes(routes!(revoke_join_token))
@@ -28,8 +30,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
     (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
-async fn list_join_tokens(State(manager): State<Arc<Manager>>) -> Result<Json<Vec<JoinTokenInfo>>, Refusal> {
-    Ok(Json(manager.join_tokens().await?))
+async fn list_join_tokens(State(hosts): State<HostRequests>) -> Result<Json<Vec<JoinTokenInfo>>, Refusal> {
+    Ok(Json(hosts.join_tokens().await?))
 }
 
 /// Lets one host join, once. The token's secret is told in the answer and never again.
@@ -39,11 +41,11 @@ async fn list_join_tokens(State(manager): State<Arc<Manager>>) -> Result<Json<Ve
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn create_join_token(
-    State(manager): State<Arc<Manager>>,
+    State(hosts): State<HostRequests>,
     Extension(caller): Extension<Caller>,
     Body(request): Body<JoinGrant>,
 ) -> Result<Making<JoinToken>, Refusal> {
-    let token = manager.create_join_token(request, &caller).await?;
+    let token = hosts.create_join_token(request, &caller).await?;
     let named = format!("join token {} for host {}", token.info.id, token.info.host);
     Ok(made(StatusCode::CREATED, named, token))
 }
@@ -55,10 +57,10 @@ async fn create_join_token(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn revoke_join_token(
-    State(manager): State<Arc<Manager>>,
+    State(hosts): State<HostRequests>,
     Path(id): Path<String>,
 ) -> Result<StatusCode, Refusal> {
-    manager.revoke_join_token(&id).await?;
+    hosts.revoke_join_token(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -69,10 +71,10 @@ async fn revoke_join_token(
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn join(
-    State(manager): State<Arc<Manager>>,
+    State(hosts): State<HostRequests>,
     Body(request): Body<JoinRequest>,
 ) -> Result<Response, Refusal> {
     let host = request.host.clone();
-    let joined = manager.join(request).await?;
+    let joined = hosts.join(request).await?;
     Ok((StatusCode::CREATED, Extension(Joining(host)), Json(joined)).into_response())
 }

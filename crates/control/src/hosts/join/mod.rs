@@ -8,7 +8,6 @@ mod tests;
 pub(crate) mod token;
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use godwit_api::control::{
     JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined, Problem, ProblemCode,
@@ -18,12 +17,12 @@ use godwit_store::Transaction;
 
 use crate::access::certificates::{CERTIFICATES, SavedCertificate};
 use crate::access::{Caller, Secret};
+use crate::agents::record::{HOSTS, SavedHost};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::HostPlan;
+use crate::hosts::HostRequests;
 use crate::hosts::join::record::JOIN_TOKENS;
 use crate::hosts::join::token::{JoinTokenRecord, JoinUse, unknown_join_token};
-use crate::hosts::record::{HOSTS, SavedHost};
-use crate::manager::Manager;
 use crate::storage::keeper::Keeper;
 
 /// How long a host's certificate is good for, as `godwit pki issue` has it.
@@ -33,7 +32,7 @@ const MOST_ADDRESSES: usize = 64;
 /// The longest time that a join token is good for, minutes: a week.
 const LONGEST_MINUTES: u32 = 7 * 24 * 60;
 
-impl Manager {
+impl HostRequests {
     /// Lets one host join, once.
     pub(crate) async fn create_join_token(
         &self,
@@ -48,7 +47,7 @@ impl Manager {
         check_name(&grant.host).map_err(|error| of_pki(&error))?;
         self.check_not_a_manager(&grant.host)?;
         if let Some(address) = &grant.address {
-            self.hosts.client(&grant.host, address)?;
+            self.agents.client(&grant.host, address)?;
         }
         let failed = |error: std::io::Error| {
             Problem::new(ProblemCode::ManagerFailed, format!("no secret can be drawn: {error}"), "")
@@ -67,20 +66,20 @@ impl Manager {
         let insert = JOIN_TOKENS
             .insert(Transaction::new(), secret.id(), &(&record).into())
             .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
-        self.leading()?.keeper.write_unknown(insert).await?;
+        self.keeper.get()?.write_unknown(insert).await?;
         let text = JoinTokenText { secret: secret.reveal(), authority, host: grant.host };
         Ok(JoinToken { info: record.info(secret.id()), token: text.to_string() })
     }
 
     /// Every join token, used ones too, until they are pruned.
     pub(crate) async fn join_tokens(&self) -> Result<Vec<JoinTokenInfo>, Problem> {
-        let all = self.leading()?.keeper.read_all(JOIN_TOKENS).await?;
+        let all = self.keeper.get()?.read_all(JOIN_TOKENS).await?;
         Ok(all.into_iter().map(|(id, saved)| JoinTokenRecord::from(saved).info(&id)).collect())
     }
 
     /// Revokes one; a host that has joined by it stays.
     pub(crate) async fn revoke_join_token(&self, id: &str) -> Result<(), Problem> {
-        let keeper = &self.leading()?.keeper;
+        let keeper = self.keeper.get()?;
         let missing = || {
             let detail = format!("no join token {id}");
             Problem::new(ProblemCode::NotFound, detail, "see `godwit control join-token list`")
@@ -92,13 +91,14 @@ impl Manager {
 
     /// Lets a host in that shows its token: signs for its key, and follows its agent from now on. The token is used in the same transaction
     /// in which the host is written.
-    pub(crate) async fn join(self: &Arc<Self>, request: JoinRequest) -> Result<Joined, Problem> {
-        self.planning(|manager, leading| async move { manager.let_in(&leading.keeper, request).await }).await
+    pub(crate) async fn join(&self, request: JoinRequest) -> Result<Joined, Problem> {
+        let hosts = self.clone();
+        self.planning.change(|keeper| async move { hosts.let_in(&keeper, request).await }).await
     }
 
     /// Refuses a host's name by which this manager is known: the host's certificate would be valid for it.
     fn check_not_a_manager(&self, host: &str) -> Result<(), Problem> {
-        let names = [host_of(&self.candidate().address), self.hosts.identity().map(Identity::name)];
+        let names = [host_of(&self.candidate.address), self.agents.identity().map(Identity::name)];
         if !names.into_iter().flatten().any(|name| name.eq_ignore_ascii_case(host)) {
             return Ok(());
         }
@@ -110,9 +110,9 @@ impl Manager {
     /// What the host itself says of addresses is not used, as it could name the manager's or another host's.
     fn certificate_addresses(&self, token: &JoinTokenRecord) -> Vec<IpAddr> {
         let named = |address: &str| host_of(address)?.parse::<IpAddr>().ok();
-        let own = self.hosts.identity().map_or(&[][..], Identity::addresses);
+        let own = self.agents.identity().map_or(&[][..], Identity::addresses);
         let is_own =
-            |address: &IpAddr| own.contains(address) || named(&self.candidate().address) == Some(*address);
+            |address: &IpAddr| own.contains(address) || named(&self.candidate.address) == Some(*address);
         token.address.as_deref().and_then(named).filter(|address| !is_own(address)).into_iter().collect()
     }
 
@@ -130,7 +130,7 @@ impl Manager {
         })?;
         let now = now_unix_ms();
         let address = token.admit(&secret, &request, key, now)?;
-        self.hosts.client(&request.host, &address)?;
+        self.agents.client(&request.host, &address)?;
         let grant = Grant {
             name: request.host.clone(),
             role: Role::Host,

@@ -3,11 +3,9 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macro writes them")]
 
-use std::sync::Arc;
-
 use axum::Extension;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::{State, WebSocketUpgrade};
+use axum::extract::{FromRef, State, WebSocketUpgrade};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -22,7 +20,7 @@ use utoipa_axum::routes;
 
 use crate::access::Caller;
 use crate::answers::{Path, Query, Refusal};
-use crate::manager::Manager;
+use crate::vms::Vms;
 use crate::vms::consoles::{carry, runs_at};
 
 /// What is spoken: binary messages both ways.
@@ -39,7 +37,11 @@ const MOST_TAIL_BYTES: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Opened;
 
-pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    Vms: FromRef<S>,
+{
     OpenApiRouter::new().routes(routes!(open)).routes(routes!(log))
 }
 
@@ -82,18 +84,18 @@ pub(crate) fn check_origin(headers: &HeaderMap, uri: &Uri) -> Result<(), Problem
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn open(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Extension(caller): Extension<Caller>,
     Path(vm): Path<String>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
-    runs_at(&manager.state, &vm)?;
+    runs_at(vms.state(), &vm)?;
     let upgrade = upgrade.map_err(|rejection| {
         let detail = format!("a console is a WebSocket: {}", rejection.body_text());
         Problem::new(ProblemCode::InvalidRequest, detail, "open it as one, in the console or by a program")
     })?;
     let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MOST_MESSAGE_BYTES);
-    let mut response = upgrade.on_upgrade(move |reader| carry(manager, caller, vm, reader));
+    let mut response = upgrade.on_upgrade(move |reader| carry(vms, caller, vm, reader));
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         response.extensions_mut().insert(Opened);
     }
@@ -132,7 +134,7 @@ struct ReadLog {
     (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
 ))]
 async fn log(
-    State(manager): State<Arc<Manager>>,
+    State(vms): State<Vms>,
     Path(vm): Path<String>,
     Query(query): Query<ReadLog>,
 ) -> Result<Response, Refusal> {
@@ -145,7 +147,7 @@ async fn log(
         Log::Console => LogSource::Console,
         Log::Qemu => LogSource::Qemu,
     };
-    let text = manager.vm_log(&vm, source, tail).await?;
+    let text = vms.vm_log(&vm, source, tail).await?;
     let text = String::from_utf8_lossy(&text).into_owned();
     let mut response = text.into_response();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

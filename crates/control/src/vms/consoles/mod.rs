@@ -23,7 +23,7 @@ use crate::agents::Hosts;
 use crate::answers::Refusal;
 use crate::cluster::state::State;
 use crate::journal::events::Listener;
-use crate::manager::Manager;
+use crate::vms::Vms;
 
 /// How long a console that was cut is tried for: a migration's last moments, or an agent that is started anew.
 const RECONNECT_LIMIT: Duration = Duration::from_secs(30);
@@ -74,14 +74,14 @@ pub(crate) fn runs_at(state: &State, vm: &str) -> Result<Arc<VmInfo>, Problem> {
 }
 
 /// Carries a VM's console to a reader until they leave, may not read it any more, or there is none any more.
-pub(crate) async fn carry(manager: Arc<Manager>, caller: Caller, vm: String, reader: WebSocket) {
-    let news = manager.state.events().listen(None);
-    let (state, hosts) = (Arc::clone(&manager.state), Arc::clone(&manager.hosts));
+pub(crate) async fn carry(vms: Vms, caller: Caller, vm: String, reader: WebSocket) {
+    let news = vms.state.events().listen(None);
+    let (state, hosts) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
     let mut console = Console { state, hosts, vm, news };
     let (mut to_reader, mut from_reader) = reader.split();
     let ended = tokio::select! {
         ended = console.run(&mut to_reader, &mut from_reader) => ended,
-        () = manager.tokens.is_good_no_more(&caller) => {
+        () = vms.tokens.is_good_no_more(&caller) => {
             let detail = "the token that it was opened with is good no more";
             Err(Problem::new(ProblemCode::Unauthenticated, detail, "log in again"))
         }
@@ -196,11 +196,11 @@ async fn pass_out(
     }
 }
 
-impl Manager {
+impl Vms {
     /// The end of a VM's log at its host, so many bytes at most, from the beginning of a line on.
     pub(crate) async fn vm_log(&self, vm: &str, source: LogSource, tail: u64) -> Result<Vec<u8>, Problem> {
         let host = self.state.inventory().vm_info(vm).map(|info| info.host.clone());
-        let client = self.hosts.client_of(&host.ok_or_else(|| no_vm(vm))?)?;
+        let client = self.agents.client_of(&host.ok_or_else(|| no_vm(vm))?)?;
         let away = |error| Refusal::from(error).0;
         // One more than is wanted: by it what was cut off is known.
         let mut log = client.log_tail(vm, source, tail + 1).await.map_err(away)?;

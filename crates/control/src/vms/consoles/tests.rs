@@ -154,7 +154,7 @@ async fn the_end_of_a_log_begins_with_a_line() {
     let served = Served::begin().await;
     let manager = &served.cluster.managed.manager;
     let read = async |tail| {
-        let log = manager.vm_log(&served.vm, godwit_api::LogSource::Console, tail).await.unwrap();
+        let log = manager.vms.vm_log(&served.vm, godwit_api::LogSource::Console, tail).await.unwrap();
         String::from_utf8(log).unwrap()
     };
     let all = read(1 << 20).await;

@@ -20,7 +20,7 @@ use crate::vms::bindings;
 pub(crate) struct Leading {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) moves: Arc<Moves>,
-    pub(crate) drains: Drains,
+    pub(crate) drains: Arc<Drains>,
     pub(crate) repeats: Repeats,
     /// They end with it.
     _tasks: JoinSet<()>,
@@ -44,7 +44,7 @@ impl Leading {
         let moves =
             Arc::new(Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?);
         let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
-        let drains = Drains::begin(means).await?;
+        let drains = Arc::new(Drains::begin(means).await?);
         Ok(Leading { keeper, moves, drains, repeats: Repeats::default(), _tasks: tasks })
     }
 }
