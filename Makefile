@@ -9,7 +9,7 @@ SCENARIOS ?= switchover bandwidth lanes references impact converge predict cance
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test check unit e2e sim schemathesis console console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check lint ci clean
+.PHONY: help deps build programs demo test check unit e2e sim schemathesis console console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check lint ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,10 +21,14 @@ build: deps ## Release build: godwit, the tracker library, the guest's image
 	$(CARGO) build --release --workspace --examples --bins --lib --locked
 	target/release/examples/guest_image
 
-demo: build ## Bring a lab up, boot a guest, have the manager move it under load and empty a host; ends with the address of the console
+programs: deps ## Development build of what demo and tests run: a third of the time of `make build`
+	$(CARGO) build --workspace --lib --bins --examples --locked
+	target/debug/examples/guest_image
+
+demo: programs ## Bring a lab up, boot a guest, have the manager move it under load and empty a host; ends with the address of the console
 	scripts/demo.sh
 
-test: build ## All tests: unit and property tests, end-to-end tests, the console in a browser
+test: programs ## All tests: unit and property tests, end-to-end tests, the console in a browser
 	scripts/test.sh
 
 check: fmt-check lint unit ## What to run while you write code: format, clippy, unit and property tests
@@ -32,7 +36,7 @@ check: fmt-check lint unit ## What to run while you write code: format, clippy, 
 unit: ## Unit and property tests
 	scripts/test.sh unit
 
-e2e: build ## End-to-end tests: real QEMU guests in labs, two at a time
+e2e: programs ## End-to-end tests: real QEMU guests in labs, two at a time
 	scripts/test.sh e2e
 
 sim: ## 10,000 random lives of a guest with the production state machines (SIM=OPTIONS, see godwit-sim --help)
@@ -53,17 +57,17 @@ soak: build ## 1,000 moves of 8 guests under faults drawn at random (SOAK_MOVES=
 soak-mixed: build ## 100 moves drawn at random: throttled, paged in, cut (SOAK_MIXED_MOVES=N, SOAK_SEED=N repeats a run)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(CARGO) test --release --locked -p godwit-lab --test end_to_end -- --nocapture --test-threads=1 soak_mixed::
 
-schemathesis: $(if $(PROFILE),,build) ## Check every answer of the manager's API against its OpenAPI document (EXAMPLES=N, SEED=N)
+schemathesis: programs ## Check every answer of the manager's API against its OpenAPI document (EXAMPLES=N, SEED=N)
 	scripts/schemathesis.sh
 
 console: ## Build the console's files anew (web/dist, which is committed); needs Node
 	scripts/console.sh --write
 
-console-test: $(if $(PROFILE),,build) ## Check the console's sources and use it in a browser, against simulated hosts; needs Node and Chromium
-	cd web && npm ci --no-audit --no-fund --loglevel=error && npm run --silent check && npm run --silent test && e2e/run.sh
+console-test: programs ## Check the console's sources and use it in a browser, against simulated hosts; needs Node and Chromium
+	scripts/test.sh console
 
-console-speed: $(if $(PROFILE),,build) ## How fast the console is at 1,000 VMs, and whether its memory grows (MINUTES=30); needs Node and Chromium
-	cd web && npm ci --no-audit --no-fund --loglevel=error && e2e/speed.sh
+console-speed: build ## How fast the console is at 1,000 VMs, and whether its memory grows (MINUTES=30); needs Node and Chromium
+	cd web && npm ci --no-audit --no-fund --loglevel=error && PROFILE=release e2e/speed.sh
 
 fuzz: ## Fuzz every decoder, an hour in all (FUZZ_SECONDS=N, FUZZ_TARGETS="frames qmp")
 	scripts/fuzz.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Moves a running guest from one host to the other while it dirties memory and a client talks to it, then empties that host: all of it by
 # the manager.
-# Expects `make build` before it. `make demo` does both.
+# Expects `make programs` before it. `make demo` does both.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/lab.sh

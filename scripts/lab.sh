@@ -1,7 +1,9 @@
 # What the scripts that use the lab share. Sourced, not run.
 # shellcheck shell=bash
 
-GODWIT=target/release/godwit
+# PROFILE=release takes the programs of `make build`.
+BIN=${CARGO_TARGET_DIR:-target}/${PROFILE:-debug}
+GODWIT=$BIN/godwit
 BOOT_LIMIT_S=180
 # The lab's own, whatever other hosts this machine knows.
 export GODWIT_HOSTS=/run/godwit-lab/hosts.toml
@@ -12,9 +14,9 @@ fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 # Checks what every lab needs before anything is made, and learns where the guest's image is.
 check_lab() {
   [ "$(id -u)" = 0 ] || fail "the lab makes network namespaces: run it as root"
-  [ -x $GODWIT ] && [ -x target/release/examples/guest_image ] || fail "not built yet: run \`make build\`"
+  [ -x "$GODWIT" ] && [ -x "$BIN/examples/guest_image" ] || fail "not built yet: run \`make programs\`"
   local images
-  images=$(target/release/examples/guest_image)
+  images=$("$BIN/examples/guest_image")
   KERNEL=$(sed -n 's/^kernel //p' <<<"$images")
   INITRD=$(sed -n 's/^initrd //p' <<<"$images")
   APPEND=$(sed -n 's/^append //p' <<<"$images")

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Has schemathesis ask a manager with simulated hosts everything that its OpenAPI document describes, and check each answer against it.
-# EXAMPLES=N requests of each operation (20), SEED=N repeats a run, PROFILE=debug takes the programs of a debug build. Its program is installed
+# EXAMPLES=N requests of each operation (20), SEED=N repeats a run, PROFILE=release takes the programs of a release build. Its program is installed
 # below out/tools the first time.
 set -eu
 cd "$(dirname "$0")/.."
-bin="${CARGO_TARGET_DIR:-target}/${PROFILE:-release}"
+bin="${CARGO_TARGET_DIR:-target}/${PROFILE:-debug}"
 tool=out/tools/schemathesis
 if [ ! -x "$tool/bin/schemathesis" ]; then
   python3 -m venv "$tool"

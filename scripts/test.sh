@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# Every test. Expects `make build` before it.
-#   scripts/test.sh unit      unit and property tests, in the dev profile
-#   scripts/test.sh e2e       real QEMU guests in labs, with the release build
+# Runs all tests. Expects `make programs` before it.
+#   scripts/test.sh unit      unit and property tests
+#   scripts/test.sh e2e       real QEMU guests in labs
 #   scripts/test.sh console   the console in a browser
-# Without an argument: all three.
+# Without an argument: all three. All run the development build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 CARGO=${CARGO:-cargo}
+END_TO_END=(--test end_to_end --test lab --test guest)
+export PROFILE=debug
 
+# The workspace is always selected whole: for a part of it cargo would build the dependencies again,
+# with other features.
 unit() { $CARGO test --workspace --tests --locked --no-fail-fast; }
 
-# Two labs at a time: a lab waits for its guest much of the time. The whole workspace is selected
-# because cargo would build the dependencies again, with other features, for a part of it.
+# Two labs at a time: a lab waits for its guest much of the time.
 e2e() {
-  GODWIT_TRIALS_AT_ONCE=2 $CARGO test --release --workspace --locked --no-fail-fast \
-    --test end_to_end --test lab --test guest -- --test-threads=2
+  GODWIT_TRIALS_AT_ONCE=2 $CARGO test --workspace --locked --no-fail-fast "${END_TO_END[@]}" -- --test-threads=2
 }
 
 console() {

@@ -3,7 +3,7 @@
 
 # Whoever reads this has gone to web/ before.
 root=$(cd .. && pwd)
-bin=${GODWIT_BIN:-${CARGO_TARGET_DIR:-$root/target}/${PROFILE:-release}}
+bin=${GODWIT_BIN:-${CARGO_TARGET_DIR:-$root/target}/${PROFILE:-debug}}
 lab='' manager='' fleet='' server=''
 
 end_lab() {
@@ -36,7 +36,7 @@ knows_all() { ask 'http://localhost/api/v1/vms?limit=1' | grep -q "\"total\":$1"
 make_token() { ask -d "{\"name\":\"$1\",\"role\":\"$1\"}" http://localhost/api/v1/tokens | sed 's/.*"token":"\([^"]*\)".*/\1/'; }
 
 start_lab() {
-  [ -x "$bin/godwit" ] && [ -x "$bin/godwit-fleet" ] || { echo "$bin has no godwit and godwit-fleet: run make build"; exit 1; }
+  [ -x "$bin/godwit" ] && [ -x "$bin/godwit-fleet" ] || { echo "$bin has no godwit and godwit-fleet: run make programs"; exit 1; }
   lab=$(mktemp -d)
   trap end_lab EXIT INT TERM
   port=${PORT:-17864}

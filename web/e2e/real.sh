@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Uses the console in a browser as run.sh does, against real agents and real guests: a lab of two hosts, and its manager by TLS.
-# Needs root, for the lab's network namespaces, and `make build` before it.
+# Needs root, for the lab's network namespaces, and `make programs` before it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=scripts/lab.sh

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Uses the console in a browser as a person would, against a manager with simulated hosts. GODWIT_CONSOLE_FIGURES=DIR keeps pictures of it
-# there; PROFILE=debug takes the programs of a debug build.
+# there; PROFILE=release takes the programs of a release build.
 # With GODWIT_CONSOLE_URL and GODWIT_CONSOLE_TOKEN it is used against that manager instead, see docs/console.md.
 set -eu
 cd "$(dirname "$0")/.."

@@ -25,7 +25,7 @@ const INSPECT: Need = Need { role: Some(Role::Admin), is_noted: false };
 const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and what it needs. A path with `?NAME` is the request with that flag set.
-const REQUESTS: [(&str, &str, Need); 55] = [
+const REQUESTS: [(&str, &str, Need); 57] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -61,6 +61,7 @@ const REQUESTS: [(&str, &str, Need); 55] = [
     ("DELETE", "/api/v1/moves/{id}", WORK),
     ("GET", "/api/v1/moves/{id}/report", LOOK),
     ("GET", "/api/v1/moves/{id}/samples", LOOK),
+    ("GET", "/api/v1/name-conflicts", LOOK),
     ("GET", "/api/v1/networks", LOOK),
     ("GET", "/api/v1/revocations", LOOK),
     ("PUT", "/api/v1/revocations/{serial}", GOVERN),
@@ -75,6 +76,7 @@ const REQUESTS: [(&str, &str, Need); 55] = [
     ("POST", "/api/v1/vms", WORK),
     ("GET", "/api/v1/vms/{vm}", LOOK),
     ("DELETE", "/api/v1/vms/{vm}", WORK),
+    ("POST", "/api/v1/vms/{vm}/binding", WORK),
     // Who reads a console types into it.
     ("GET", "/api/v1/vms/{vm}/console", WORK),
     ("GET", "/api/v1/vms/{vm}/log", READ),

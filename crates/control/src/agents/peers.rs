@@ -2,7 +2,6 @@
 //! right list already, from this manager or the one before, is left alone.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::agents::Hosts;
 use crate::cluster::inventory::Inventory;
+use crate::cluster::peers_digest::digest;
 
 /// How often it is looked who lacks it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -22,16 +22,6 @@ const AT_A_TIME: usize = 8;
 /// What was told to whom, as digests of lists.
 #[derive(Debug, Default)]
 pub(crate) struct Named(Mutex<BTreeMap<String, u64>>);
-
-/// A digest of a list of hosts that does not depend on their order; that of a list without one of them is the difference.
-pub(crate) fn digest<'a>(peers: impl IntoIterator<Item = (&'a str, &'a str)>) -> u64 {
-    let one = |(name, address): (&str, &str)| {
-        let mut hasher = DefaultHasher::new();
-        (name, address).hash(&mut hasher);
-        hasher.finish()
-    };
-    peers.into_iter().map(one).fold(0, u64::wrapping_add)
-}
 
 impl Named {
     fn has(&self, host: &str, wanted: u64) -> bool {
@@ -101,19 +91,5 @@ pub(crate) async fn name_all(hosts: Weak<Hosts>) {
         let hosts: &Arc<Hosts> = &hosts;
         let telling = stream::iter(&unnamed).for_each_concurrent(AT_A_TIME, |host| hosts.name_peers(host));
         telling.await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_digest_is_that_of_the_set_and_loses_one_by_subtraction() {
-        let (a, b, c) = (("a", "http://a:1"), ("b", "http://b:1"), ("c", "http://c:1"));
-        assert_eq!(digest([a, b, c]), digest([c, a, b]));
-        assert_eq!(digest([a, b, c]).wrapping_sub(digest([b])), digest([a, c]));
-        assert_ne!(digest([a, b]), digest([a, ("b", "http://b:2")]));
-        assert_ne!(digest([("ab", "c")]), digest([("a", "bc")]));
     }
 }

@@ -6,6 +6,7 @@
 pub(crate) mod bounds;
 pub mod inventory;
 pub(crate) mod names;
+pub(crate) mod peers_digest;
 pub(crate) mod planner_input;
 pub(crate) mod rule_state;
 pub(crate) mod state;

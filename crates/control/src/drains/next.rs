@@ -150,11 +150,12 @@ fn is_awaited(planned: &PlannedMove, inventory: &Inventory) -> bool {
 /// Whether what keeps a VM from a move ends by itself: a migration of its own, or pages of it that are still to come. It goes afterwards.
 fn is_passing(info: &VmInfo, inventory: &Inventory, now_ms: u64) -> bool {
     let lacks = info.page_in.as_ref();
-    // What is left of it here after it was handed over goes by itself.
+    // What is left of it here after it was handed over goes by itself. A host that is silent reported
+    // it before it handed the guest over, and reports again what it has.
     let is_left_over = || {
         !inventory.holds(&info.host, &info.name)
             && !info.in_doubt
-            && matches!(info.state, VmState::Paused | VmState::Stopping)
+            && (matches!(info.state, VmState::Paused | VmState::Stopping) || !inventory.is_heard(&info.host))
             && !inventory.is_conflict(&info.host, &info.name)
     };
     matches!(info.state, VmState::MigratingOut | VmState::MigratingIn)
@@ -324,6 +325,25 @@ mod tests {
 
     use super::*;
     use crate::rig;
+
+    #[test]
+    fn what_a_silent_host_reported_before_it_handed_a_vm_over_is_no_second_vm() {
+        let mut inventory = Inventory::default();
+        let before = rig::vm("web", "a", None);
+        rig::put_host(&mut inventory, rig::host("a", None), &[], vec![before.clone()]);
+        rig::put_host(&mut inventory, rig::host("b", None), &[], vec![]);
+        inventory.plan_move("web", Some("v1".into()), Some("b".into()));
+        inventory.lost("a", "silent");
+        let arrived = VmInfo { epoch: before.epoch + 1, ..rig::vm("web", "b", None) };
+        inventory.heard("b", HostEvent::Vm(Box::new(arrived)), 2);
+        assert_eq!(inventory.holder("web"), Some("b"));
+        assert!(is_passing(&before, &inventory, 3));
+        // A second VM that runs on a host that answers does not leave by itself.
+        inventory.reached("a");
+        inventory.heard("a", HostEvent::Vm(Box::new(before.clone())), 4);
+        inventory.heard("a", HostEvent::Known, 4);
+        assert!(!is_passing(&before, &inventory, 5));
+    }
 
     #[test]
     fn a_silent_host_that_keeps_pages_is_waited_for_for_some_minutes() {

@@ -22,7 +22,7 @@ use std::time::Duration;
 use godwit_api::MigrationStatus;
 use godwit_api::control::{Change, Move, MoveSamples, MoveState, Problem, ProblemCode, Waits};
 use godwit_migration::Report;
-use godwit_planner::queue::lifecycle::{Action, JobEvent, JobState, step};
+use godwit_planner::queue::lifecycle::{Action, Ended, JobEvent, JobFailure, JobState, step};
 use godwit_planner::queue::retry::RetryPolicy;
 use godwit_planner::queue::{Served, Situation, schedule};
 use tokio::sync::{mpsc, oneshot};
@@ -37,6 +37,16 @@ use crate::storage::keeper::{Keeper, Writes};
 
 pub(crate) use agents::{Agents, FollowedAgents, Heard};
 use samples::Samples;
+
+/// What is kept of an agent's answer about a migration: why it failed, and the report, as JSON.
+pub(crate) fn kept_of_answer(status: &MigrationStatus) -> (Option<JobFailure>, Option<Vec<u8>>) {
+    let Some(report) = &status.report else { return (None, None) };
+    let failure = match agents::ended(report) {
+        Ended::Failed(failure) | Ended::InDoubt(failure) => Some(failure),
+        Ended::Completed | Ended::Cancelled => None,
+    };
+    (failure, reports::kept(report).and_then(|kept| serde_json::to_vec(&kept).ok()))
+}
 
 pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
 

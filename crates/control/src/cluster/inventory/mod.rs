@@ -299,7 +299,7 @@ impl Inventory {
                 bounds::check_host(&mut info)?;
                 let peers = std::mem::take(&mut info.peers);
                 let peers = peers.iter().map(|(name, address)| (name.as_str(), address.as_str()));
-                host.peers_digest = Some(crate::agents::peers::digest(peers));
+                host.peers_digest = Some(crate::cluster::peers_digest::digest(peers));
                 let same_cpu = host.info.as_ref().is_some_and(|before| before.cpu == info.cpu);
                 host.info = Some(Arc::from(info));
                 if !same_cpu {

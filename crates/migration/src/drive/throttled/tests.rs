@@ -97,7 +97,10 @@ fn a_second_of(throttled: &mut Throttled<Fakes, Fakes>, pages: u64) {
     throttled.tracker.dirty.lock().unwrap().extend(0..half);
     throttled.take_dirty(0, PageRange::new(0, 1 << 20), u64::MAX, &mut Vec::new()).unwrap();
     throttled.tracker.dirty.lock().unwrap().extend(0..half);
-    throttled.looking.as_mut().unwrap().last -= Duration::from_secs(1);
+    let looking = throttled.looking.as_mut().unwrap();
+    looking.last -= Duration::from_secs(1);
+    // A machine that was busy during the last look would put off this one.
+    looking.every = LOOK_INTERVAL;
     throttled.steer();
 }
 

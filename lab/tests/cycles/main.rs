@@ -1,4 +1,4 @@
-//! Habits of the tree that no compiler checks. It prints what it finds: `cargo test -p godwit-lab --test tidy -- --nocapture`.
+//! Cycles between the folders of a crate, which no compiler refuses: `cargo test -p godwit-lab --test cycles -- --nocapture` prints them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may fail the test
 
