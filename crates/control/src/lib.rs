@@ -42,7 +42,7 @@ mod run;
 mod storage;
 mod vms;
 
-pub use access::authorities::DoorError;
+pub use access::authorities::AuthorityError;
 pub use clock::now_unix_ms;
 pub use cluster::state::State;
 pub use config::{

@@ -19,7 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
-use crate::access::authorities::{DoorError, Doors};
+use crate::access::authorities::{Authorities, AuthorityError};
 use crate::cluster::state::State;
 use crate::config::Config;
 use crate::http as api;
@@ -51,7 +51,7 @@ pub enum RunError {
     Web(PkiError),
     /// An authority or an issuer of the configuration can't be used.
     #[error(transparent)]
-    Door(#[from] DoorError),
+    Authority(#[from] AuthorityError),
     /// A directory can't be made.
     #[error(
         "{path} can't be made: {source} (state_dir and socket of the configuration name where things go)"
@@ -135,7 +135,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     if let Some(tls) = &config.tls {
         warn_of_strange_addresses(&describe(&tls.certificate)?, &config);
     }
-    let doors = Doors::open(
+    let authorities = Authorities::open(
         config.authority.as_ref(),
         config.tls.as_ref().map(|tls| tls.authority.as_path()),
         config.oidc.as_ref(),
@@ -151,7 +151,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let manager = Manager::new(candidate.clone(), Arc::clone(&store), state, identity.clone());
     let campaign = Campaign::new(Arc::clone(&manager), store, candidate, config.audit.retention());
 
-    manager.doors.set(doors);
+    manager.authorities.set(authorities);
     let app = api::router(Arc::clone(&manager));
     let handle = Handle::new();
     let mut servers = JoinSet::new();

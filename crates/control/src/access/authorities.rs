@@ -1,9 +1,7 @@
-//! How others than holders of tokens come in: hosts that join, by an authority that signs for them; people, by an issuer of web tokens. And that each request with a key comes in
-//! once at a time.
+//! Who else than the manager itself vouches for callers: the authority that signs for hosts that join, and the issuer of people's web tokens.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_pki::{Authority, Fingerprint, PkiError};
@@ -36,9 +34,9 @@ impl SigningAuthority {
     }
 }
 
-/// Why a door can't be opened.
+/// Why an authority or an issuer can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum DoorError {
+pub enum AuthorityError {
     /// The authority can't be used.
     #[error("{0} (correct [authority] in the configuration; `godwit pki init` makes one)")]
     Authority(#[from] PkiError),
@@ -49,48 +47,21 @@ pub enum DoorError {
     Oidc(std::io::Error),
 }
 
-/// What of that a manager has; nothing, until it is told.
+/// The authority and the issuer that a manager has; none, until they are set.
 #[derive(Debug, Default)]
-pub(crate) struct Doors {
+pub(crate) struct Authorities {
     authority: OnceLock<SigningAuthority>,
     oidc: OnceLock<Oidc>,
-    /// Of requests with an idempotency key.
-    pub(crate) turns: Turns,
 }
 
-/// What is being carried out, by its id.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Turns(Arc<Mutex<BTreeSet<String>>>);
-
-/// A place among what is being carried out; given back when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    turns: Turns,
-    id: String,
-}
-
-impl Turns {
-    /// A turn for this; none: it is being carried out.
-    pub(crate) fn take(&self, id: &str) -> Option<Turn> {
-        let is_new = self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
-        is_new.then(|| Turn { turns: self.clone(), id: id.to_owned() })
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.turns.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
-    }
-}
-
-impl Doors {
+impl Authorities {
     /// What a configuration names: the authority that signs, the certificate of the one that this manager trusts, an issuer.
     pub(crate) fn open(
         authority: Option<&AuthorityConfig>,
         trusted: Option<&Path>,
         issuer: Option<&OidcRules>,
-    ) -> Result<Doors, DoorError> {
-        let doors = Doors::default();
+    ) -> Result<Authorities, AuthorityError> {
+        let authorities = Authorities::default();
         if let Some(files) = authority {
             let signing = SigningAuthority::open(files)?;
             // What it signs has to be what this manager trusts.
@@ -100,36 +71,36 @@ impl Doors {
                 let why = format!("it is another authority than {} of [tls]", trusted.display());
                 return Err(PkiError::Mismatch { path: files.certificate.clone(), why }.into());
             }
-            let _ = doors.authority.set(signing);
+            let _ = authorities.authority.set(signing);
         }
         if let Some(rules) = issuer {
-            let _ = doors.oidc.set(Oidc::open(rules.clone()).map_err(DoorError::Oidc)?);
+            let _ = authorities.oidc.set(Oidc::open(rules.clone()).map_err(AuthorityError::Oidc)?);
         }
-        Ok(doors)
+        Ok(authorities)
     }
 
     /// With this authority.
     #[cfg(test)]
-    pub(crate) fn signing(files: &AuthorityConfig) -> Doors {
-        let doors = Doors::default();
-        let _ = doors.authority.set(SigningAuthority::open(files).unwrap());
-        doors
+    pub(crate) fn signing(files: &AuthorityConfig) -> Authorities {
+        let authorities = Authorities::default();
+        let _ = authorities.authority.set(SigningAuthority::open(files).unwrap());
+        authorities
     }
 
     /// With this issuer.
     #[cfg(test)]
-    pub(crate) fn trusting(oidc: Oidc) -> Doors {
-        let doors = Doors::default();
-        let _ = doors.oidc.set(oidc);
-        doors
+    pub(crate) fn trusting(oidc: Oidc) -> Authorities {
+        let authorities = Authorities::default();
+        let _ = authorities.oidc.set(oidc);
+        authorities
     }
 
     /// Has these from now on.
-    pub(crate) fn set(&self, doors: Doors) {
-        if let Some(authority) = doors.authority.into_inner() {
+    pub(crate) fn set(&self, authorities: Authorities) {
+        if let Some(authority) = authorities.authority.into_inner() {
             let _ = self.authority.set(authority);
         }
-        if let Some(oidc) = doors.oidc.into_inner() {
+        if let Some(oidc) = authorities.oidc.into_inner() {
             let _ = self.oidc.set(oidc);
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use godwit_api::control::{AddHost, DrainState, ManagedHost, Problem, ProblemCode, UpdateHost};
 use godwit_store::Candidate;
 
-use crate::access::authorities::Doors;
+use crate::access::authorities::Authorities;
 use crate::access::certificates::Certificates;
 use crate::agents::fleet::Fleet;
 use crate::agents::record::{HOSTS, SavedHost};
@@ -43,7 +43,7 @@ pub(crate) struct HostMeans {
     pub(crate) state: Arc<State>,
     pub(crate) agents: Arc<Agents>,
     pub(crate) fleet: Arc<Fleet>,
-    pub(crate) doors: Arc<Doors>,
+    pub(crate) authorities: Arc<Authorities>,
     pub(crate) certificates: Certificates,
     pub(crate) baseline: CpuBaselines,
     pub(crate) keeper: Arc<Term<Keeper>>,

@@ -142,7 +142,7 @@ async fn identify(manager: &Manager, came: &Came, shown: Option<HeaderValue>) ->
         return Err(missing());
     }
     let token = token.trim();
-    match manager.doors.oidc() {
+    match manager.authorities.oidc() {
         Some(oidc) if is_web_token(token) => oidc.identify(token, now_unix_ms()).await,
         _ => manager.tokens.caller(token, now_unix_ms()),
     }

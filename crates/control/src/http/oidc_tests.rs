@@ -19,7 +19,7 @@ use rcgen::KeyPair;
 use serde_json::{Value, json};
 
 use super::tests::*;
-use crate::access::authorities::Doors;
+use crate::access::authorities::Authorities;
 use crate::access::issuer::Oidc;
 use crate::access::oidc::OidcRules;
 use crate::clock::now_unix_ms;
@@ -107,7 +107,11 @@ impl Issuer {
             dir.display()
         );
         let rules: OidcRules = toml::from_str(&text).unwrap();
-        Managed::with_doors(Arc::new(MemoryStore::new()), Doors::trusting(Oidc::open(rules).unwrap())).await
+        Managed::with_authorities(
+            Arc::new(MemoryStore::new()),
+            Authorities::trusting(Oidc::open(rules).unwrap()),
+        )
+        .await
     }
 }
 

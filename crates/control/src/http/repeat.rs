@@ -17,7 +17,6 @@ use utoipa::openapi::{OpenApi, Required};
 
 use super::MAX_BODY_BYTES;
 use crate::access::Caller;
-use crate::access::authorities::Turn;
 use crate::answers::Refusal;
 use crate::clock::now_unix_ms;
 use crate::idempotency::kept::write;
@@ -26,6 +25,7 @@ use crate::idempotency::record::REPEATS;
 use crate::manager::Leading;
 use crate::manager::Manager;
 use crate::storage::keeper::Keeper;
+use crate::storage::turns::Turn;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// What an answer has that was kept.
@@ -58,7 +58,7 @@ async fn keyed(
         Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json")
     })?;
     let keyed = keyed_request(caller, &parts, &body)?;
-    let turn = manager.doors.turns.take(&keyed.id).ok_or_else(under_way)?;
+    let turn = manager.turns.take(&keyed.id).ok_or_else(under_way)?;
     let keeper = Arc::clone(&leading.keeper);
     let kept = keeper.find(REPEATS, &keyed.id).await?;
     let now = now_unix_ms();

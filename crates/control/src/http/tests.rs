@@ -11,7 +11,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::access::Caller;
-use crate::access::authorities::Doors;
+use crate::access::authorities::Authorities;
 use crate::cluster::state::State as Cluster;
 use crate::rig;
 use crate::storage::keeper::Keeper;
@@ -49,17 +49,17 @@ impl Managed {
     }
 
     pub(crate) async fn with(store: Arc<MemoryStore>) -> Managed {
-        Managed::with_doors(store, Doors::default()).await
+        Managed::with_authorities(store, Authorities::default()).await
     }
 
-    pub(crate) async fn with_doors(store: Arc<MemoryStore>, doors: Doors) -> Managed {
+    pub(crate) async fn with_authorities(store: Arc<MemoryStore>, authorities: Authorities) -> Managed {
         store.end_leadership_silently();
         let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
         let leadership = Arc::new(store.lead(&candidate).await.unwrap());
         let keeper = Keeper::new(Arc::clone(&store) as _, leadership, candidate);
         let state = Arc::<Cluster>::default();
         let manager = Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, None);
-        manager.doors.set(doors);
+        manager.authorities.set(authorities);
         manager.lead(keeper).await.unwrap();
         Managed { store, app: router(Arc::clone(&manager)), manager }
     }

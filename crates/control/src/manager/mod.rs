@@ -13,13 +13,14 @@ use godwit_api::control::{AuditEntry, AuditOutcome, Cluster, Leader, Problem};
 use godwit_pki::Identity;
 use godwit_store::{Candidate, Store, StoreError};
 
-use crate::access::authorities::Doors;
+use crate::access::authorities::Authorities;
 use crate::access::certificates::Certificates;
 use crate::access::certificates::{REVOCATIONS, SavedRevocations};
 use crate::access::known_tokens::KnownTokens;
 use crate::access::rates::Rates;
 use crate::access::record::{SavedToken, TOKENS};
 use crate::access::refusals::Refusals;
+use crate::access::requests::AccessRequests;
 use crate::agents::Hosts;
 use crate::agents::fleet::Fleet;
 use crate::agents::following::Told;
@@ -29,8 +30,6 @@ use crate::baseline::{BASELINE, SavedBaseline};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
-
-use crate::access::requests::AccessRequests;
 use crate::drains::Drains;
 use crate::drains::http::DrainRequests;
 use crate::hosts::{HostMeans, HostRequests};
@@ -45,18 +44,21 @@ use crate::storage::keeper::Keeper;
 use crate::storage::planned::Planned;
 use crate::storage::planning::Planning;
 use crate::storage::term::Term;
+use crate::storage::turns::Turns;
 use crate::vms::bindings::{BINDINGS, SavedBinding};
 use crate::vms::record::{SavedVm, VMS};
 use crate::vms::{VmMeans, Vms};
 
 /// How long the store may take to say who leads.
 const LEADER_LIMIT: Duration = Duration::from_secs(2);
+
 /// The manager. Shared by everything that serves it.
 pub(crate) struct Manager {
     pub(crate) state: Arc<State>,
     pub(crate) rates: Rates,
-    /// How others than holders of tokens come in.
-    pub(crate) doors: Arc<Doors>,
+    pub(crate) authorities: Arc<Authorities>,
+    /// Of requests with an idempotency key, and of operations on VMs.
+    pub(crate) turns: Turns,
     /// This manager, to the others.
     candidate: Candidate,
     store: Arc<dyn Store>,
@@ -93,14 +95,15 @@ impl Manager {
         let fleet = Arc::new(Fleet::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&told)));
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
         let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
-        let doors = Arc::<Doors>::default();
+        let authorities = Arc::<Authorities>::default();
         let certificates = Certificates::new(
             Arc::clone(&hosts),
             Arc::clone(&fleet),
-            Arc::clone(&doors),
+            Arc::clone(&authorities),
             Arc::clone(&keeper),
             planning.clone(),
         );
+        let turns = Turns::default();
         let tokens = Arc::<KnownTokens>::default();
         let drains = Arc::<Term<Drains>>::default();
         let baseline = CpuBaselines::new(Arc::clone(&state), Arc::clone(&hosts), planning.clone());
@@ -109,7 +112,7 @@ impl Manager {
         let vms = Vms::new(VmMeans {
             state: Arc::clone(&state),
             agents: Arc::clone(&hosts),
-            doors: Arc::clone(&doors),
+            turns: turns.clone(),
             tokens: Arc::clone(&tokens),
             keeper: Arc::clone(&keeper),
             planning: planning.clone(),
@@ -119,7 +122,7 @@ impl Manager {
             state: Arc::clone(&state),
             agents: Arc::clone(&hosts),
             fleet: Arc::clone(&fleet),
-            doors: Arc::clone(&doors),
+            authorities: Arc::clone(&authorities),
             certificates: certificates.clone(),
             baseline: baseline.clone(),
             keeper: Arc::clone(&keeper),
@@ -130,7 +133,8 @@ impl Manager {
         });
         Arc::new(Manager {
             rates: Rates::default(),
-            doors,
+            authorities,
+            turns,
             candidate,
             store,
             leading: Term::default(),

@@ -7,3 +7,4 @@ pub(crate) mod measured;
 pub(crate) mod planned;
 pub(crate) mod planning;
 pub(crate) mod term;
+pub(crate) mod turns;

@@ -23,7 +23,6 @@ use godwit_qemu::{Uuid, VmSpec};
 use tokio::time::timeout;
 
 use crate::access::Caller;
-use crate::access::authorities::{Doors, Turn};
 use crate::access::known_tokens::KnownTokens;
 use crate::agents::Hosts;
 use crate::cluster::inventory::VmPlan;
@@ -34,6 +33,7 @@ use crate::storage::keeper::Keeper;
 use crate::storage::planning::Planning;
 use crate::storage::planning::whole;
 use crate::storage::term::Term;
+use crate::storage::turns::{Turn, Turns};
 use crate::vms::record::{SavedVm, VMS};
 
 use baseline::{exceeds, hold_to_baseline};
@@ -98,7 +98,7 @@ struct Located {
 pub(crate) struct Vms {
     state: Arc<State>,
     agents: Arc<Hosts>,
-    doors: Arc<Doors>,
+    turns: Turns,
     tokens: Arc<KnownTokens>,
     keeper: Arc<Term<Keeper>>,
     planning: Planning,
@@ -110,7 +110,7 @@ pub(crate) struct Vms {
 pub(crate) struct VmMeans {
     pub(crate) state: Arc<State>,
     pub(crate) agents: Arc<Hosts>,
-    pub(crate) doors: Arc<Doors>,
+    pub(crate) turns: Turns,
     pub(crate) tokens: Arc<KnownTokens>,
     pub(crate) keeper: Arc<Term<Keeper>>,
     pub(crate) planning: Planning,
@@ -119,9 +119,9 @@ pub(crate) struct VmMeans {
 
 impl Vms {
     pub(crate) fn new(means: VmMeans) -> Vms {
-        let VmMeans { state, agents, doors, tokens, keeper, planning, requests } = means;
+        let VmMeans { state, agents, turns, tokens, keeper, planning, requests } = means;
         let being_made = BeingMade::default();
-        Vms { state, agents, doors, tokens, keeper, planning, requests, being_made }
+        Vms { state, agents, turns, tokens, keeper, planning, requests, being_made }
     }
 
     /// What is known of the cluster.
@@ -246,7 +246,7 @@ impl Vms {
     /// One operation at a time on a VM.
     fn turn_of_vm(&self, vm: &str) -> Result<Turn, Problem> {
         self.keeper.get()?;
-        self.doors.turns.take(&format!("vm {vm}")).ok_or_else(|| {
+        self.turns.take(&format!("vm {vm}")).ok_or_else(|| {
             let detail = format!("another request works on VM \"{vm}\"");
             Problem::new(ProblemCode::WrongState, detail, "wait for its end, then look and ask again")
         })

@@ -17,7 +17,7 @@ use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::access::authorities::Doors;
+use crate::access::authorities::Authorities;
 use crate::agents::Hosts;
 use crate::agents::fleet::Fleet;
 use crate::clock::now_unix_ms;
@@ -88,10 +88,11 @@ impl Planned<Certificates> for SavedRevocations {
     fn set(certificates: &Certificates, _: &str, record: Option<SavedRevocations>) {
         // A list that has gone from the store still counts for what it named.
         let Some(saved) = record else { return };
-        let read = certificates.doors.authority().map_err(|problem| problem.detail).and_then(|signing| {
-            let certificate = signing.authority.certificate();
-            RevocationList::read(&saved.list, &certificate).map_err(|error| error.to_string())
-        });
+        let read =
+            certificates.authorities.authority().map_err(|problem| problem.detail).and_then(|signing| {
+                let certificate = signing.authority.certificate();
+                RevocationList::read(&saved.list, &certificate).map_err(|error| error.to_string())
+            });
         match read {
             Ok(list) => certificates.know(list),
             Err(why) => tracing::error!(why, "cannot use the kept list of revoked certificates"),
@@ -104,7 +105,7 @@ impl Planned<Certificates> for SavedRevocations {
 pub(crate) struct Certificates {
     hosts: Arc<Hosts>,
     fleet: Arc<Fleet>,
-    doors: Arc<Doors>,
+    authorities: Arc<Authorities>,
     keeper: Arc<Term<Keeper>>,
     planning: Planning,
 }
@@ -113,11 +114,11 @@ impl Certificates {
     pub(crate) fn new(
         hosts: Arc<Hosts>,
         fleet: Arc<Fleet>,
-        doors: Arc<Doors>,
+        authorities: Arc<Authorities>,
         keeper: Arc<Term<Keeper>>,
         planning: Planning,
     ) -> Certificates {
-        Certificates { hosts, fleet, doors, keeper, planning }
+        Certificates { hosts, fleet, authorities, keeper, planning }
     }
 
     /// Knows a list from now on, and connects anew to hosts whose certificates are new on it.
@@ -190,7 +191,7 @@ impl Certificates {
         if serials.is_empty() {
             return Ok(());
         }
-        if self.doors.authority().is_err() {
+        if self.authorities.authority().is_err() {
             tracing::warn!(
                 host,
                 ?serials,
@@ -207,7 +208,7 @@ impl Certificates {
         keeper: &Keeper,
         serials: impl IntoIterator<Item = Serial>,
     ) -> Result<(), Problem> {
-        let authority = &self.doors.authority()?.authority;
+        let authority = &self.authorities.authority()?.authority;
         let now = now_unix_ms();
         let now_s = i64::try_from(now / 1000).unwrap_or(i64::MAX);
         // What `godwit pki revoke` has put on the authority's own list counts as well.

@@ -15,17 +15,17 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
+use crate::access::authorities::Authorities;
 use crate::access::authorities::AuthorityConfig;
-use crate::access::authorities::Doors;
 use crate::http::tests::*;
 use crate::rig;
 
 const CERTIFICATES: &str = "/api/v1/certificates";
 const REVOCATIONS: &str = "/api/v1/revocations";
 
-fn doors(dir: &Path) -> Doors {
+fn authorities(dir: &Path) -> Authorities {
     let certificate = dir.join("ca.pem");
-    Doors::signing(&AuthorityConfig { certificate, key: dir.join("ca.key") })
+    Authorities::signing(&AuthorityConfig { certificate, key: dir.join("ca.key") })
 }
 
 async fn join(managed: &Managed, dir: &Path, host: &str, address: &str) -> Joined {
@@ -59,7 +59,7 @@ async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(dir.path(), "test", 30).unwrap();
     let store = Arc::new(MemoryStore::new());
-    let managed = Managed::with_doors(Arc::clone(&store), doors(dir.path())).await;
+    let managed = Managed::with_authorities(Arc::clone(&store), authorities(dir.path())).await;
     let fleet = Fleet::begin(FleetPlan { hosts: 2, vms: 0, ..FleetPlan::default() }).await.unwrap();
     let agents: Vec<(String, String)> =
         fleet.agents().iter().map(|(name, address)| (name.clone(), address.to_string())).collect();
@@ -104,7 +104,7 @@ async fn a_host_that_is_forgotten_is_on_the_list_that_every_agent_gets() {
 
     // The next manager has it, and an agent that comes back gets it.
     drop(managed);
-    let managed = Managed::with_doors(store, doors(dir.path())).await;
+    let managed = Managed::with_authorities(store, authorities(dir.path())).await;
     assert_eq!(managed.root(Method::GET, REVOCATIONS, None).await.read::<RevokedCertificates>(), next);
 }
 
@@ -114,9 +114,9 @@ async fn a_manager_that_does_not_lead_has_the_list_too() {
     Authority::create(dir.path(), "test", 30).unwrap();
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let leader = rig::leader(Arc::clone(&store)).await;
-    leader.doors.set(doors(dir.path()));
+    leader.authorities.set(authorities(dir.path()));
     let (follower, _standby) = rig::follower(&store);
-    follower.doors.set(doors(dir.path()));
+    follower.authorities.set(authorities(dir.path()));
     let list = leader.certificates.revoke("41").await.unwrap();
     until(|| follower.hosts.revocations.newest().is_some_and(|known| known.pem() == list.list)).await;
     // Without an authority none is signed, and a host can be forgotten still.
@@ -146,7 +146,7 @@ async fn a_certificate_that_a_host_shows_is_noted_and_is_revoked_with_it() {
     });
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let manager = rig::secure_leader(store, own.clone()).await;
-    manager.doors.set(doors(dir.path()));
+    manager.authorities.set(authorities(dir.path()));
     let request = json!({ "name": "a", "address": address });
     manager.host_requests.add_host(serde_json::from_value(request).unwrap()).await.unwrap();
     let serial = host.serial().to_string();

@@ -39,7 +39,7 @@ impl HostRequests {
         grant: JoinGrant,
         caller: &Caller,
     ) -> Result<JoinToken, Problem> {
-        let authority = self.doors.authority()?.fingerprint;
+        let authority = self.authorities.authority()?.fingerprint;
         if !(1..=LONGEST_MINUTES).contains(&grant.minutes) {
             let detail = format!("a join token can't be good for {} minutes", grant.minutes);
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 10080"));
@@ -117,7 +117,7 @@ impl HostRequests {
     }
 
     async fn let_in(&self, keeper: &Keeper, request: JoinRequest) -> Result<Joined, Problem> {
-        let signing = self.doors.authority()?;
+        let signing = self.authorities.authority()?;
         if request.addresses.len() > MOST_ADDRESSES {
             return Err(Problem::new(ProblemCode::InvalidRequest, "too many addresses", "64 at most"));
         }

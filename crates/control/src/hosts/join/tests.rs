@@ -9,8 +9,8 @@ use godwit_store::MemoryStore;
 use http::{Method, StatusCode};
 use serde_json::json;
 
+use crate::access::authorities::Authorities;
 use crate::access::authorities::AuthorityConfig;
-use crate::access::authorities::Doors;
 use crate::http::tests::*;
 
 const TOKENS: &str = "/api/v1/join-tokens";
@@ -20,7 +20,7 @@ const JOIN: &str = "/api/v1/join";
 async fn signing(dir: &Path) -> Managed {
     let authority = Authority::create(dir, "test", 30).unwrap();
     let files = AuthorityConfig { certificate: authority.certificate(), key: dir.join("ca.key") };
-    Managed::with_doors(Arc::new(MemoryStore::new()), Doors::signing(&files)).await
+    Managed::with_authorities(Arc::new(MemoryStore::new()), Authorities::signing(&files)).await
 }
 
 async fn token(managed: &Managed, host: &str) -> JoinToken {
