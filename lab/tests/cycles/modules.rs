@@ -23,19 +23,20 @@ impl Crate {
         let mut of = Crate::default();
         let root = ["lib.rs", "main.rs"].map(|name| src.join(name)).into_iter().find(|path| path.is_file());
         if let Some(root) = root {
-            of.read_module(&root, src, Vec::new());
+            of.read_module(&root, src, &[]);
         }
         of
     }
 
-    fn read_module(&mut self, file: &Path, below: &Path, module: Module) {
+    fn read_module(&mut self, file: &Path, below: &Path, module: &[String]) {
         let text = without_tests(&without_comments(&fs::read_to_string(file).unwrap()));
         let children = children(&text);
-        self.texts.insert(module.clone(), text);
+        self.texts.insert(module.to_vec(), text);
         for child in children {
             let files = [below.join(format!("{child}.rs")), below.join(&child).join("mod.rs")];
             let Some(file) = files.into_iter().find(|file| file.is_file()) else { continue };
-            self.read_module(&file, &below.join(&child), [module.clone(), vec![child]].concat());
+            let name = [module, std::slice::from_ref(&child)].concat();
+            self.read_module(&file, &below.join(&child), &name);
         }
     }
 
