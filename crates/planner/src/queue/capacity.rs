@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::situation::{HostFacts, Presence, Situation, WaitingJob};
 use super::hold::Kept;
 use super::reason::{Bar, Line, Tally, TargetObstacle, WaitReason};
+use super::situation::{HostFacts, Presence, Situation, WaitingJob};
 
 /// VMs that a reason names of those that are in the way.
 const MOST_NAMED: usize = 8;

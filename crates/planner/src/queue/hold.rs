@@ -7,9 +7,9 @@
 //! What it waits for may never come (nobody leaves its target), so this is not for ever either: of four such spans by the clock it is kept
 //! in three, and in the fourth all go on as if there were no such jobs. The clock is everybody's, so that those spans fall together.
 
-use super::situation::WaitingJob;
 use super::order::Ranked;
 use super::reason::{TargetObstacle, WaitReason};
+use super::situation::WaitingJob;
 
 /// A job that has been passed over for this long is kept what becomes free.
 const PATIENCE_MS: u64 = 10 * 60 * 1000;

@@ -22,8 +22,8 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use super::situation::{HostFacts, Priority, Situation, WaitingJob};
 use super::hold;
+use super::situation::{HostFacts, Priority, Situation, WaitingJob};
 
 const MINUTE_MS: u64 = 60 * 1000;
 /// A flow that goes unserved rises by one priority each time that this has passed, up to high,

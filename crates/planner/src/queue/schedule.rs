@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::capacity::Capacity;
-use super::situation::{RunningMove, Situation, WaitingJob};
 use super::hold;
 use super::order::{Ranked, order};
 use super::reason::WaitReason;
+use super::situation::{RunningMove, Situation, WaitingJob};
 
 /// A job that starts now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
