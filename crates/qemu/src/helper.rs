@@ -11,7 +11,7 @@ use std::io;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use godwit_ram::end_child_with_parent;
 use tokio::process::{Child, Command};
@@ -23,6 +23,9 @@ use crate::running::RunningProcess;
 
 /// Names the process that asks, by its number and its start time: `PID.TIME`.
 const ASKER: &str = "GODWIT_ASKED_BY";
+/// Helpers that wait for their start. A caller beyond waits until there is room: a start takes some
+/// milliseconds.
+const MOST_WAITING_JOBS: usize = 16;
 
 /// A QEMU to ask. It knows nothing of the caller but where programs are, and is ended when its
 /// handle is dropped. `user`: the user and group that it runs as; `None`: the caller's.
@@ -59,12 +62,12 @@ struct Job {
     answer: oneshot::Sender<io::Result<Child>>,
 }
 
-fn spawner() -> io::Result<&'static Sender<Job>> {
-    static SPAWNER: OnceLock<Sender<Job>> = OnceLock::new();
+fn spawner() -> io::Result<&'static SyncSender<Job>> {
+    static SPAWNER: OnceLock<SyncSender<Job>> = OnceLock::new();
     if let Some(spawner) = SPAWNER.get() {
         return Ok(spawner);
     }
-    let (jobs, coming) = channel::<Job>();
+    let (jobs, coming) = sync_channel::<Job>(MOST_WAITING_JOBS);
     // Should two come here at once, the thread of the one that is not kept ends before it has
     // spawned anything.
     std::thread::Builder::new().name("helpers".to_owned()).spawn(move || {

@@ -8,7 +8,7 @@ use godwit_api::MigrationRequest;
 use godwit_lab::LabOptions;
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
 use godwit_migration::ThrottleMeans;
-use godwit_qemu::{ByteSize, VcpuGroup};
+use godwit_qemu::{ByteSize, VcpuGroup, VmName};
 use rustix::process::Signal;
 
 use crate::move_and_check;
@@ -40,7 +40,7 @@ fn lab(name: &str) -> Result<Option<Trial>> {
 /// Why no thread of this process can be given less CPU; none where one can.
 fn no_group() -> Option<String> {
     let own = std::process::id();
-    let mut group = VcpuGroup::new("trial", i32::try_from(own).ok()?, vec![own]);
+    let mut group = VcpuGroup::new(&VmName::new("trial").ok()?, i32::try_from(own).ok()?, vec![own]);
     group.set_share(Some(1.0)).err().map(|error| error.to_string())
 }
 

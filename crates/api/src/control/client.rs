@@ -1,6 +1,6 @@
 //! The client of a manager, by its root-only socket or with a token.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use godwit_pki::Trust;
@@ -28,6 +28,9 @@ pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
 
 /// How often a request is sent, the first time included, whose answer does not come.
 const MOST_SENT: u32 = 5;
+/// Longest time that a manager may be away once a request's connection broke: three times what another one
+/// needs to take over (docs/manager.md).
+const LONGEST_AWAY: Duration = Duration::from_secs(15);
 /// Between two of them, where the first is still being carried out.
 const BETWEEN_SENDS: Duration = Duration::from_millis(500);
 
@@ -413,7 +416,9 @@ impl ManagerClient {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
 
-    /// Whatever is posted has a key: a request whose answer did not come is sent again with the same one, and carried out once.
+    /// Sends a request. A POST has an idempotency key: where its connection breaks before the response, it is
+    /// sent again with the same key, and carried out once. A manager that is away after that, as when it
+    /// restarts or another one takes over, has [`LONGEST_AWAY`] to come back.
     async fn send(
         &self,
         method: Method,
@@ -422,15 +427,24 @@ impl ManagerClient {
     ) -> Result<Response<Incoming>, ManagerError> {
         let key = (method == Method::POST).then(|| Uuid::new_v4().to_string());
         let mut sent = 1;
+        // Of a request that cannot be sent at all, nothing can have been done.
+        let mut broke = None;
         loop {
             let request = self.request(&method, path, body.clone(), key.as_deref())?;
-            // Of what can't be sent at all nothing can have been done.
-            let mut sender = self.client.open().await.map_err(|error| self.failed(error))?;
+            let mut sender = match self.client.open().await {
+                Ok(sender) => sender,
+                Err(_) if broke.is_some_and(|at: Instant| at.elapsed() < LONGEST_AWAY) => {
+                    tokio::time::sleep(BETWEEN_SENDS).await;
+                    continue;
+                }
+                Err(error) => return Err(self.failed(error)),
+            };
             let may_again = key.is_some() && sent < MOST_SENT;
             let refused = match self.client.exchange_on(&mut sender, request).await {
                 Ok(response) if response.status().is_success() => return Ok(response),
                 Ok(response) => self.refusal(response).await,
                 Err(_) if may_again => {
+                    broke.get_or_insert_with(Instant::now);
                     sent += 1;
                     continue;
                 }
@@ -501,7 +515,7 @@ impl ManagerClient {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
@@ -551,6 +565,26 @@ mod tests {
         assert_eq!(made.unwrap().token, "t");
         assert!(key(&asked[0]).is_some_and(|key| key.len() == 36), "{asked:?}");
         assert_eq!(key(&asked[0]), key(&asked[1]));
+    }
+
+    #[tokio::test]
+    async fn a_manager_that_restarts_after_the_connection_broke_is_waited_for() {
+        let (listener, client) = rig().await;
+        let address = listener.local_addr().unwrap();
+        let problem = Problem::new(ProblemCode::NotFound, "no", "");
+        let refusal = http("404 Not Found", &serde_json::to_string(&problem).unwrap());
+        let restarts = async {
+            let first = answer(listener, &[None]).await;
+            // Nothing listens meanwhile.
+            let again = TcpSocket::new_v4().unwrap();
+            again.set_reuseaddr(true).unwrap();
+            again.bind(address).unwrap();
+            let second = answer(again.listen(1).unwrap(), &[Some(refusal.as_str())]).await;
+            (first, second)
+        };
+        let ((first, second), undone) = tokio::join!(restarts, client.undo_drain("d1"));
+        assert!(matches!(undone, Err(ManagerError::Refused(_))), "{undone:?}");
+        assert_eq!(key(&first[0]), key(&second[0]));
     }
 
     #[tokio::test]
