@@ -17,7 +17,7 @@ help: ## Show this list
 deps: ## Install what is missing to build and run (needs root only if something is)
 	@scripts/deps
 
-build: deps ## Release build: godwit, the tracker library, the guest's image
+build: deps ## Release build: godwit, the tracker library, the lab and its guest's image
 	$(CARGO) build --release --workspace --examples --bins --lib --locked
 	target/release/examples/guest_image
 

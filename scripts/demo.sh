@@ -23,7 +23,7 @@ $GODWIT vm list
 # The console of this very lab, for as long as somebody looks at it.
 finish_demo() {
   local console token
-  console=$($GODWIT lab status | sed -n 's/^ *manager .* console //p')
+  console=$($LAB status | sed -n 's/^ *manager .* console //p')
   token=$($GODWIT --json control token create demo --role admin | sed -n 's/.*"token": *"\([^"]*\)".*/\1/p')
   say "the console: $console"
   echo "token: $token"
@@ -36,7 +36,7 @@ finish_demo() {
 
 verify() {
   say "the guest checks every page of its memory while it goes on dirtying it"
-  $GODWIT lab guest $VM verify
+  $LAB guest $VM verify
 }
 
 say "the manager moves it to host b, the guest running, a client probing it a thousand times a second"

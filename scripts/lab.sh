@@ -4,6 +4,7 @@
 # PROFILE=release takes the programs of `make build`.
 BIN=${CARGO_TARGET_DIR:-target}/${PROFILE:-debug}
 GODWIT=$BIN/godwit
+LAB=$BIN/godwit-lab
 BOOT_LIMIT_S=180
 # The lab's own, whatever other hosts this machine knows.
 export GODWIT_HOSTS=/run/godwit-lab/hosts.toml
@@ -14,7 +15,7 @@ fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 # Checks what every lab needs before anything is made, and learns where the guest's image is.
 check_lab() {
   [ "$(id -u)" = 0 ] || fail "the lab makes network namespaces: run it as root"
-  [ -x "$GODWIT" ] && [ -x "$BIN/examples/guest_image" ] || fail "not built yet: run \`make programs\`"
+  [ -x "$GODWIT" ] && [ -x "$LAB" ] && [ -x "$BIN/examples/guest_image" ] || fail "not built yet: run \`make programs\`"
   local images
   images=$("$BIN/examples/guest_image")
   KERNEL=$(sed -n 's/^kernel //p' <<<"$images")
@@ -24,11 +25,11 @@ check_lab() {
 
 # lab_up OPTIONS…: a fresh lab; it goes down at the end of the script, however that ends, with its exit code kept.
 lab_up() {
-  trap 'code=$?; trap - EXIT; say "lab down"; $GODWIT lab down || code=1; exit $code' EXIT
+  trap 'code=$?; trap - EXIT; say "lab down"; $LAB down || code=1; exit $code' EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
-  $GODWIT lab down >/dev/null
-  $GODWIT lab up "$@"
+  $LAB down >/dev/null
+  $LAB up "$@"
 }
 
 # create_guest NAME LAST_NUMBER MEMORY GUEST_OPTIONS: creates the lab's guest at 10.88.0.LAST_NUMBER on host a,
@@ -39,7 +40,7 @@ create_guest() {
     --kernel "$KERNEL" --initrd "$INITRD" --nic "network=lan,address=10.88.0.$number" \
     --append "$APPEND godwit.ip=10.88.0.$number/24 godwit.ip6=fd88::$number/64 $options"
   local deadline=$((SECONDS + BOOT_LIMIT_S))
-  until $GODWIT --json lab guest "$name" status 2>/dev/null | grep -E '"ready": *true' >/dev/null; do
+  until $LAB --json guest "$name" status 2>/dev/null | grep -E '"ready": *true' >/dev/null; do
     if [ $SECONDS -ge $deadline ]; then
       $GODWIT vm logs "$name" || true
       fail "the guest was not ready within $BOOT_LIMIT_S s; its console is above"

@@ -10,9 +10,9 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use godwit_lab::client::Client;
-use godwit_lab::clock::monotonic_ns;
-use godwit_lab::{LabName, LabOptions, LabPaths, daemon, down, in_namespace, up};
+use godwit_lab::{LabName, LabOptions, LabPaths, Programs, daemon, down, in_namespace, up};
+use godwit_prober::Client;
+use godwit_prober::clock::monotonic_ns;
 
 const TARGET: &str = "10.88.0.21";
 const SECONDS: u64 = 20;
@@ -20,7 +20,7 @@ const SECONDS: u64 = 20;
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    if let ["lab", "daemon", kind, "--config", config] = words[..] {
+    if let ["daemon", kind, "--config", config] = words[..] {
         return daemon::run(kind.parse()?, Path::new(config));
     }
     let name = LabName { prefix: "gwclient".to_owned(), state_dir: "/run/gwclient/lab".into() };
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
 fn measure(name: &LabName) -> Result<()> {
     let LabName { prefix, state_dir } = name.clone();
     let options = LabOptions { agents: false, replace: true, prefix, state_dir, ..LabOptions::default() };
-    let lab = up(&options, &std::env::current_exe()?)?;
+    let lab = up(&options, &Programs::beside(std::env::current_exe()?))?;
     let host = &lab.hosts[1].namespace;
     let added =
         Command::new("ip").args(["-n", host, "addr", "add", "10.88.0.21/24", "dev", "br-lan"]).status()?;

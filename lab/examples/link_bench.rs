@@ -7,10 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use godwit_lab::client::Gaps;
 use godwit_lab::iperf::Iperf;
-use godwit_lab::watch::{WatchOptions, watch};
-use godwit_lab::{LabName, LabOptions, LabStatus, daemon, down, in_namespace, status, up};
+use godwit_lab::{LabName, LabOptions, LabStatus, Programs, daemon, down, in_namespace, status, up};
+use godwit_prober::Gaps;
+use godwit_prober::watch::{WatchOptions, watch};
 
 /// TCP over IPv4 with timestamps: 1448 bytes of data in a frame of 1514.
 const GOODPUT_SHARE: f64 = 1448.0 / 1514.0;
@@ -21,7 +21,7 @@ const OMITTED: Duration = Duration::from_secs(3);
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    if let ["lab", "daemon", kind, "--config", config] = words[..] {
+    if let ["daemon", kind, "--config", config] = words[..] {
         return daemon::run(kind.parse()?, Path::new(config));
     }
     let name = LabName { prefix: "gwbench".to_owned(), state_dir: "/run/gwbench/lab".into() };
@@ -56,7 +56,7 @@ fn measure_all(name: &LabName, force_emulator: bool) -> Result<()> {
             state_dir: name.state_dir.clone(),
             ..LabOptions::default()
         };
-        let lab = up(&options, &std::env::current_exe()?)?;
+        let lab = up(&options, &Programs::beside(std::env::current_exe()?))?;
         for control in ["cubic", "bbr"] {
             if !has_control(control)? {
                 continue;

@@ -80,6 +80,9 @@ impl AgentTools {
                 "qemu-system-x86_64 is not in PATH; install it with `apt-get install qemu-system-x86` or name one",
             )?,
         };
+        if !godwit.is_file() {
+            bail!("agents need {}; build it with `make programs`, or use --no-agents", godwit.display());
+        }
         let tracker = match &options.tracker {
             Some(path) if path.is_file() => path.clone(),
             Some(path) => bail!("there is no tracker library at {}", path.display()),
@@ -270,6 +273,7 @@ struct HostEntry {
 #[derive(Serialize)]
 struct WatchEntry {
     socket: PathBuf,
+    namespace: String,
 }
 
 /// The hosts file: where the CLI finds the agents and the client.
@@ -278,7 +282,7 @@ pub(crate) fn write_hosts_file(topology: &Topology, options: &LabOptions, paths:
     let entry = |host: &'_ Host| HostEntry { api: format!("unix:{}", socket(paths, &host.name).display()) };
     let file = HostsFile {
         hosts: topology.hosts.iter().map(|host| (host.name.as_str(), entry(host))).collect(),
-        watch: WatchEntry { socket: paths.client_socket() },
+        watch: WatchEntry { socket: paths.client_socket(), namespace: topology.client_namespace.clone() },
         manager: options.manager.then_some(manager),
     };
     write_whole(&paths.hosts_file(), &toml::to_string(&file)?)
@@ -357,5 +361,6 @@ mod tests {
         let api = value["hosts"]["a"]["api"].as_str().unwrap();
         assert!(api.starts_with("unix:/") && api.ends_with("/hosts/a/agent.sock"), "{api}");
         assert!(value["watch"]["socket"].as_str().unwrap().ends_with("/client.sock"));
+        assert_eq!(value["watch"]["namespace"].as_str(), Some("godwit-client"));
     }
 }

@@ -1,4 +1,4 @@
-//! The lab's own processes: `godwit lab daemon KIND --config FILE`, which `up` starts and nobody else needs.
+//! The lab's own processes: `godwit-lab daemon KIND --config FILE`, which `up` starts and nobody else needs.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,9 +6,10 @@ use std::process::Command;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use godwit_prober::server as prober;
 use serde::de::DeserializeOwned;
 
-use crate::{client, door, emulator};
+use crate::{door, emulator};
 
 /// Which process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,15 +52,15 @@ impl FromStr for DaemonKind {
 pub fn run(kind: DaemonKind, config: &Path) -> Result<()> {
     match kind {
         DaemonKind::Emulator => emulator::run(&read(config)?, say_ready),
-        DaemonKind::Client => client::run(&read(config)?, say_ready),
+        DaemonKind::Client => prober::run(&read(config)?, say_ready),
         DaemonKind::Door => door::run(&read(config)?, say_ready),
     }
 }
 
 /// The command that runs it.
-pub(crate) fn command(godwit: &Path, kind: DaemonKind, config: &Path) -> Command {
-    let mut command = Command::new(godwit);
-    command.args(["lab", "daemon", kind.name(), "--config"]).arg(config);
+pub(crate) fn command(lab: &Path, kind: DaemonKind, config: &Path) -> Command {
+    let mut command = Command::new(lab);
+    command.args(["daemon", kind.name(), "--config"]).arg(config);
     command
 }
 

@@ -11,16 +11,17 @@
 //! - an agent per host on port 7700 of the first migration network, and the hosts file with which the CLI finds them.
 //!
 //! [`down()`] leaves nothing of it behind, also after a crash.
+//!
+//! `godwit-lab` is its command, a program of its own: the product does not depend on the lab.
 
 mod agents;
-pub mod client;
-pub mod clock;
 pub mod daemon;
 mod door;
 mod down;
 pub mod emulator;
 pub mod fake_http;
 pub mod faults;
+mod guest;
 pub mod image;
 pub mod iperf;
 pub mod links;
@@ -28,6 +29,7 @@ mod manager;
 pub mod namespace;
 mod options;
 mod process;
+mod programs;
 pub mod random;
 mod state;
 mod status;
@@ -36,14 +38,15 @@ mod topology;
 pub mod trial;
 pub mod units;
 mod up;
-pub mod watch;
 
 pub use crate::daemon::DaemonKind;
 pub use crate::down::{LabName, down};
+pub use crate::guest::ask_guest;
 pub use crate::links::LinkEngine;
 pub use crate::namespace::in_namespace;
 pub use crate::options::{Hooks, LabOptions};
 pub use crate::process::ProcessId;
+pub use crate::programs::Programs;
 pub use crate::status::{ClientStatus, HostStatus, LabStatus, status};
 pub use crate::topology::{
     AGENT_PORT, CLIENT_IPV4, CLIENT_IPV6, DEFAULT_PREFIX, DEFAULT_STATE_DIR, LAN_BRIDGE, LAN_NETWORK,

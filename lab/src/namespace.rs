@@ -1,21 +1,13 @@
-//! Network namespaces by name, as `ip netns` keeps them under /run/netns.
+//! The network namespaces of this machine by name, as `ip netns` keeps them in /run/netns: which there are, who
+//! lives in them, their settings.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::linux::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-
-const DIRECTORY: &str = "/run/netns";
-
-/// Where a namespace is bound.
-#[must_use]
-pub fn path(name: &str) -> PathBuf {
-    Path::new(DIRECTORY).join(name)
-}
+use anyhow::{Context, Result};
+use godwit_prober::NAMESPACE_DIR;
+pub use godwit_prober::{in_namespace, namespace_path as path};
 
 /// Whether a namespace of that name is there.
 #[must_use]
@@ -28,31 +20,13 @@ pub fn exists(name: &str) -> bool {
 /// # Errors
 /// The directory can't be read.
 pub fn list() -> Result<Vec<String>> {
-    let entries = match std::fs::read_dir(DIRECTORY) {
+    let entries = match std::fs::read_dir(NAMESPACE_DIR) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).with_context(|| format!("can't read {DIRECTORY}")),
+        Err(error) => return Err(error).with_context(|| format!("can't read {NAMESPACE_DIR}")),
     };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     Ok(names.collect())
-}
-
-/// Runs `closure` on a thread of its own inside the namespace: sockets opened, devices made and processes
-/// started there belong to it. The caller's own thread stays where it is.
-///
-/// # Errors
-/// No such namespace, no right to enter it (root), or the closure panicked.
-pub fn in_namespace<T: Send>(name: &str, closure: impl FnOnce() -> T + Send) -> Result<T> {
-    let file = File::open(path(name)).with_context(|| {
-        format!("there is no network namespace {name}; is the lab up? `godwit lab up` brings it")
-    })?;
-    let inside = move || -> io::Result<T> {
-        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
-        Ok(closure())
-    };
-    std::thread::scope(|scope| scope.spawn(inside).join())
-        .map_err(|_| anyhow!("work inside network namespace {name} panicked"))?
-        .with_context(|| format!("can't enter network namespace {name}; it needs root"))
 }
 
 /// Processes that live in the namespace.

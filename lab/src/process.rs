@@ -8,12 +8,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use godwit_prober::clock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
 
-use crate::clock;
 use crate::namespace::in_namespace;
 
 /// A process by pid and start time: pids are used again, the pair is not.

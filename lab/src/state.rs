@@ -106,7 +106,7 @@ impl LabLock {
             };
             if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() {
                 bail!(
-                    "another `godwit lab` command is working on {}; wait for it, then try again",
+                    "another `godwit-lab` command is working on {}; wait for it, then try again",
                     root.display()
                 );
             }

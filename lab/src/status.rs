@@ -99,7 +99,7 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
     let running = |role: &Role| state.process(role).filter(|id| id.is_alive());
     let mut problems = Vec::new();
     if !state.complete {
-        problems.push("it came up only in part; `godwit lab up` starts over".to_owned());
+        problems.push("it came up only in part; `godwit-lab up` starts over".to_owned());
     }
     for process in state.processes.iter().filter(|process| !process.id.is_alive()) {
         let what = match &process.role {
@@ -110,7 +110,7 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
             Role::Agent(host) => format!("the agent of host {host}"),
         };
         problems
-            .push(format!("{what} (process {}) has ended; `godwit lab up` starts it again", process.id.pid));
+            .push(format!("{what} (process {}) has ended; `godwit-lab up` starts it again", process.id.pid));
     }
     let (lanes, family) = (state.options.lanes(), state.options.family);
     let addresses =
@@ -148,7 +148,7 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
 impl fmt::Display for LabStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(options) = &self.options else {
-            return writeln!(f, "no lab is up; `godwit lab up` brings one");
+            return writeln!(f, "no lab is up; `godwit-lab up` brings one");
         };
         let state = if self.up { "up" } else { "in trouble" };
         let engine = self.engine.map(|engine| format!(", switched by {engine}")).unwrap_or_default();

@@ -30,6 +30,7 @@ use tokio::runtime::Runtime;
 
 use crate::image::{self, GuestImage};
 use crate::options::LabOptions;
+use crate::programs::Programs;
 use crate::topology::{LabPaths, Topology};
 use crate::{agents as files, down, status, up};
 
@@ -51,7 +52,7 @@ pub struct Trial {
     name: String,
     options: LabOptions,
     paths: LabPaths,
-    godwit: PathBuf,
+    programs: Programs,
     image: GuestImage,
     runtime: Runtime,
     finished: bool,
@@ -95,7 +96,7 @@ impl Trial {
             name: name.to_owned(),
             paths: LabPaths::new(&options.state_dir),
             options,
-            godwit: needs::godwit_binary().context("checked above")?,
+            programs: needs::programs().context("checked above")?,
             image: image::find(&image::default_dir()).context("checked above")?,
             runtime: tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?,
             finished: false,
@@ -110,7 +111,7 @@ impl Trial {
     /// # Errors
     /// It does not start.
     pub fn start_missing(&self) -> Result<()> {
-        let lab = up(&self.options, &self.godwit)?;
+        let lab = up(&self.options, &self.programs)?;
         ensure!(lab.up, "{lab}");
         for host in self.hosts() {
             // The QEMUs that are asked for KVM and for their CPUs are none of the VMs whose traces are looked for.
@@ -226,7 +227,7 @@ impl Trial {
     /// It can't be started.
     pub fn godwit(&self, arguments: &[&str]) -> Result<CliOutput> {
         let output = self.godwit_command(arguments).output();
-        let output = output.with_context(|| format!("can't run {}", self.godwit.display()))?;
+        let output = output.with_context(|| format!("can't run {}", self.programs.godwit.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(CliOutput {
             code: output.status.code(),
@@ -238,7 +239,7 @@ impl Trial {
     /// The `godwit` command with the lab's hosts file, for who runs it himself.
     #[must_use]
     pub fn godwit_command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.godwit);
+        let mut command = Command::new(&self.programs.godwit);
         command.env("GODWIT_HOSTS", self.paths.hosts_file()).args(arguments);
         command
     }

@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use godwit_prober::server::ServerConfig;
 use serde::Serialize;
 
 use crate::agents::{self, AgentTools};
-use crate::client::ClientConfig;
 use crate::daemon::{self, DaemonKind};
 use crate::door::{self, DoorConfig};
 use crate::down::{LabName, leftovers, tear_down};
@@ -19,6 +19,7 @@ use crate::manager;
 use crate::namespace;
 use crate::options::LabOptions;
 use crate::process;
+use crate::programs::Programs;
 use crate::state::{LabLock, LabState, Role, write_whole};
 use crate::status::{LabStatus, status_of};
 use crate::topology::{LabPaths, Topology};
@@ -26,26 +27,26 @@ use crate::topology::{LabPaths, Topology};
 const DAEMON_LIMIT: Duration = Duration::from_secs(10);
 const AGENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Brings the lab up as `options` say; `godwit` is the binary that its processes run.
+/// Brings the lab up as `options` say; its processes run `programs`.
 ///
 /// Idempotent: a lab with the same options stays as it is, and processes of it that ended are started again. A
 /// lab that only came up halfway is taken down first. What fails is undone.
 ///
 /// # Errors
 /// No root, a tool missing, a lab with other options is up (unless `replace`), or a part does not start.
-pub fn up(options: &LabOptions, godwit: &Path) -> Result<LabStatus> {
+pub fn up(options: &LabOptions, programs: &Programs) -> Result<LabStatus> {
     options.check()?;
     if !rustix::process::geteuid().is_root() {
         bail!("the lab makes network namespaces, which needs root; run it with sudo");
     }
     let name = options.name();
     let paths = LabPaths::new(&options.state_dir);
-    let tools = if options.agents { Some(AgentTools::find(options, godwit)?) } else { None };
+    let tools = if options.agents { Some(AgentTools::find(options, &programs.godwit)?) } else { None };
     let lock = LabLock::take(&paths)?;
     let found = LabState::load(&paths);
     let mut builder = Builder {
         options,
-        godwit,
+        programs,
         tools,
         topology: Topology::new(&options.prefix, options.hosts),
         state: LabState::new(options),
@@ -58,7 +59,7 @@ pub fn up(options: &LabOptions, godwit: &Path) -> Result<LabStatus> {
             return status_of(&name, &builder.state);
         }
         Some(state) if state.complete && !state.options.is_same_lab(options) && !options.replace => bail!(
-            "a lab is up with other options ({}); take it down with `godwit lab down` or give --replace",
+            "a lab is up with other options ({}); take it down with `godwit-lab down` or give --replace",
             state.options
         ),
         Some(_) => tear_down(&name)?,
@@ -68,7 +69,7 @@ pub fn up(options: &LabOptions, godwit: &Path) -> Result<LabStatus> {
                 // Only if our lock made it: a directory that holds something stays.
                 drop(std::fs::remove_dir(&options.state_dir));
                 bail!(
-                    "{} left from another lab; remove with `godwit lab down` or give --replace",
+                    "{} left from another lab; remove with `godwit-lab down` or give --replace",
                     left.join(", ")
                 );
             }
@@ -84,7 +85,7 @@ pub fn up(options: &LabOptions, godwit: &Path) -> Result<LabStatus> {
         return Err(match undone {
             Ok(()) => error,
             Err(undo) => {
-                error.context(format!("undoing it failed too: {undo:#}; `godwit lab down` tries again"))
+                error.context(format!("undoing it failed too: {undo:#}; `godwit-lab down` tries again"))
             }
         });
     }
@@ -101,7 +102,7 @@ impl LabOptions {
 
 struct Builder<'a> {
     options: &'a LabOptions,
-    godwit: &'a Path,
+    programs: &'a Programs,
     tools: Option<AgentTools>,
     topology: Topology,
     paths: LabPaths,
@@ -172,7 +173,7 @@ impl Builder<'_> {
     }
 
     fn start_client(&mut self) -> Result<()> {
-        let config = ClientConfig { socket: self.paths.client_socket() };
+        let config = ServerConfig { socket: self.paths.client_socket() };
         let namespace = self.topology.client_namespace.clone();
         let (file, log) = (self.paths.client_config(), self.paths.client_log());
         self.start_daemon(Role::Client, DaemonKind::Client, &namespace, &config, (&file, &log))
@@ -193,7 +194,7 @@ impl Builder<'_> {
             DaemonKind::Door => "the way to the manager's console",
         };
         let mut started =
-            process::start(namespace, daemon::command(self.godwit, kind, config_file), log, true)?;
+            process::start(namespace, daemon::command(&self.programs.lab, kind, config_file), log, true)?;
         self.state.set_process(role, started.id);
         self.state.save(&self.paths)?;
         started.wait_ready_line(what, log, DAEMON_LIMIT)
@@ -208,7 +209,8 @@ impl Builder<'_> {
         let namespace = first.namespace.clone();
         if !self.runs(&Role::Manager) {
             manager::write_config(self.options, &self.paths)?;
-            let (command, log) = (manager::command(self.godwit, &self.paths), self.paths.manager_log());
+            let (command, log) =
+                (manager::command(&self.programs.godwit, &self.paths), self.paths.manager_log());
             let started =
                 process::start(&namespace, command, &log, false).context("the manager does not start")?;
             self.state.set_process(Role::Manager, started.id);
@@ -220,7 +222,7 @@ impl Builder<'_> {
         if !self.runs(&Role::Door) {
             self.open_door(&namespace)?;
         }
-        manager::add_hosts(self.godwit, &self.topology, self.options, &self.paths)
+        manager::add_hosts(&self.programs.godwit, &self.topology, self.options, &self.paths)
     }
 
     /// The way from this machine to the manager's console and API.
@@ -230,7 +232,7 @@ impl Builder<'_> {
         let listener = door::listen()?;
         let scheme = if self.options.insecure { "http" } else { "https" };
         let address = format!("{scheme}://{}", listener.local_addr()?);
-        let command = daemon::command(self.godwit, DaemonKind::Door, &file);
+        let command = daemon::command(&self.programs.lab, DaemonKind::Door, &file);
         let stdin = Stdio::from(OwnedFd::from(listener));
         let mut started = process::start_with(namespace, command, &log, true, stdin)?;
         self.state.set_process(Role::Door, started.id);
@@ -250,7 +252,7 @@ impl Builder<'_> {
             if self.runs(&role) {
                 continue;
             }
-            let mut command = Command::new(self.godwit);
+            let mut command = Command::new(&self.programs.godwit);
             command.args(["host", "run", "--config"]).arg(agents::config(&self.paths, &host.name));
             command.envs(agents::hook_environment(self.options, &self.paths, &host.name));
             let log = agents::log(&self.paths, &host.name);

@@ -1,31 +1,25 @@
 //! Brings real labs up and down under a name of their own. Needs root for namespaces; without it, it says so
 //! and passes.
-//!
-//! This test is also the binary whose processes the lab runs: called as `… lab daemon KIND --config FILE` it is
-//! the emulator or the client prober. So it needs no other crate's binary, and has its own `main`.
 
 use std::io::Write;
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use godwit_lab::client::Client;
-use godwit_lab::clock::monotonic_ns;
-use godwit_lab::watch::WatchEvent;
 use godwit_lab::{
-    Family, LabName, LabOptions, LabPaths, LinkEngine, daemon, down, in_namespace, namespace, status, up,
+    Family, LabName, LabOptions, LabPaths, LinkEngine, Programs, down, in_namespace, namespace, status, up,
 };
+use godwit_prober::clock::monotonic_ns;
+use godwit_prober::watch::{WatchEvent, WatchOptions, watch};
+use godwit_prober::{Client, Gaps};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words[..] {
-        ["lab", "daemon", kind, "--config", config] => {
-            kind.parse().and_then(|kind| daemon::run(kind, Path::new(config)))
-        }
         // What `cargo test -- --list` and the like ask of a test without the standard harness.
         ["--list", ..] => Ok(()),
         _ => run_all(words.iter().find(|word| !word.starts_with('-')).copied().unwrap_or("")),
@@ -74,8 +68,8 @@ fn options(name: &LabName) -> LabOptions {
     LabOptions { agents: false, prefix, state_dir, ..LabOptions::default() }
 }
 
-fn this_binary() -> Result<PathBuf> {
-    Ok(std::env::current_exe()?)
+fn programs() -> Programs {
+    Programs::beside(env!("CARGO_BIN_EXE_godwit-lab").into())
 }
 
 fn leaves_nothing(name: &LabName) -> Result<()> {
@@ -123,7 +117,7 @@ fn guest_addresses(name: &LabName, letter: &str, addresses: &[&str]) -> Result<(
 
 fn kernel_lab_comes_up_and_leaves_nothing(name: &LabName) -> Result<()> {
     let wanted = LabOptions { hosts: 3, link: Some("1gbit".parse()?), ..options(name) };
-    let lab = up(&wanted, &this_binary()?)?;
+    let lab = up(&wanted, &programs())?;
     ensure!(lab.up && lab.engine == Some(LinkEngine::Kernel), "{lab}");
     // Something mounted and something running inside, as agents leave it.
     let ram = LabPaths::new(&name.state_dir).host("a").join("ram");
@@ -157,19 +151,19 @@ fn kernel_lab_comes_up_and_leaves_nothing(name: &LabName) -> Result<()> {
 /// Round trips over the migration network from host a to `address` on host b, by the prober's own means. Counted
 /// from the first answer on: before it the hosts ask for each other's hardware address, and where one of those
 /// few packets is lost, the kernel asks again only a second later.
-fn migration_gaps(name: &LabName, address: &str) -> Result<godwit_lab::client::Gaps> {
+fn migration_gaps(name: &LabName, address: &str) -> Result<Gaps> {
     echo(&format!("{}-b", name.prefix), address)?;
-    let options = godwit_lab::watch::WatchOptions {
+    let options = WatchOptions {
         namespace: Some(format!("{}-a", name.prefix)),
         duration: Some(Duration::from_secs(20)),
-        ..godwit_lab::watch::WatchOptions::new(address.parse()?)
+        ..WatchOptions::new(address.parse()?)
     };
     let answered = AtomicBool::new(false);
-    godwit_lab::watch::watch(&options, &|| answered.load(Ordering::Relaxed), &mut |event| {
+    watch(&options, &|| answered.load(Ordering::Relaxed), &mut |event| {
         answered.fetch_or(matches!(event, WatchEvent::Answering { .. }), Ordering::Relaxed);
     })?;
-    let options = godwit_lab::watch::WatchOptions { duration: Some(Duration::from_millis(1500)), ..options };
-    godwit_lab::watch::watch(&options, &|| false, &mut |_| {})
+    let options = WatchOptions { duration: Some(Duration::from_millis(1500)), ..options };
+    watch(&options, &|| false, &mut |_| {})
 }
 
 fn emulated_link_delays_and_delivers(name: &LabName) -> Result<()> {
@@ -179,7 +173,7 @@ fn emulated_link_delays_and_delivers(name: &LabName) -> Result<()> {
         force_emulator: true,
         ..options(name)
     };
-    let lab = up(&wanted, &this_binary()?)?;
+    let lab = up(&wanted, &programs())?;
     ensure!(lab.up && lab.engine == Some(LinkEngine::Emulator), "{lab}");
     for address in ["10.77.0.12", "fd77::12"] {
         let gaps = migration_gaps(name, address)?;
@@ -194,7 +188,7 @@ fn emulated_link_delays_and_delivers(name: &LabName) -> Result<()> {
 
 fn lossy_link_loses_packets(name: &LabName) -> Result<()> {
     let wanted = LabOptions { loss: "20%".parse()?, force_emulator: true, ..options(name) };
-    up(&wanted, &this_binary()?)?;
+    up(&wanted, &programs())?;
     let gaps = migration_gaps(name, "10.77.0.12")?;
     // 20 % each way: 36 % of the round trips.
     ensure!(gaps.received > 0 && gaps.lost * 10 > gaps.sent && gaps.lost * 10 < gaps.sent * 7, "{gaps:?}");
@@ -205,7 +199,7 @@ fn lanes_are_networks_of_their_own(name: &LabName) -> Result<()> {
     let lanes = vec!["1gbit".parse()?, "250mbit".parse()?];
     for force_emulator in [false, true] {
         let wanted = LabOptions { lanes: lanes.clone(), force_emulator, replace: true, ..options(name) };
-        let lab = up(&wanted, &this_binary()?)?;
+        let lab = up(&wanted, &programs())?;
         let expected = ["10.77.0.12", "fd77::12", "10.77.1.12", "fd77:0:0:1::12"];
         ensure!(lab.up && lab.hosts[1].migration_addresses == expected, "{lab}");
         for address in expected {
@@ -218,9 +212,9 @@ fn lanes_are_networks_of_their_own(name: &LabName) -> Result<()> {
         }
     }
     let ipv6 = LabOptions { lanes, family: Family::Ipv6, replace: true, ..options(name) };
-    let lab = up(&ipv6, &this_binary()?)?;
+    let lab = up(&ipv6, &programs())?;
     ensure!(lab.hosts[0].migration_addresses == ["fd77::11", "fd77:0:0:1::11"], "{lab}");
-    let again = up(&LabOptions { replace: false, ..ipv6 }, &this_binary()?)?;
+    let again = up(&LabOptions { replace: false, ..ipv6 }, &programs())?;
     ensure!(again.up, "{again}");
     Ok(())
 }
@@ -228,7 +222,7 @@ fn lanes_are_networks_of_their_own(name: &LabName) -> Result<()> {
 fn capped_flows_deliver(name: &LabName) -> Result<()> {
     let cap = Some("200mbit".parse()?);
     let wanted = LabOptions { link: Some("1gbit".parse()?), flow_cap: cap, ..options(name) };
-    let lab = up(&wanted, &this_binary()?)?;
+    let lab = up(&wanted, &programs())?;
     ensure!(lab.engine == Some(LinkEngine::Emulator), "{lab}");
     let listener = in_namespace(&format!("{}-b", name.prefix), || TcpListener::bind(("10.77.0.12", 7)))??;
     let receiving = std::thread::spawn(move || -> std::io::Result<u64> {
@@ -244,12 +238,12 @@ fn capped_flows_deliver(name: &LabName) -> Result<()> {
 
 fn up_is_idempotent_and_repairs(name: &LabName) -> Result<()> {
     let wanted = LabOptions { rtt: "10ms".parse()?, force_emulator: true, ..options(name) };
-    let first = up(&wanted, &this_binary()?)?;
+    let first = up(&wanted, &programs())?;
     let prober = |lab: &godwit_lab::LabStatus| lab.client.as_ref().and_then(|client| client.prober);
-    let again = up(&wanted, &this_binary()?)?;
+    let again = up(&wanted, &programs())?;
     ensure!(prober(&first) == prober(&again), "the prober was started twice");
     let other = LabOptions { rtt: "20ms".parse()?, ..wanted.clone() };
-    let refused = up(&other, &this_binary()?).err().context("another lab over this one")?;
+    let refused = up(&other, &programs()).err().context("another lab over this one")?;
     ensure!(format!("{refused:#}").contains("--replace"), "{refused:#}");
 
     // Everything that the lab runs dies; `status` tells, `up` starts it again.
@@ -266,12 +260,12 @@ fn up_is_idempotent_and_repairs(name: &LabName) -> Result<()> {
     }
     let broken = status(name)?;
     ensure!(!broken.up && broken.problems.len() == 2, "{broken}");
-    let repaired = up(&wanted, &this_binary()?)?;
+    let repaired = up(&wanted, &programs())?;
     ensure!(repaired.up && prober(&repaired).is_some(), "{repaired}");
     let gaps = migration_gaps(name, "10.77.0.12")?;
     ensure!(gaps.median_rtt_ns.is_some_and(|rtt_ns| rtt_ns >= 10_000_000), "{gaps:?}");
 
-    let replaced = up(&LabOptions { replace: true, ..other }, &this_binary()?)?;
+    let replaced = up(&LabOptions { replace: true, ..other }, &programs())?;
     ensure!(
         replaced.up
             && replaced.options.is_some_and(|options| options.rtt == "20ms".parse().unwrap_or_default()),
@@ -282,22 +276,22 @@ fn up_is_idempotent_and_repairs(name: &LabName) -> Result<()> {
 
 fn down_works_without_its_state(name: &LabName) -> Result<()> {
     let wanted = LabOptions { rtt: "10ms".parse()?, force_emulator: true, ..options(name) };
-    up(&wanted, &this_binary()?)?;
+    up(&wanted, &programs())?;
     std::fs::remove_file(LabPaths::new(&name.state_dir).state_file())?;
-    let refused = up(&wanted, &this_binary()?).err().context("a lab over what is left of another")?;
-    ensure!(format!("{refused:#}").contains("lab down"), "{refused:#}");
+    let refused = up(&wanted, &programs()).err().context("a lab over what is left of another")?;
+    ensure!(format!("{refused:#}").contains("godwit-lab down"), "{refused:#}");
     down(name)?;
     leaves_nothing(name)
 }
 
 fn what_can_not_come_up_leaves_nothing(name: &LabName) -> Result<()> {
     // The networks are made by the time the first process fails.
-    let nothing = Path::new("/bin/false");
-    let failed = up(&options(name), nothing).err().context("a lab of nothing")?;
+    let nothing = Programs { lab: "/bin/false".into(), godwit: "/bin/false".into() };
+    let failed = up(&options(name), &nothing).err().context("a lab of nothing")?;
     ensure!(format!("{failed:#}").contains("client prober"), "{failed:#}");
     leaves_nothing(name)?;
     let no_qemu = LabOptions { agents: true, qemu: Some("/nowhere/qemu".into()), ..options(name) };
-    let failed = up(&no_qemu, &this_binary()?).err().context("a lab without QEMU")?;
+    let failed = up(&no_qemu, &programs()).err().context("a lab without QEMU")?;
     ensure!(format!("{failed:#}").contains("no QEMU"), "{failed:#}");
     leaves_nothing(name)
 }

@@ -94,3 +94,19 @@ fn channels_without_a_bound_are_recognised() {
         assert!(!is_unbounded(line), "{line}");
     }
 }
+
+/// Neither as a dependency nor as a part of a package.
+#[test]
+fn the_product_does_not_depend_on_the_lab() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    let mut read = 0;
+    for entry in fs::read_dir(crates).unwrap() {
+        let manifest = entry.unwrap().path().join("Cargo.toml");
+        let Ok(text) = fs::read_to_string(&manifest) else { continue };
+        read += 1;
+        for part in ["godwit-lab", "godwit-guest", "godwit-bench", "godwit-sim"] {
+            assert!(!text.contains(part), "{} names {part}", manifest.display());
+        }
+    }
+    assert!(read >= 10, "{read} manifests were read");
+}

@@ -19,7 +19,7 @@ create_guest first 21 512MiB "godwit.fill=64M"
 create_guest second 22 512MiB "godwit.fill=64M"
 
 make_token() { $GODWIT --json control token create "$1" --role "$1" | sed -n 's/.*"token": *"\([^"]*\)".*/\1/p'; }
-GODWIT_CONSOLE_URL=$($GODWIT lab status | sed -n 's/^ *manager .* console //p')
+GODWIT_CONSOLE_URL=$($LAB status | sed -n 's/^ *manager .* console //p')
 GODWIT_CONSOLE_TOKEN=$(make_token admin)
 GODWIT_CONSOLE_VIEWER_TOKEN=$(make_token viewer)
 GODWIT_CONSOLE_SPEC="{\"memory\":\"512MiB\",\"kernel\":\"$KERNEL\",\"initrd\":\"$INITRD\",\"cmdline\":\"$APPEND godwit.fill=64M godwit.workload=dirty:rate=2000,ws=32M\"}"

@@ -2,7 +2,6 @@
 
 mod baseline;
 mod control;
-mod lab;
 mod limits;
 mod moves;
 mod pki;
@@ -28,7 +27,6 @@ pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
     TokenCommand,
 };
-pub(crate) use lab::{GuestCommand, LabCommand, LabPlace, LabUpArgs};
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
@@ -75,8 +73,7 @@ impl Cli {
             | Command::Vm { .. }
             | Command::Migrate(_)
             | Command::Probe(_)
-            | Command::Migration { .. }
-            | Command::Lab { .. } => return None,
+            | Command::Migration { .. } => return None,
         };
         let named = no_host.named.as_ref().or(self.host.as_ref());
         named.map(|named| Failure::usage(format!("--host {named}: {NO_HOST}"), "see --help"))
@@ -90,9 +87,7 @@ impl Cli {
             }
             Command::Migrate(options) => &options.hosts,
             Command::Probe(options) => &options.hosts,
-            Command::Lab { command: LabCommand::Guest { hosts, .. } } => hosts,
-            Command::Lab { .. }
-            | Command::Pki { .. }
+            Command::Pki { .. }
             | Command::Control { .. }
             | Command::Watch(_)
             | Command::Completions { .. } => {
@@ -103,7 +98,7 @@ impl Cli {
     }
 }
 
-/// `--hosts` behind the command. Not global: `lab up --hosts N` is another thing.
+/// `--hosts` behind a command that asks hosts.
 #[derive(Debug, Args)]
 pub(crate) struct HostsFile {
     /// The file that names the hosts [env: GODWIT_HOSTS]
@@ -206,16 +201,6 @@ restart.")]
         no_host: NoHost,
         #[command(subcommand)]
         command: PkiCommand,
-    },
-    /// Hosts, networks and clients on this machine, to try Godwit with
-    #[command(after_help = "Examples:
-  godwit lab up
-  godwit lab status
-  godwit lab guest web verify
-  godwit lab down")]
-    Lab {
-        #[command(subcommand)]
-        command: LabCommand,
     },
     /// Probe a guest a thousand times a second and tell each gap in its answers
     #[command(after_help = "Examples:
@@ -743,7 +728,7 @@ pub(crate) struct WatchArgs {
     /// The echo port
     #[arg(long, default_value_t = 7)]
     pub(crate) port: u16,
-    /// The network namespace to watch from [default: the lab's client, where there is a lab]
+    /// The network namespace to watch from [default: the hosts file's]
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
     #[command(flatten)]

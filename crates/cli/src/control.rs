@@ -6,9 +6,8 @@ use godwit_api::control::{
     AddHost, CertificateInfo, Cluster, CreateToken, HostSummary, ManagedHost, ManagerClient, ManagerError,
     NameClaim, NameConflict, ProblemCode, TOKEN_VARIABLE, TokenInfo, UpdateHost, VmSummary,
 };
-use godwit_api::{Endpoint, ErrorCode};
+use godwit_api::{BitRate, Endpoint, ErrorCode};
 use godwit_control::{Config, DEFAULT_MANAGER_SOCKET, RunError};
-use godwit_lab::BitRate;
 use godwit_pki::{Trust, describe};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;

@@ -42,16 +42,19 @@ struct HostEntry {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WatchEntry {
-    socket: PathBuf,
+pub(crate) struct WatchEntry {
+    /// Socket of the prober that measures blackouts.
+    pub(crate) socket: PathBuf,
+    /// Network namespace that `godwit watch` probes from; none: the command's own.
+    pub(crate) namespace: Option<String>,
 }
 
 /// The hosts that this command knows.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     clients: BTreeMap<String, Client>,
-    /// The lab's prober, where there is one.
-    pub(crate) prober: Option<PathBuf>,
+    /// Where guests are probed from, if the hosts file says it.
+    pub(crate) watch: Option<WatchEntry>,
     /// None: the agent of this machine, without a hosts file.
     file: Option<PathBuf>,
 }
@@ -100,7 +103,7 @@ impl Hosts {
             let client = Client::new(Endpoint::Unix(DEFAULT_SOCKET.into()));
             return Ok(Hosts {
                 clients: BTreeMap::from([("local".to_owned(), client)]),
-                prober: None,
+                watch: None,
                 file: None,
             });
         };
@@ -148,7 +151,7 @@ impl Hosts {
         if clients.is_empty() {
             return Err(wrong("it names no host".to_owned()));
         }
-        Ok(Hosts { clients, prober: file.watch.map(|watch| watch.socket), file: Some(path) })
+        Ok(Hosts { clients, watch: file.watch, file: Some(path) })
     }
 
     /// The hosts to ask: all, or the one named.
@@ -317,12 +320,16 @@ mod tests {
     #[test]
     fn a_hosts_file_is_read() {
         let hosts = parse(
-            "[hosts.a]\napi = \"unix:/run/a.sock\"\n[hosts.b]\napi = \"http://10.0.0.2:7700\"\n[watch]\nsocket = \"/run/c.sock\"",
+            "[hosts.a]\napi = \"unix:/run/a.sock\"\n[hosts.b]\napi = \"http://10.0.0.2:7700\"\n[watch]\nsocket = \"/run/c.sock\"\nnamespace = \"c\"",
         )
         .unwrap();
         assert_eq!(hosts.chosen(None).unwrap().len(), 2);
         assert_eq!(hosts.chosen(Some("b")).unwrap()[0].0, "b");
-        assert_eq!(hosts.prober.as_deref(), Some(Path::new("/run/c.sock")));
+        let watch = hosts.watch.as_ref().unwrap();
+        assert_eq!(
+            (watch.socket.as_path(), watch.namespace.as_deref()),
+            (Path::new("/run/c.sock"), Some("c"))
+        );
         assert_eq!(hosts.one(None).unwrap_err().exit, Exit::Usage);
         let unknown = hosts.chosen(Some("c")).unwrap_err();
         assert_eq!(unknown.exit, Exit::NotFound);

@@ -1,7 +1,7 @@
 //! `godwit control limits`, and `godwit control host set`.
 
+use godwit_api::BitRate;
 use godwit_api::control::{HostMoves, LinkMoves, ManagerClient, MoveLimits, UpdateHost, UpdateLimits};
-use godwit_lab::BitRate;
 
 use crate::args::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 use crate::exit::Failure;

@@ -1,4 +1,4 @@
-//! The `godwit` command: the agent, its client and the lab behind one name.
+//! The `godwit` command: the agent, the manager and their clients behind one name.
 
 mod args;
 mod baseline;
@@ -6,11 +6,9 @@ mod control;
 mod drains;
 mod events;
 mod exit;
-mod guest;
 mod host;
 mod hosts;
 mod join;
-mod lab;
 mod limits;
 mod migrate;
 mod moves;
@@ -78,10 +76,6 @@ fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
     if let Command::Pki { command, .. } = cli.command {
         return pki::run(command, output);
     }
-    // The lab's own work blocks; it needs no runtime.
-    if let Command::Lab { command } = cli.command {
-        return lab::run(command, hosts_file.as_deref(), cli.host.as_deref(), output);
-    }
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| Failure::new(Exit::Failure, format!("no threads can be had: {error}"), ""))?;
     let outcome = runtime.block_on(dispatch(cli, hosts_file.as_deref(), output));
@@ -134,10 +128,8 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Migrate(options) => migrate::run(options, &hosts, only, output).await,
         Command::Probe(options) => probe::run(options, &hosts, only, output).await,
         Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
-        Command::Lab { .. }
-        | Command::Pki { .. }
-        | Command::Control { .. }
-        | Command::Watch(_)
-        | Command::Completions { .. } => Ok(Exit::Ok),
+        Command::Pki { .. } | Command::Control { .. } | Command::Watch(_) | Command::Completions { .. } => {
+            Ok(Exit::Ok)
+        }
     }
 }

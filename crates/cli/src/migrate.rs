@@ -129,7 +129,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
 }
 
 async fn begin_watch(hosts: &Hosts, vm: &VmInfo, output: Output) -> Option<BlackoutWatch> {
-    let (socket, address) = (hosts.prober.clone()?, *vm.addresses.first()?);
+    let (socket, address) = (hosts.watch.as_ref()?.socket.clone(), *vm.addresses.first()?);
     match BlackoutWatch::begin(socket, address).await {
         Ok(watch) => Some(watch),
         Err(why) => {

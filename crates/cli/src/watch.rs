@@ -5,22 +5,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use godwit_lab::watch::{WatchEvent, WatchOptions, watch};
+use godwit_prober::watch::{WatchEvent, WatchOptions, watch};
 
 use crate::args::WatchArgs;
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
-use crate::lab::client_namespace;
 use crate::output::{Output, fields};
 use crate::units::millis;
 
 pub(crate) async fn run(args: WatchArgs, hosts: Option<&Path>, output: Output) -> Result<Exit, Failure> {
-    let prober = Hosts::load(hosts)?.prober;
+    let of_hosts_file = Hosts::load(hosts)?.watch.and_then(|watch| watch.namespace);
     let options = WatchOptions {
         port: args.port,
         least_gap: args.min_gap,
         duration: args.duration,
-        namespace: args.namespace.or_else(|| client_namespace(prober.as_deref())),
+        namespace: args.namespace.or(of_hosts_file),
         ..WatchOptions::new(args.address)
     };
     let stopped = Arc::new(AtomicBool::new(false));

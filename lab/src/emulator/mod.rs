@@ -20,12 +20,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use godwit_prober::clock::{self, PROBER_PRIORITY};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-use crate::clock::{self, TimeKeeper};
 use crate::emulator::frame::Mac;
 use crate::emulator::switch::{LinkModel, Switch};
 use crate::namespace::in_namespace;
@@ -44,6 +44,9 @@ const READ_BATCH: usize = 8;
 /// Frames the kernel keeps for us while we are not scheduled: of trains, and of single packets.
 const DEVICE_QUEUE_TRAINS: u32 = 2000;
 const DEVICE_QUEUE_PACKETS: u32 = 8000;
+
+/// Real-time priority: links stay as fast while hosts are busy, but the prober goes first.
+const PRIORITY: u8 = PROBER_PRIORITY - 1;
 
 /// What the emulator's process is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +116,7 @@ pub fn run(config: &EmulatorConfig, ready: impl FnOnce() -> Result<()>) -> Resul
     let lanes = config.lanes.iter().map(lane).collect::<Result<Vec<_>>>()?;
     let listener = listen(&config.socket)?;
     let orders = take_orders(&config.orders)?;
-    clock::be_punctual(TimeKeeper::Emulator);
+    clock::be_punctual(PRIORITY);
     let mut emulator = Emulator {
         lanes,
         listener,

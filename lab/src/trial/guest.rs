@@ -1,28 +1,24 @@
 //! The lab's guests in a trial: booted, asked from the client's namespace, checked.
 
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::VmState;
-use godwit_guest::control::{Answer, CONTROL_PORT, Request, ask};
+use godwit_guest::control::{Answer, Request};
+use godwit_prober::clock::monotonic_ns;
+use godwit_prober::{Client, Gaps};
 use godwit_qemu::{Accel, ByteSize, Disk, MemoryBlock, Nic, VmSpec};
 
-use crate::client::{Client, Gaps};
-use crate::clock::monotonic_ns;
+use crate::guest::{CONNECT_LIMIT, ask_guest, connect};
 use crate::image::{self, GuestImage};
-use crate::namespace::in_namespace;
 use crate::topology::LAN_NETWORK;
 use crate::trial::{BOOT_LIMIT, LIMIT, Trial, until};
 
 /// A page of the guest's.
 const PAGE_BYTES: u64 = 4096;
-/// How long it may take to accept a connection.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// How long the guest may take over an answer: `verify` reads all of its memory.
-const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
 /// A Linux guest to be made.
 #[derive(Debug, Clone)]
@@ -295,17 +291,12 @@ impl Guest {
 
     /// Asks over the network, from inside the client's namespace as the guest's users do.
     fn ask_at(&self, address: IpAddr, request: &Request) -> Result<Answer> {
-        let mut stream = self.connect(address, CONNECT_LIMIT)?;
-        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
-        ask(&mut stream, request).with_context(|| format!("the guest at {address} broke off"))
+        ask_guest(&self.client_namespace, address, request)
     }
 
     /// A connection to its control port.
     pub(super) fn connect(&self, address: IpAddr, limit: Duration) -> Result<TcpStream> {
-        let socket = SocketAddr::new(address, CONTROL_PORT);
-        let connect = || TcpStream::connect_timeout(&socket, limit);
-        in_namespace(&self.client_namespace, connect)?
-            .with_context(|| format!("the guest does not answer at {socket}"))
+        connect(&self.client_namespace, address, limit)
     }
 
     /// Has the lab's client probe it from now on, and waits until it has answered; gives when.

@@ -8,10 +8,10 @@ use godwit_api::{
     Client, ClientError, MigrationEvent, MigrationEvents, MigrationRequest, QemuEngineOptions, VmState,
 };
 use godwit_migration::{EngineKind, Outcome, Phase, Progress, ReferenceUse, Report, millis};
+use godwit_prober::Gaps;
+use godwit_prober::clock::monotonic_ns;
 use serde::Serialize;
 
-use crate::client::Gaps;
-use crate::clock::monotonic_ns;
 use crate::trial::{Guest, LIMIT, Trial, until};
 
 /// A migration of a guest that was probed all the time.

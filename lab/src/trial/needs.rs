@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 
 use crate::image;
+use crate::programs::Programs;
 
 /// Set to anything, a test that can't run is a failure: for machines on which all must run.
 const REQUIRED: &str = "GODWIT_REQUIRE_TRIALS";
@@ -44,7 +45,7 @@ pub fn missing(needs: &Needs) -> Option<String> {
             return Some(format!("{program} is not in PATH (apt-get install {package})"));
         }
     }
-    if let Err(error) = godwit_binary() {
+    if let Err(error) = programs() {
         return Some(error.to_string());
     }
     if image::find(&image::default_dir()).is_none() {
@@ -82,20 +83,19 @@ fn is_in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// The `godwit` that was built with this program: in its folder, or above it for a test (`target/release/deps`).
+/// Returns the programs that were built with this one: in its folder, or above it for a test
+/// (`target/release/deps`).
 ///
 /// # Errors
-/// It has not been built.
-pub(crate) fn godwit_binary() -> Result<PathBuf> {
+/// One of them, or the tracker library, has not been built.
+pub(crate) fn programs() -> Result<Programs> {
+    const FILES: [&str; 3] = ["godwit", "godwit-lab", "libgodwit_tracker.so"];
     let this = std::env::current_exe()?;
-    let found = this
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .find(|folder| folder.join("godwit").is_file() && folder.join("libgodwit_tracker.so").is_file());
+    let mut folders = this.ancestors().skip(1).take(2);
+    let found = folders.find(|folder| FILES.iter().all(|file| folder.join(file).is_file()));
     match found {
-        Some(folder) => Ok(folder.join("godwit")),
-        None => bail!("godwit and its tracker library are not built beside {} (make build)", this.display()),
+        Some(folder) => Ok(Programs::beside(folder.join("godwit-lab"))),
+        None => bail!("{} are not built beside {} (make build)", FILES.join(", "), this.display()),
     }
 }
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use godwit_guest::control::{Request, ask};
+use godwit_prober::clock::monotonic_ns;
 use serde::Serialize;
 
-use crate::clock::monotonic_ns;
 use crate::trial::Guest;
 
 /// How long it may take over an answer before that counts as a gap.

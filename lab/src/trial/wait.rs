@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use godwit_prober::clock;
 use rustix::event::poll;
-
-use crate::clock;
 
 /// How long anything may take that takes a second or two on an idle machine.
 pub const LIMIT: Duration = Duration::from_secs(60);

@@ -3,8 +3,7 @@
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
-use godwit_api::Endpoint;
-use godwit_lab::BitRate;
+use godwit_api::{BitRate, Endpoint};
 
 use super::control::parse_label;
 

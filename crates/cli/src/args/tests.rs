@@ -37,11 +37,6 @@ fn every_command_of_the_manual_is_understood() {
         "godwit migrate web --to b --compression lz4",
         "godwit migrate web --to b --references own",
         "godwit migration cancel m1",
-        "godwit lab up --hosts 3 --link 1gbit --rtt 10ms --loss 0.1%",
-        "godwit lab up --lane 1gbit,250mbit --family ipv6 --flow-cap 200mbit",
-        "godwit lab down --state-dir /run/l",
-        "godwit lab guest web workload dirty:rate=5000,ws=256M",
-        "godwit lab daemon client --config /c",
         "godwit control rule create db-apart apart --vm db1,db2 --should",
         "godwit control rule create gpu on --vm t1 --vm t2 --at a --at-label gpu=yes --json",
         "godwit control rule create quiet not-on --vm t1 --at a,b",
@@ -84,8 +79,6 @@ fn what_makes_no_sense_is_refused() {
         "godwit control cpu-baseline set",
         "godwit control rule create r near --vm x,y",
         "godwit control rule create r on --vm x --at-label rack",
-        "godwit lab up --link 1gbit --lane 1gbit",
-        "godwit lab up --family ipv5",
         "godwit probe",
         "godwit probe b --size 16GB",
         "godwit probe b --seconds 1s",
@@ -102,7 +95,7 @@ fn the_hosts_file_may_stand_on_either_side() {
         "godwit vm list --hosts /h",
         "godwit migrate web --to b --hosts /h",
         "godwit probe b --hosts /h",
-        "godwit lab guest web status --hosts /h",
+        "godwit migration list --hosts /h",
     ] {
         assert_eq!(parse(line).unwrap().hosts_file(), Some("/h".into()), "{line}");
     }
@@ -225,9 +218,7 @@ fn a_host_is_refused_where_none_is_asked() {
         };
         assert!(told.contains("asks no host by itself"), "{line}: {told}");
     }
-    for line in
-        ["godwit vm list --host a", "godwit --host a host limit", "godwit lab guest web status --host a"]
-    {
+    for line in ["godwit vm list --host a", "godwit --host a host limit", "godwit migration list --host a"] {
         let cli = parse(line).unwrap();
         assert!(cli.host.as_deref() == Some("a") && cli.unheard_host().is_none(), "{line}");
     }

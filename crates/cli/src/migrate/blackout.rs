@@ -1,11 +1,12 @@
-//! What a client outside saw of a migration: the lab's prober is asked for the longest gap in the guest's answers.
+//! What a client outside saw of a migration: the prober that the hosts file names is asked for
+//! the longest gap in the guest's answers.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use godwit_lab::client::{AskError, Client};
-use godwit_lab::clock::monotonic_ns;
+use godwit_prober::clock::monotonic_ns;
+use godwit_prober::{AskError, Client};
 
 use crate::output::Output;
 

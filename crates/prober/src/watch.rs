@@ -1,4 +1,4 @@
-//! `godwit watch ADDR`: probes one guest in the foreground and tells each gap.
+//! `godwit watch ADDRESS`: probes one guest in the foreground and reports each gap.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -9,28 +9,29 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::client::prober::{ECHO_PORT, Pace, Target};
-use crate::client::record::Gaps;
 use crate::clock;
 use crate::namespace::in_namespace;
+use crate::prober::{ECHO_PORT, Pace, Target};
+use crate::record::Gaps;
 
-/// Whom to watch, and how.
+/// What to watch, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchOptions {
     /// The guest.
     pub target: IpAddr,
     /// Its echo port, 7 as a rule.
     pub port: u16,
-    /// Gaps from this length on are told.
+    /// Shortest gap that is reported.
     pub least_gap: Duration,
-    /// How long to watch; `None` until told to stop.
+    /// How long to watch; `None`: until stopped.
     pub duration: Option<Duration>,
-    /// The network namespace to watch from; `None` is the caller's own.
+    /// Network namespace to watch from; `None`: the caller's own.
     pub namespace: Option<String>,
 }
 
 impl WatchOptions {
-    /// Watches `target` from the caller's own namespace until told to stop, telling gaps from 10 ms on.
+    /// Watches `target` from the caller's own namespace until stopped, and reports gaps of 10 ms
+    /// and more.
     #[must_use]
     pub fn new(target: IpAddr) -> WatchOptions {
         WatchOptions {
@@ -43,34 +44,35 @@ impl WatchOptions {
     }
 }
 
-/// Something that a watcher sees. Times are `CLOCK_MONOTONIC` nanoseconds.
+/// What a watcher sees. Times are `CLOCK_MONOTONIC` nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum WatchEvent {
     /// The first answer came.
     Answering {
-        /// When.
+        /// Its time.
         at_ns: u64,
     },
     /// No answer for a second.
     Silent {
-        /// When the last one came; zero if none ever did.
+        /// Time of the last answer; zero if there was none.
         last_ns: u64,
     },
     /// A gap has ended.
     Gap {
-        /// When the answer before it came.
+        /// Time of the answer before it.
         start_ns: u64,
-        /// How long it was.
+        /// Its length.
         length_ns: u64,
     },
 }
 
-/// Watches until the time is over or `is_stopped` says so (asked each millisecond), telling `report` what it
-/// sees; gives the figures of all.
+/// Watches until the time is over or `is_stopped` (called each millisecond) returns true. Passes
+/// each event to `report`, and returns the figures of the whole time.
 ///
 /// # Errors
-/// No such namespace, or no socket can be had. A target that does not answer is no error.
+/// The namespace cannot be entered, or the system gives no socket. A target that does not answer is
+/// no error.
 pub fn watch(
     options: &WatchOptions,
     is_stopped: &(dyn Fn() -> bool + Sync),
@@ -92,7 +94,7 @@ pub fn watch(
     loop {
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error).context("waiting for answers failed"),
+            Err(error) => return Err(error).context("cannot wait for answers"),
         }
         let answered = target.take_answers();
         let now_ns = clock::monotonic_ns();
@@ -115,23 +117,23 @@ struct Silence {
     least_gap_ns: u64,
     first_ns: Option<u64>,
     last_ns: Option<u64>,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Silence {
     fn new(least_gap_ns: u64) -> Silence {
-        Silence { least_gap_ns, first_ns: None, last_ns: None, is_told: false }
+        Silence { least_gap_ns, first_ns: None, last_ns: None, is_reported: false }
     }
 
     fn observe(&mut self, now_ns: u64, answered_ns: Option<u64>) -> Option<WatchEvent> {
         let first_ns = *self.first_ns.get_or_insert(now_ns);
         let Some(at_ns) = answered_ns else {
             let since_ns = self.last_ns.unwrap_or(first_ns);
-            let is_silent = !self.is_told && now_ns.saturating_sub(since_ns) >= SILENT_AFTER_NS;
-            self.is_told |= is_silent;
+            let is_silent = !self.is_reported && now_ns.saturating_sub(since_ns) >= SILENT_AFTER_NS;
+            self.is_reported |= is_silent;
             return is_silent.then(|| WatchEvent::Silent { last_ns: self.last_ns.unwrap_or(0) });
         };
-        self.is_told = false;
+        self.is_reported = false;
         match self.last_ns.replace(at_ns) {
             None => Some(WatchEvent::Answering { at_ns }),
             Some(start_ns) => {
@@ -153,7 +155,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn gaps_and_silence_are_told_once() {
+    fn gaps_and_silence_are_reported_once() {
         let mut silence = Silence::new(10 * MS);
         assert_eq!(silence.observe(MS, None), None);
         assert_eq!(silence.observe(1001 * MS, None), Some(WatchEvent::Silent { last_ns: 0 }));
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_ends_when_told() {
+    fn a_watch_ends_when_stopped() {
         let options = WatchOptions { port: 9, ..WatchOptions::new("127.0.0.1".parse().unwrap()) };
         let gaps = watch(&options, &|| true, &mut |_| {}).unwrap();
         assert_eq!(gaps.received, 0);

@@ -1,4 +1,5 @@
-//! What became of each probe, and what that says of a span of time. Pure: times come in as numbers.
+//! Records each probe and its answer, and finds the gaps in a span of time. No I/O: times come in
+//! as numbers.
 
 use std::collections::VecDeque;
 
@@ -9,7 +10,7 @@ pub const MAX_PROBES: usize = 1 << 19;
 /// A probe that old without an answer is lost even if no later one was answered.
 const LOST_AFTER_NS: u64 = 1_000_000_000;
 
-/// One probe; its sequence number is its place.
+/// One probe. Its position in the log gives its sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Probe {
     sent_ns: u64,
@@ -17,7 +18,7 @@ struct Probe {
     received_ns: u64,
 }
 
-/// The probes of one target, the latest [`MAX_PROBES`] of them.
+/// The latest [`MAX_PROBES`] probes of one target.
 #[derive(Debug, Default)]
 pub struct ProbeLog {
     first_sequence: u64,
@@ -25,35 +26,36 @@ pub struct ProbeLog {
     highest_answered: Option<u64>,
 }
 
-/// What the probes say of a span of time. Times are `CLOCK_MONOTONIC` nanoseconds.
+/// Counts and gaps of the probes in a span of time. Times are `CLOCK_MONOTONIC` nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gaps {
-    /// Probes sent in the span.
+    /// Probes that were sent in the span.
     pub sent: u64,
-    /// Those of them that were answered.
+    /// Probes of them that were answered.
     pub received: u64,
-    /// Those that were not, and will not be.
+    /// Probes of them that were not answered, and no longer can be.
     pub lost: u64,
-    /// Those that may still be answered: the last ones sent.
+    /// Probes of them that may still be answered: the last ones.
     pub pending: u64,
-    /// Longest time between two consecutive answers that both came in the span: the blackout. `None` where
-    /// fewer than two came.
+    /// Longest time between two consecutive answers that both came in the span: the blackout.
+    /// `None` if fewer than two came.
     pub longest_gap_ns: Option<u64>,
-    /// When the answer before that gap came.
+    /// Time of the answer before that gap.
     pub gap_start_ns: Option<u64>,
-    /// From the last answer to the end of the span (or now, if that is earlier); the whole span where none came.
+    /// Time from the last answer to the end of the span, or to now if that is earlier; the whole
+    /// span if no answer came.
     pub open_gap_ns: u64,
     /// Most probes lost in a row.
     pub longest_lost_run: u64,
     /// Median time from a probe to its answer.
     pub median_rtt_ns: Option<u64>,
-    /// Longest time between two probes sent: where it is far above the interval, the prober itself was held up,
-    /// and a gap of that length tells nothing of the target.
+    /// Longest time between two probes. If it is far above the interval, the prober itself was
+    /// delayed, and a gap of that length is not the target's.
     pub longest_send_gap_ns: u64,
 }
 
 impl ProbeLog {
-    /// Notes a probe sent at `now_ns`; gives its sequence number.
+    /// Records a probe sent at `now_ns`. Returns its sequence number.
     pub fn sent(&mut self, now_ns: u64) -> u64 {
         if self.probes.len() == MAX_PROBES {
             self.probes.pop_front();
@@ -63,7 +65,8 @@ impl ProbeLog {
         self.first_sequence + self.probes.len() as u64 - 1
     }
 
-    /// Notes an answer. False for one that was never sent, is forgotten, or was answered before.
+    /// Records an answer. Returns false if the probe was never sent, is no longer kept, or was
+    /// answered before.
     pub fn received(&mut self, sequence: u64, now_ns: u64) -> bool {
         let place = sequence.checked_sub(self.first_sequence).and_then(|place| usize::try_from(place).ok());
         let Some(probe) = place.and_then(|place| self.probes.get_mut(place)) else {
@@ -77,7 +80,7 @@ impl ProbeLog {
         true
     }
 
-    /// When the latest answer came at or after `since_ns`; `None` if there is none.
+    /// Returns the time of the latest answer at or after `since_ns`.
     #[must_use]
     pub fn answered_since(&self, since_ns: u64) -> Option<u64> {
         let recent =
@@ -87,7 +90,7 @@ impl ProbeLog {
             .find(|received_ns| *received_ns != 0 && *received_ns >= since_ns)
     }
 
-    /// What the probes say of `since_ns ..= until_ns`, asked at `now_ns`.
+    /// Returns the gaps in `since_ns ..= until_ns`, seen at `now_ns`.
     #[must_use]
     pub fn gaps(&self, since_ns: u64, until_ns: u64, now_ns: u64) -> Gaps {
         let mut gaps = Gaps::default();
@@ -135,7 +138,7 @@ impl ProbeLog {
         gaps.median_rtt_ns = (!round_trips.is_empty()).then(|| *round_trips.select_nth_unstable(middle).1);
     }
 
-    /// The path keeps order: a probe is lost once a later one was answered, or after a second.
+    /// The path keeps the order: a probe is lost once a later one was answered, or after a second.
     fn is_lost(&self, sequence: u64, probe: Probe, now_ns: u64) -> bool {
         self.highest_answered.is_some_and(|highest| highest > sequence)
             || now_ns.saturating_sub(probe.sent_ns) >= LOST_AFTER_NS
@@ -239,7 +242,8 @@ mod tests {
             prop_assert_eq!(gaps.sent, gaps.received + gaps.lost + gaps.pending);
             prop_assert!(gaps.longest_lost_run <= gaps.lost);
             prop_assert!(gaps.longest_gap_ns.unwrap_or(0) <= span * MS);
-            // Answered one after the other, a gap in the middle of the span is a run of lost probes.
+            // Answered one after the other, a gap in the middle of the span is a run of lost
+            // probes.
             if let Some(gap) = gaps.longest_gap_ns {
                 prop_assert!(gap / MS <= gaps.longest_lost_run + 1);
             }

@@ -1,7 +1,7 @@
-//! Sends a probe to each target each millisecond, and notes when each answer comes.
+//! Sends a probe to each target each millisecond, and records when each answer comes.
 //!
-//! A probe is a UDP datagram to the target's echo port: its sequence number (8 bytes, big-endian), then a mark
-//! of this prober (8 bytes), so that the answers of an earlier one are not taken for its own.
+//! A probe is a UDP datagram to the target's echo port: its sequence number (8 bytes, big-endian),
+//! then a mark of this prober (8 bytes), by which it ignores answers to an earlier one.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -16,19 +16,19 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use crate::client::record::ProbeLog;
-use crate::clock::{self, TimeKeeper};
+use crate::clock::{self, PROBER_PRIORITY};
+use crate::record::ProbeLog;
 
 /// The echo port (RFC 862).
 pub const ECHO_PORT: u16 = 7;
-/// Time from one probe to the next.
+/// Time between two probes of a target.
 pub const PROBE_INTERVAL: Duration = Duration::from_millis(1);
-/// Targets of one prober; each may take 8 MiB of records.
+/// Most targets of one prober. The records of each take at most 8 MiB.
 pub const MAX_TARGETS: usize = 64;
 
 const PROBE_BYTES: usize = 16;
 
-/// One target and what became of its probes.
+/// One target and the record of its probes.
 pub struct Target {
     address: SocketAddr,
     socket: UdpSocket,
@@ -38,36 +38,37 @@ pub struct Target {
 }
 
 impl Target {
-    /// A target that may not exist yet.
+    /// Makes a target, which need not exist yet.
     ///
-    /// The socket is not connected: a connected one would fail with each `ECONNREFUSED` of a guest that boots.
+    /// The socket is not connected: a connected one would fail with each `ECONNREFUSED` of a guest
+    /// that boots.
     ///
     /// # Errors
-    /// No socket can be had.
+    /// The system gives no socket.
     pub fn new(address: IpAddr, port: u16) -> Result<Target> {
         let any: IpAddr =
             if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket =
-            UdpSocket::bind((any, 0)).with_context(|| format!("can't open a socket to probe {address}"))?;
+            UdpSocket::bind((any, 0)).with_context(|| format!("cannot open a socket to probe {address}"))?;
         socket.set_nonblocking(true)?;
         let mark = clock::monotonic_ns().to_be_bytes();
         let address = SocketAddr::new(address, port);
         Ok(Target { address, socket, mark, log: Mutex::default(), answered: Condvar::new() })
     }
 
-    /// Whom it probes.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address.ip()
     }
 
-    /// What became of its probes.
+    /// Locks and returns the record of its probes.
     pub fn log(&self) -> MutexGuard<'_, ProbeLog> {
         // A panic elsewhere leaves at worst one record unwritten.
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until an answer has come at or after `since_ns`, at most `limit`; gives when it came.
+    /// Waits, at most `limit`, until an answer has come at or after `since_ns`. Returns its time.
     pub fn wait_answer(&self, since_ns: u64, limit: Duration) -> Option<u64> {
         let unanswered = |log: &mut ProbeLog| log.answered_since(since_ns).is_none();
         let waited = self.answered.wait_timeout_while(self.log(), limit, unanswered);
@@ -75,8 +76,8 @@ impl Target {
         log.answered_since(since_ns)
     }
 
-    /// Sends one probe. One that can't be sent (no route, no neighbour yet) counts as sent and lost: the
-    /// client could not reach the target.
+    /// Sends one probe. A probe that cannot be sent (no route, no neighbour yet) counts as sent and
+    /// lost: the target is unreachable.
     pub fn send_probe(&self) {
         let sequence = self.log().sent(clock::monotonic_ns());
         let mut probe = [0; PROBE_BYTES];
@@ -85,7 +86,7 @@ impl Target {
         drop(self.socket.send_to(&probe, self.address));
     }
 
-    /// Notes all answers that have come; gives the time of the last one.
+    /// Records all answers that have come. Returns the time of the last one.
     pub fn take_answers(&self) -> Option<u64> {
         let mut last = None;
         // Bounded: a flood must not keep the prober from its other targets.
@@ -114,25 +115,26 @@ impl Target {
         last
     }
 
-    /// The socket, to wait for answers.
+    /// Returns the socket, to wait for answers.
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }
 }
 
-/// A timer that fires each [`PROBE_INTERVAL`], counted from one start, so that lateness does not add up.
+/// A timer that fires each [`PROBE_INTERVAL`], counted from its start, so that delays do not add
+/// up.
 pub struct Pace {
     timer: OwnedFd,
 }
 
 impl Pace {
-    /// A timer that stands still.
+    /// Makes a timer that does not run yet.
     ///
     /// # Errors
-    /// No timer can be had.
+    /// The system gives no timer.
     pub fn new() -> Result<Pace> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
-            .context("can't make a timer")?;
+            .context("cannot make a timer")?;
         Ok(Pace { timer })
     }
 
@@ -143,12 +145,12 @@ impl Pace {
     pub fn run(&self, runs: bool) -> Result<()> {
         let interval = if runs { clock::duration_timespec(PROBE_INTERVAL) } else { clock::timespec(0) };
         let setting = Itimerspec { it_interval: interval, it_value: interval };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting).context("can't set the timer")?;
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting).context("cannot set the timer")?;
         Ok(())
     }
 
-    /// Whether it has fired since last asked. Intervals missed are not made up for: a burst of probes would
-    /// tell nothing.
+    /// Returns whether it has fired since the last call. Missed intervals are not made up for: a
+    /// burst of probes would measure nothing.
     #[must_use]
     pub fn has_fired(&self) -> bool {
         rustix::io::read(&self.timer, &mut [0; 8]).is_ok()
@@ -161,59 +163,59 @@ impl AsFd for Pace {
     }
 }
 
-/// The prober: its targets may come and go while it runs.
+/// A prober. Targets may be added and removed while it runs.
 pub struct Prober {
     targets: Mutex<Arc<Vec<Arc<Target>>>>,
     pace: Pace,
-    /// Tells the running prober that its targets have changed.
+    /// Wakes the running prober when its targets have changed.
     changed: OwnedFd,
 }
 
 impl Prober {
-    /// A prober without targets, which costs nothing.
+    /// Makes a prober without targets, which uses no CPU time.
     ///
     /// # Errors
-    /// No timer can be had.
+    /// The system gives no timer.
     pub fn new() -> Result<Prober> {
         let changed =
-            eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("can't make an eventfd")?;
+            eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("cannot make an eventfd")?;
         Ok(Prober { targets: Mutex::default(), pace: Pace::new()?, changed })
     }
 
-    /// Its targets at present.
+    /// Returns its present targets.
     pub fn targets(&self) -> Arc<Vec<Arc<Target>>> {
         Arc::clone(&self.lock())
     }
 
-    /// The target of that address, if it is one.
+    /// Returns the target of that address, if there is one.
     pub fn target(&self, address: IpAddr) -> Option<Arc<Target>> {
         self.targets().iter().find(|target| target.address() == address).cloned()
     }
 
-    /// Takes a target up; one that is known goes on.
+    /// Adds a target. Changes nothing if it is there already.
     ///
     /// # Errors
-    /// There are [`MAX_TARGETS`] already, or no socket can be had.
+    /// There are [`MAX_TARGETS`] already, or the system gives no socket.
     pub fn watch(&self, address: IpAddr) -> Result<()> {
         let mut targets = self.lock();
         if targets.iter().any(|target| target.address() == address) {
             return Ok(());
         }
         if targets.len() >= MAX_TARGETS {
-            bail!("the client watches {MAX_TARGETS} targets already; unwatch one first");
+            bail!("the prober watches {MAX_TARGETS} targets already; unwatch one first");
         }
         let mut next = Vec::clone(&targets);
         next.push(Arc::new(Target::new(address, ECHO_PORT)?));
         self.pace.run(true)?;
         *targets = Arc::new(next);
-        self.tell_changed();
+        self.wake();
         Ok(())
     }
 
-    /// Lets go of a target and its records.
+    /// Removes a target and its records.
     ///
     /// # Errors
-    /// The timer can't be stopped.
+    /// The timer cannot be stopped.
     pub fn unwatch(&self, address: IpAddr) -> Result<()> {
         let mut targets = self.lock();
         let rest: Vec<Arc<Target>> =
@@ -222,16 +224,16 @@ impl Prober {
             self.pace.run(false)?;
         }
         *targets = Arc::new(rest);
-        self.tell_changed();
+        self.wake();
         Ok(())
     }
 
-    /// Probes for ever.
+    /// Probes without an end.
     ///
     /// # Errors
-    /// The kernel can't wait for sockets.
+    /// The kernel cannot wait for the sockets.
     pub fn run(&self) -> Result<()> {
-        clock::be_punctual(TimeKeeper::Prober);
+        clock::be_punctual(PROBER_PRIORITY);
         loop {
             let targets = self.targets();
             self.run_with(&targets)?;
@@ -248,7 +250,7 @@ impl Prober {
             match poll(&mut fds, None) {
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
-                Err(error) => return Err(error).context("waiting for answers failed"),
+                Err(error) => return Err(error).context("cannot wait for answers"),
             }
             // Answers first: their time is what is measured.
             for (target, _) in targets.iter().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty()) {
@@ -268,8 +270,8 @@ impl Prober {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell_changed(&self) {
-        // It fails only when the counter is full, and then the prober is told already.
+    fn wake(&self) {
+        // It fails only when the counter is full, and then the prober is woken already.
         let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
 }
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_noted_and_others_are_not() {
+    fn answers_are_recorded_and_other_datagrams_ignored() {
         let (address, server) = echo(3);
         let target = Target::new(address.ip(), address.port()).unwrap();
         for _ in 0..3 {
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_come_and_go() {
+    fn targets_are_added_and_removed() {
         let prober = Prober::new().unwrap();
         let address: IpAddr = "127.0.0.1".parse().unwrap();
         for _ in 0..2 {

@@ -1,7 +1,5 @@
-//! The client outside: it talks to guests all the time, as their users do, and so measures the blackout.
-//!
-//! A daemon in the client's namespace probes each target it is told, and is asked over a unix socket, a JSON
-//! line a request and a JSON line an answer:
+//! The daemon: it probes each target that it is asked to watch. Requests come over a unix socket,
+//! one JSON line each, and so do the answers:
 //!
 //! ```text
 //! {"cmd":"watch","target":"10.88.0.21"}                                → {"ok":true}
@@ -11,12 +9,8 @@
 //! {"cmd":"unwatch","target":"10.88.0.21"}                              → {"ok":true}
 //! ```
 //!
-//! Times are `CLOCK_MONOTONIC` nanoseconds, which all processes of a machine share. What can't be done is
-//! answered by `{"error":{"code","message","mend"}}`.
-
-mod asking;
-pub mod prober;
-pub mod record;
+//! Times are `CLOCK_MONOTONIC` nanoseconds, which all processes of a machine share. A request that
+//! fails is answered by `{"error":{"code","message","mend"}}`.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::IpAddr;
@@ -29,25 +23,21 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub use crate::client::asking::{AskError, Client};
-pub use crate::client::record::Gaps;
-
-use crate::client::prober::{Prober, Target};
 use crate::clock;
+use crate::prober::{Prober, Target};
 
-/// Longest request that is read.
+/// Longest request, bytes.
 const MAX_REQUEST_BYTES: u64 = 4096;
-/// Longest that one request waits.
+/// Longest time that one request waits.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 
-/// What the daemon is told.
+/// The daemon's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClientConfig {
-    /// Where it listens.
+pub struct ServerConfig {
+    /// Unix socket on which it listens.
     pub socket: PathBuf,
 }
 
-/// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "lowercase")]
 pub(crate) enum Request {
@@ -58,7 +48,7 @@ pub(crate) enum Request {
     Targets,
 }
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     pub(crate) code: String,
@@ -66,37 +56,38 @@ pub(crate) struct Refusal {
     pub(crate) mend: String,
 }
 
-/// Listens, calls `ready`, then probes until it is ended. To be run inside the client's namespace.
+/// Listens, calls `ready`, then probes until the process ends. Runs in the network namespace that
+/// it probes from.
 ///
 /// # Errors
-/// The socket can't be had, or the kernel can't wait for sockets.
-pub fn run(config: &ClientConfig, ready: impl FnOnce() -> Result<()>) -> Result<()> {
+/// It cannot listen on the socket, or the kernel cannot wait for sockets.
+pub fn run(config: &ServerConfig, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let socket = &config.socket;
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            bail!("can't replace {}: {error}", socket.display())
+            bail!("cannot replace {}: {error}", socket.display())
         }
         _ => {}
     }
     let listener =
-        UnixListener::bind(socket).with_context(|| format!("can't listen on {}", socket.display()))?;
+        UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
     let prober = Arc::new(Prober::new()?);
-    let asked = Arc::clone(&prober);
-    std::thread::Builder::new().name("listen".to_owned()).spawn(move || listen(&listener, &asked))?;
+    let served = Arc::clone(&prober);
+    std::thread::Builder::new().name("listen".to_owned()).spawn(move || listen(&listener, &served))?;
     ready()?;
     prober.run()
 }
 
-/// A thread per connection: a handful of askers.
+/// Serves each connection with a thread: there are few.
 fn listen(listener: &UnixListener, prober: &Arc<Prober>) {
     for stream in listener.incoming().flatten() {
         let prober = Arc::clone(prober);
         let serve = move || drop(serve(&stream, &prober));
-        drop(std::thread::Builder::new().name("asked".to_owned()).spawn(serve));
+        drop(std::thread::Builder::new().name("serve".to_owned()).spawn(serve));
     }
 }
 
-/// Answers one asker until he hangs up.
+/// Answers one connection until its other end closes it.
 fn serve(stream: &UnixStream, prober: &Prober) -> Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
@@ -147,7 +138,7 @@ fn watched(prober: &Prober, address: IpAddr, answer: impl FnOnce(&Target) -> Val
 fn done(result: Result<()>) -> Value {
     match result {
         Ok(()) => json!({ "ok": true }),
-        Err(error) => refuse("failed", &format!("{error:#}"), "look at the client's log"),
+        Err(error) => refuse("failed", &format!("{error:#}"), "look at the prober's log"),
     }
 }
 
@@ -157,6 +148,8 @@ fn refuse(code: &str, message: &str, mend: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use crate::client::{AskError, Client};
+
     use super::*;
 
     #[test]
@@ -171,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_answered() {
+    fn a_client_gets_answers() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("client.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let prober = Arc::new(Prober::new().unwrap());
-        let asked = Arc::clone(&prober);
-        // Both end with the test's process: they wait for askers for ever.
-        std::thread::spawn(move || listen(&listener, &asked));
+        let served = Arc::clone(&prober);
+        // Both end with the test's process: they wait for connections without an end.
+        std::thread::spawn(move || listen(&listener, &served));
         let mut client = Client::connect(&path).unwrap();
         let target: IpAddr = "127.0.0.9".parse().unwrap();
         let not_watched = client.gaps(target, 0, u64::MAX).unwrap_err();

@@ -1,4 +1,4 @@
-//! The asking side of the client daemon.
+//! The asking side of the daemon ([`crate::server`]).
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -10,44 +10,44 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::client::record::Gaps;
-use crate::client::{Refusal, Request};
+use crate::record::Gaps;
+use crate::server::{Refusal, Request};
 
-/// Longest that an answer takes beyond what was asked to wait for.
+/// Longest time that an answer may take, beyond the wait that the request asks for.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why the client daemon gave no answer.
+/// Why the daemon gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// It does not listen.
-    #[error("the lab's client does not answer on {}: {source}; `godwit lab up` starts it", socket.display())]
+    /// The daemon does not listen.
+    #[error("cannot connect to the prober at {}: {source}; start it, or remove [watch] from the hosts file",
+        socket.display()
+    )]
     Connect {
-        /// Where it should.
+        /// The daemon's socket.
         socket: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// The conversation broke.
-    #[error("the lab's client broke off: {0}; `godwit lab status` tells whether it runs")]
+    /// The connection broke.
+    #[error("the prober closed the connection: {0}; check that it runs")]
     Io(#[from] io::Error),
-    /// It answered something else.
-    #[error(
-        "the lab's client gave an answer of another version: {0}; bring the lab up anew with this godwit"
-    )]
+    /// The answer is not one of this version.
+    #[error("cannot read the prober's answer: {0}; restart the prober with the version of this program")]
     Protocol(#[from] serde_json::Error),
-    /// It refused.
+    /// The daemon refused the request.
     #[error("{message}; {mend}")]
     Refused {
         /// For programs: `not_watched`, `failed`, `bad_request`.
         code: String,
-        /// What and why.
+        /// What failed, and why.
         message: String,
         /// What to do.
         mend: String,
     },
 }
 
-/// A connection to the client daemon. Blocking; one request at a time.
+/// A connection to the daemon. Blocking; one request at a time.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
@@ -57,42 +57,43 @@ impl Client {
     /// Connects to the daemon's socket.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// No daemon listens there.
     pub fn connect(socket: &Path) -> Result<Client, AskError> {
         let stream = UnixStream::connect(socket)
             .map_err(|source| AskError::Connect { socket: socket.to_owned(), source })?;
         Ok(Client { stream: BufReader::new(stream) })
     }
 
-    /// Has `target` probed from now on; no matter if it is already, or does not exist yet.
+    /// Starts to probe `target`, which need not exist yet. Changes nothing if it is probed already.
     ///
     /// # Errors
-    /// There are too many targets, or the daemon is gone.
+    /// There are too many targets, or the daemon is unreachable.
     pub fn watch(&mut self, target: IpAddr) -> Result<(), AskError> {
         self.ask(&Request::Watch { target }, Duration::ZERO).map(|_: Value| ())
     }
 
-    /// Has `target` left alone; its records are gone.
+    /// Stops probing `target` and drops its records.
     ///
     /// # Errors
-    /// The daemon is gone.
+    /// The daemon is unreachable.
     pub fn unwatch(&mut self, target: IpAddr) -> Result<(), AskError> {
         self.ask(&Request::Unwatch { target }, Duration::ZERO).map(|_: Value| ())
     }
 
-    /// What the probes to `target` say of a span of time (`CLOCK_MONOTONIC`, see
-    /// [`monotonic_ns`](crate::clock::monotonic_ns)); eight minutes are kept.
+    /// Returns the gaps of `target` in a span of time (`CLOCK_MONOTONIC`, see
+    /// [`monotonic_ns`](crate::clock::monotonic_ns)). The daemon keeps eight minutes.
     ///
     /// # Errors
-    /// It is not watched, or the daemon is gone.
+    /// The target is not watched, or the daemon is unreachable.
     pub fn gaps(&mut self, target: IpAddr, since_ns: u64, until_ns: u64) -> Result<Gaps, AskError> {
         self.ask(&Request::Gaps { target, since_ns, until_ns }, Duration::ZERO)
     }
 
-    /// Waits until `target` has answered at or after `since_ns`; gives when, or `None` past the limit.
+    /// Waits until `target` has answered at or after `since_ns`. Returns the time of that answer,
+    /// or `None` after `limit`.
     ///
     /// # Errors
-    /// It is not watched, or the daemon is gone.
+    /// The target is not watched, or the daemon is unreachable.
     pub fn wait_answer(
         &mut self,
         target: IpAddr,
@@ -108,10 +109,10 @@ impl Client {
         Ok(answered.answered_ns)
     }
 
-    /// Who is watched.
+    /// Returns the targets that are probed.
     ///
     /// # Errors
-    /// The daemon is gone.
+    /// The daemon is unreachable.
     pub fn targets(&mut self) -> Result<Vec<IpAddr>, AskError> {
         #[derive(Deserialize)]
         struct Targets {
