@@ -11,22 +11,22 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const DIRECTORY: &str = "/run/netns";
 
-/// Where a namespace is bound.
+/// Returns the path where a namespace is bound.
 #[must_use]
 pub fn path(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(name)
 }
 
-/// Whether a namespace of that name is there.
+/// Returns whether a namespace of that name exists.
 #[must_use]
 pub fn exists(name: &str) -> bool {
     path(name).exists()
 }
 
-/// Names of all namespaces.
+/// Returns the names of all namespaces.
 ///
 /// # Errors
-/// The directory can't be read.
+/// The directory cannot be read.
 pub fn list() -> Result<Vec<String>> {
     let entries = match std::fs::read_dir(DIRECTORY) {
         Ok(entries) => entries,
@@ -37,8 +37,8 @@ pub fn list() -> Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Runs `closure` on a thread of its own inside the namespace: sockets opened, devices made and processes
-/// started there belong to it. The caller's own thread stays where it is.
+/// Runs `closure` on a separate thread inside the namespace: sockets opened, devices created and
+/// processes started there belong to it. The caller's own thread stays in its namespace.
 ///
 /// # Errors
 /// No such namespace, no right to enter it (root), or the closure panicked.
@@ -55,10 +55,10 @@ pub fn in_namespace<T: Send>(name: &str, closure: impl FnOnce() -> T + Send) -> 
         .with_context(|| format!("can't enter network namespace {name}; it needs root"))
 }
 
-/// Processes that live in the namespace.
+/// Returns the processes in the namespace.
 ///
 /// # Errors
-/// /proc can't be read.
+/// /proc cannot be read.
 pub fn processes(name: &str) -> Result<Vec<i32>> {
     let Ok(wanted) = std::fs::metadata(path(name)) else {
         return Ok(Vec::new());
@@ -72,8 +72,8 @@ pub fn processes(name: &str) -> Result<Vec<i32>> {
     Ok(pids.filter(same).collect())
 }
 
-/// Sets sysctls inside the namespace, each (path below /proc/sys, value). One that this kernel lacks is skipped
-/// where `optional`.
+/// Sets sysctls inside the namespace, each as (path below /proc/sys, value). With `optional`,
+/// sysctls that this kernel lacks are skipped.
 ///
 /// # Errors
 /// A value is refused.
@@ -91,10 +91,10 @@ pub(crate) fn set_sysctls(name: &str, values: &[(String, String)], optional: boo
     })?
 }
 
-/// Reads a sysctl inside the namespace; `None` where this kernel lacks it.
+/// Reads a sysctl inside the namespace. Returns `None` if this kernel lacks it.
 ///
 /// # Errors
-/// The namespace can't be entered.
+/// The namespace cannot be entered.
 pub(crate) fn sysctl(name: &str, key: &str) -> Result<Option<String>> {
     in_namespace(name, || std::fs::read_to_string(Path::new("/proc/sys").join(key)).ok())
 }

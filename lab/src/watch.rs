@@ -1,4 +1,4 @@
-//! `godwit watch ADDR`: probes one guest in the foreground and tells each gap.
+//! `godwit watch ADDR`: probes one guest in the foreground and reports each gap.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -14,23 +14,24 @@ use crate::client::record::Gaps;
 use crate::clock;
 use crate::namespace::in_namespace;
 
-/// Whom to watch, and how.
+/// Parameters of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchOptions {
     /// The guest.
     pub target: IpAddr,
-    /// Its echo port, 7 as a rule.
+    /// Its echo port, usually 7.
     pub port: u16,
-    /// Gaps from this length on are told.
+    /// Minimum length of gaps that are reported.
     pub least_gap: Duration,
-    /// How long to watch; `None` until told to stop.
+    /// Duration of the watch; `None`: until it is stopped.
     pub duration: Option<Duration>,
-    /// The network namespace to watch from; `None` is the caller's own.
+    /// Network namespace to watch from; `None`: the caller's own.
     pub namespace: Option<String>,
 }
 
 impl WatchOptions {
-    /// Watches `target` from the caller's own namespace until told to stop, telling gaps from 10 ms on.
+    /// Creates options that watch `target` from the caller's own namespace until stopped, and
+    /// report gaps from 10 ms on.
     #[must_use]
     pub fn new(target: IpAddr) -> WatchOptions {
         WatchOptions {
@@ -43,40 +44,40 @@ impl WatchOptions {
     }
 }
 
-/// Something that a watcher sees. Times are `CLOCK_MONOTONIC` nanoseconds.
+/// Event that a watcher sees. Times are `CLOCK_MONOTONIC` nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum WatchEvent {
-    /// The first answer came.
+    /// The first answer arrived.
     Answering {
-        /// When.
+        /// Time of the answer.
         at_ns: u64,
     },
     /// No answer for a second.
     Silent {
-        /// When the last one came; zero if none ever did.
+        /// Time of the last answer; zero if there was none.
         last_ns: u64,
     },
     /// A gap has ended.
     Gap {
-        /// When the answer before it came.
+        /// Time of the answer before the gap.
         start_ns: u64,
-        /// How long it was.
+        /// Length of the gap.
         length_ns: u64,
     },
 }
 
-/// Watches until the time is over or `is_stopped` says so (asked each millisecond), telling `report` what it
-/// sees; gives the figures of all.
+/// Watches until the time is over or `is_stopped` returns true (polled each millisecond), and
+/// passes events to `report`. Returns the statistics of the whole watch.
 ///
 /// # Errors
-/// No such namespace, or no socket can be had. A target that does not answer is no error.
+/// No such namespace, or no socket is available. A target that does not answer is not an error.
 pub fn watch(
     options: &WatchOptions,
     is_stopped: &(dyn Fn() -> bool + Sync),
     report: &mut (dyn FnMut(WatchEvent) + Send),
 ) -> Result<Gaps> {
-    // Only the socket must be of the namespace.
+    // Only the socket must belong to the namespace.
     let make = || Target::new(options.target, options.port);
     let target = match &options.namespace {
         Some(namespace) => in_namespace(namespace, make)??,
@@ -110,7 +111,7 @@ pub fn watch(
 
 const SILENT_AFTER_NS: u64 = 1_000_000_000;
 
-/// Turns answers into events.
+/// Converts answers to events.
 struct Silence {
     least_gap_ns: u64,
     first_ns: Option<u64>,

@@ -1,4 +1,4 @@
-//! The asking side of the client daemon.
+//! Client side of the client daemon's protocol.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -13,41 +13,41 @@ use serde_json::Value;
 use crate::client::record::Gaps;
 use crate::client::{Refusal, Request};
 
-/// Longest that an answer takes beyond what was asked to wait for.
+/// Longest time for an answer, in addition to the requested wait.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why the client daemon gave no answer.
+/// Reason why the client daemon gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// It does not listen.
+    /// The daemon does not listen.
     #[error("the lab's client does not answer on {}: {source}; `godwit lab up` starts it", socket.display())]
     Connect {
-        /// Where it should.
+        /// Its socket.
         socket: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The conversation broke.
+    /// The connection broke.
     #[error("the lab's client broke off: {0}; `godwit lab status` tells whether it runs")]
     Io(#[from] io::Error),
-    /// It answered something else.
+    /// The answer has another format.
     #[error(
         "the lab's client gave an answer of another version: {0}; bring the lab up anew with this godwit"
     )]
     Protocol(#[from] serde_json::Error),
-    /// It refused.
+    /// The daemon refused the request.
     #[error("{message}; {mend}")]
     Refused {
-        /// For programs: `not_watched`, `failed`, `bad_request`.
+        /// Code for programs: `not_watched`, `failed`, `bad_request`.
         code: String,
-        /// What and why.
+        /// Description and cause.
         message: String,
-        /// What to do.
+        /// The remedy.
         mend: String,
     },
 }
 
-/// A connection to the client daemon. Blocking; one request at a time.
+/// Connection to the client daemon. It blocks and handles one request at a time.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
@@ -57,14 +57,14 @@ impl Client {
     /// Connects to the daemon's socket.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// No process listens there.
     pub fn connect(socket: &Path) -> Result<Client, AskError> {
         let stream = UnixStream::connect(socket)
             .map_err(|source| AskError::Connect { socket: socket.to_owned(), source })?;
         Ok(Client { stream: BufReader::new(stream) })
     }
 
-    /// Has `target` probed from now on; no matter if it is already, or does not exist yet.
+    /// Starts probing `target`. The target may be watched already, and need not exist yet.
     ///
     /// # Errors
     /// There are too many targets, or the daemon is gone.
@@ -72,7 +72,7 @@ impl Client {
         self.ask(&Request::Watch { target }, Duration::ZERO).map(|_: Value| ())
     }
 
-    /// Has `target` left alone; its records are gone.
+    /// Stops probing `target` and discards its records.
     ///
     /// # Errors
     /// The daemon is gone.
@@ -80,19 +80,20 @@ impl Client {
         self.ask(&Request::Unwatch { target }, Duration::ZERO).map(|_: Value| ())
     }
 
-    /// What the probes to `target` say of a span of time (`CLOCK_MONOTONIC`, see
-    /// [`monotonic_ns`](crate::clock::monotonic_ns)); eight minutes are kept.
+    /// Returns the results of the probes to `target` in a span of time (`CLOCK_MONOTONIC`, see
+    /// [`monotonic_ns`](crate::clock::monotonic_ns)). The daemon keeps eight minutes.
     ///
     /// # Errors
-    /// It is not watched, or the daemon is gone.
+    /// The target is not watched, or the daemon is gone.
     pub fn gaps(&mut self, target: IpAddr, since_ns: u64, until_ns: u64) -> Result<Gaps, AskError> {
         self.ask(&Request::Gaps { target, since_ns, until_ns }, Duration::ZERO)
     }
 
-    /// Waits until `target` has answered at or after `since_ns`; gives when, or `None` past the limit.
+    /// Waits until `target` has answered at or after `since_ns`. Returns the time of the answer, or
+    /// `None` past the limit.
     ///
     /// # Errors
-    /// It is not watched, or the daemon is gone.
+    /// The target is not watched, or the daemon is gone.
     pub fn wait_answer(
         &mut self,
         target: IpAddr,
@@ -108,7 +109,7 @@ impl Client {
         Ok(answered.answered_ns)
     }
 
-    /// Who is watched.
+    /// Returns the targets that are watched.
     ///
     /// # Errors
     /// The daemon is gone.

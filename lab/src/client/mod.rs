@@ -1,7 +1,8 @@
-//! The client outside: it talks to guests all the time, as their users do, and so measures the blackout.
+//! The client outside: it contacts guests all the time, as their users do, and so measures the
+//! blackout.
 //!
-//! A daemon in the client's namespace probes each target it is told, and is asked over a unix socket, a JSON
-//! line a request and a JSON line an answer:
+//! A daemon in the client's namespace probes each target that it is given. It accepts requests on a
+//! unix socket, one JSON line per request and one per answer:
 //!
 //! ```text
 //! {"cmd":"watch","target":"10.88.0.21"}                                → {"ok":true}
@@ -11,8 +12,8 @@
 //! {"cmd":"unwatch","target":"10.88.0.21"}                              → {"ok":true}
 //! ```
 //!
-//! Times are `CLOCK_MONOTONIC` nanoseconds, which all processes of a machine share. What can't be done is
-//! answered by `{"error":{"code","message","mend"}}`.
+//! Times are `CLOCK_MONOTONIC` nanoseconds, which all processes of a machine share. A request that
+//! cannot be carried out is answered with `{"error":{"code","message","mend"}}`.
 
 mod asking;
 pub mod prober;
@@ -37,13 +38,13 @@ use crate::clock;
 
 /// Longest request that is read.
 const MAX_REQUEST_BYTES: u64 = 4096;
-/// Longest that one request waits.
+/// Longest wait of one request.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 
-/// What the daemon is told.
+/// Configuration of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientConfig {
-    /// Where it listens.
+    /// The socket on which it listens.
     pub socket: PathBuf,
 }
 
@@ -58,7 +59,7 @@ pub(crate) enum Request {
     Targets,
 }
 
-/// Why a request was not done.
+/// Reason for refusing a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     pub(crate) code: String,
@@ -66,10 +67,11 @@ pub(crate) struct Refusal {
     pub(crate) mend: String,
 }
 
-/// Listens, calls `ready`, then probes until it is ended. To be run inside the client's namespace.
+/// Listens, calls `ready`, then probes until the process is ended. Call it inside the client's
+/// namespace.
 ///
 /// # Errors
-/// The socket can't be had, or the kernel can't wait for sockets.
+/// The socket is unavailable, or the kernel cannot wait for sockets.
 pub fn run(config: &ClientConfig, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let socket = &config.socket;
     match std::fs::remove_file(socket) {
@@ -87,7 +89,7 @@ pub fn run(config: &ClientConfig, ready: impl FnOnce() -> Result<()>) -> Result<
     prober.run()
 }
 
-/// A thread per connection: a handful of askers.
+/// Starts a thread per connection; there are only a few clients.
 fn listen(listener: &UnixListener, prober: &Arc<Prober>) {
     for stream in listener.incoming().flatten() {
         let prober = Arc::clone(prober);
@@ -96,7 +98,7 @@ fn listen(listener: &UnixListener, prober: &Arc<Prober>) {
     }
 }
 
-/// Answers one asker until he hangs up.
+/// Serves one client until it closes the connection.
 fn serve(stream: &UnixStream, prober: &Prober) -> Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
@@ -177,7 +179,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let prober = Arc::new(Prober::new().unwrap());
         let asked = Arc::clone(&prober);
-        // Both end with the test's process: they wait for askers for ever.
+        // Both end with the test's process, because they wait for clients forever.
         std::thread::spawn(move || listen(&listener, &asked));
         let mut client = Client::connect(&path).unwrap();
         let target: IpAddr = "127.0.0.9".parse().unwrap();
