@@ -84,7 +84,8 @@ impl StreamSender {
     /// the kernel has accepted all of it.
     ///
     /// # Errors
-    /// [`LaneError`]: the kernel has not accepted all of it, so the peer cannot read the message. Every later send fails as well.
+    /// [`LaneError`]: the kernel has not accepted all of it, so the peer cannot read the message.
+    /// Every later send fails as well.
     pub fn send(&mut self, message: &Message) -> Result<(), LaneError> {
         self.batch.clear();
         self.batch.message(message);

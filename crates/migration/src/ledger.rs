@@ -85,7 +85,7 @@ pub(crate) struct Ledger {
     referred_pages: u64,
     /// Duration of a look at all of the memory.
     scan: Duration,
-    /// Rate on the wire, measured by a round of [`Self::telling_bytes`].
+    /// Rate on the wire, measured by a round of `telling_bytes`.
     wire_bytes_per_s: Option<f64>,
     /// Bytes of the round that measured the wire's rate.
     telling_bytes: u64,

@@ -144,7 +144,8 @@ impl RevocationList {
     /// Reads a list (PEM) that one of the authorities in a file has signed.
     ///
     /// # Errors
-    /// [`PkiError::BadList`]: it is not a list, too long, or not signed by a trusted authority. [`PkiError::File`], [`PkiError::Unreadable`]: the authorities cannot be read.
+    /// [`PkiError::BadList`]: it is not a list, too long, or not signed by a trusted authority.
+    /// [`PkiError::File`], [`PkiError::Unreadable`]: the authorities cannot be read.
     pub fn read(text: &str, authorities: &Path) -> Result<RevocationList, PkiError> {
         let bad = |why: &str| PkiError::BadList { why: why.to_owned() };
         if text.len() > MOST_LIST_BYTES {
