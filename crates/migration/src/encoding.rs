@@ -58,8 +58,8 @@ const METHODS: [Option<Codec>; 3] = [None, Some(Codec::Lz4), Some(Codec::Zstd)];
 const FIRST_PROBE: u64 = 1;
 /// Units from one probe to the next: 64 of 16 × 512 pages are less than 1 % of the bytes.
 const PROBE_INTERVAL: u64 = 16;
-/// Out of so many probes, only two (one of each codec) try codecs that are hopeless: those that
-/// yield at most this fraction of the rate in use.
+/// Out of this many probes, only two (one of each codec) try a hopeless codec: one whose speed is
+/// below [`HOPELESS`] times the rate in use.
 const PROBES_SKIPPED: u64 = 8;
 const HOPELESS: f64 = 0.5;
 /// A probe of fewer pages than this says nothing about a codec.
@@ -70,7 +70,7 @@ const CODEC_MEMORY_BYTES: f64 = 1e6;
 /// A window ends after so many units, or after [`WINDOW_TIME`].
 const WINDOW_UNITS: u32 = 4;
 const WINDOW_TIME: Duration = Duration::from_millis(20);
-/// Windows of fewer bytes say more about the round trip than about the wire.
+/// Units of fewer bytes than this say more about the round trip than about the wire.
 const LEAST_WINDOW_BYTES: u64 = 256 << 10;
 /// A unit that spent more than this share of its time compressing did not wait for the wire.
 const MOST_COMPRESSING: f64 = 0.7;

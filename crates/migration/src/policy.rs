@@ -4,7 +4,7 @@
 //! The predicted pause is `fixed + round trip / 2 + remainder / bandwidth`, where the remainder
 //! grows at the dirty rate until the guest has stopped. It is compared with the switchover budget.
 //! If the budget is out of reach, the switchover happens at a local minimum of the remainder, if
-//! that pause is bearable; after the last round, at any bearable pause.
+//! that pause is bearable; at the last round, at any bearable pause.
 //!
 //! A guest that writes pages nearly as fast as the wire carries them does not converge by itself:
 //! its writers are held to a share of what the wire carries. With a share *a*, each round leaves
@@ -58,9 +58,9 @@ pub enum PageIn {
 /// When writers are slowed, and how far, as shares of what the wire carries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throttling {
-    /// Share of the dirty rate above which writers are slowed.
+    /// Dirty rate, as a share of what the wire carries, above which writers are slowed.
     pub above: f64,
-    /// Share to which writers are slowed.
+    /// Share of what the wire carries to which writers are slowed.
     pub to: f64,
 }
 
