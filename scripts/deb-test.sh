@@ -106,6 +106,13 @@ hypervisor() { inside sh -c 'for p in /proc/[0-9]*; do tr "\\0" " " <$p/cmdline 
 before=$(hypervisor)
 agent=$(main_pid godwit-host)
 [ -n "$before" ] || fail "no QEMU"
+groups=/sys/fs/cgroup/system.slice/godwit-vms.service
+if inside grep -qw memory $groups/cgroup.controllers 2>/dev/null; then
+  inside grep -qE '^[0-9]+$' $groups/vm.web/memory.max || fail "the VM's memory has no limit"
+  inside test -s $groups/vm.web/cgroup.procs || fail "its QEMU is in another cgroup"
+else
+  say "skipped: limits of memory (no controller of cgroup v2 here)"
+fi
 
 say "an upgrade: the agent is another, the VM's QEMU the same"
 packages 2 || fail "apt-get: $(tail -n 3 "$WORK/apt-2.log")"

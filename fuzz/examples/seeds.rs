@@ -27,6 +27,7 @@ fn main() {
         ("units", units()),
         ("reports", reports()),
         ("answers", answers()),
+        ("outcomes", outcomes()),
         ("joins", joins()),
     ];
     for (target, inputs) in all {
@@ -424,6 +425,49 @@ fn answers() -> Vec<Vec<u8>> {
         dry_run(predicted("page-in")),
         dry_run(predicted("none")),
     ]
+}
+
+/// Answers to all else that the manager asks; the number is that of the target's table.
+fn outcomes() -> Vec<Vec<u8>> {
+    let progress = serde_json::to_value(godwit_migration::Progress::begin(1 << 20)).expect("progress");
+    let status = |report: Value| {
+        json!({
+            "id": "m1", "vm": "web", "from": "a", "to": "b", "engine": "godwit", "started_unix_ms": 1,
+            "progress": progress, "report": report,
+        })
+    };
+    let report = |outcome: &str, error: Value| {
+        json!({
+            "outcome": outcome, "engine": "godwit", "vm": "web", "from": "a", "to": "b", "migration_time_ms": 900.0,
+            "switchover_ms": 20.0, "blackout_ms": null, "wire_bytes": 1 << 20, "guest_bytes": 1 << 30,
+            "bandwidth_limit": null, "round_trip_ms": 0.2,
+            "rounds": [{ "round": 0, "pages": 256, "zero_pages": 3, "bytes": 1 << 20, "duration_ms": 800.0,
+                "dirty_pages_per_s": 10.0, "throttled_to_pages_per_s": null }],
+            "phases": [{ "phase": "pre-copy", "duration_ms": 800.0 }], "switchover": null, "error": error,
+        })
+    };
+    let error = json!({ "code": "lane-lost", "message": "the lane is gone", "mend": "migrate again" });
+    let host = json!({
+        "name": "liar", "version": "0.8.0", "kernel": "6.18", "memory_available_bytes": 1, "memory_committed_bytes": 0,
+        "huge_pages": true, "migration_addresses": ["10.0.0.9"], "networks": {}, "peers": {}, "vms": 0,
+    });
+    let vm = json!({
+        "name": "web", "host": "liar", "state": "running", "epoch": 3, "memory_bytes": 1 << 20, "vcpus": 1,
+        "accel": "kvm", "machine": "pc-q35-10.0", "addresses": [], "spec": { "name": "web", "kernel": "/k" },
+    });
+    let answers = [
+        (0, status(Value::Null)),
+        (0, status(report("completed", Value::Null))),
+        (0, status(report("failed", error.clone()))),
+        (0, status(report("in-doubt", error))),
+        (1, json!({ "id": "m1" })),
+        (2, json!({ "code": "busy", "message": "VM web is moving", "mend": "wait" })),
+        (3, vm),
+        (4, host),
+        (5, json!({ "peers": { "b": "https://10.0.0.2:7700" } })),
+        (6, json!({ "number": 7, "certificates": 2 })),
+    ];
+    answers.iter().map(|(which, body)| [&[*which], body.to_string().as_bytes()].concat()).collect()
 }
 
 /// Requests to join.

@@ -25,7 +25,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },
     Target { name: "stream", run: stream::run, longest_input: 300_000, most_mib: 4 },
@@ -38,6 +38,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "units", run: units::run, longest_input: 4096, most_mib: 1 },
     Target { name: "reports", run: manager::run_reports, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "answers", run: manager::run_answers, longest_input: 1 << 20, most_mib: 64 },
+    Target { name: "outcomes", run: manager::run_outcomes, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "joins", run: manager::run_joins, longest_input: 65_536, most_mib: 4 },
 ];
 

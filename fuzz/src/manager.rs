@@ -2,15 +2,22 @@
 
 use std::sync::LazyLock;
 
-use godwit_api::control::{JoinRequest, JoinTokenText, ManagedVm, PreflightReport};
-use godwit_api::{EventParser, HostEvent, HostInfo, Told, VmInfo};
+use godwit_api::control::{JoinRequest, JoinTokenText, ManagedVm, PreflightReport, Problem};
+use godwit_api::{
+    ApiError, EventParser, HostEvent, HostInfo, MigrationAccepted, MigrationStatus, RevocationsTaken,
+    SetPeers, Told, VmInfo,
+};
+use godwit_control::fuzzing::{MOST_TEXT_BYTES, kept_of_migration};
 use godwit_control::inventory::{HostPlan, Inventory};
 use godwit_control::preflight::with_dry_run;
-use godwit_migration::DryRun;
+use godwit_migration::{DryRun, Report};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 /// The longest event that the manager reads.
 const MOST_EVENT_BYTES: usize = 2 << 20;
+/// What is kept of a migration's report (`control/moves/reports.rs`).
+const MOST_REPORT_BYTES: usize = 128 << 10;
 const VMS: [&str; 3] = ["db", "web", "web-2"];
 
 /// A host of the cluster; `a` has all VMs.
@@ -94,6 +101,51 @@ pub fn run_answers(data: &[u8]) {
     with_dry_run(&mut report, dry_run);
     let written = serde_json::to_vec(&report).expect("it can be written");
     assert!(serde_json::from_slice::<PreflightReport>(&written).is_ok(), "what was written can't be read");
+}
+
+/// An agent's answer to anything else that the manager asks of it, by the first byte of the input:
+/// what became of a migration, that one has begun, a refusal, a VM that was made, started or
+/// stopped, the host itself, its peers, its revocations.
+pub fn run_outcomes(data: &[u8]) {
+    let Some((&which, body)) = data.split_first() else { return };
+    match which % 7 {
+        0 => migration(body),
+        1 => read::<MigrationAccepted>(body),
+        2 => refusal(body),
+        3 => answered(body, |vm| HostEvent::Vm(Box::new(vm))),
+        4 => answered(body, |host| HostEvent::Host(Box::new(host))),
+        5 => read::<SetPeers>(body),
+        _ => read::<RevocationsTaken>(body),
+    }
+}
+
+/// What is kept of a migration that has ended is bounded, and can be read again.
+fn migration(body: &[u8]) {
+    let Ok(status) = serde_json::from_slice::<MigrationStatus>(body) else { return };
+    let (texts, report) = kept_of_migration(&status);
+    assert!(texts.iter().all(|text| text.len() <= MOST_TEXT_BYTES), "{texts:?}");
+    let Some(report) = report else { return };
+    assert!(report.len() <= MOST_REPORT_BYTES, "{} bytes are kept", report.len());
+    assert!(serde_json::from_slice::<Report>(&report).is_ok(), "what is kept can't be read");
+}
+
+/// A refusal is shown to who asked.
+fn refusal(body: &[u8]) {
+    let Ok(error) = serde_json::from_slice::<ApiError>(body) else { return };
+    let problem = serde_json::to_vec(&Problem::of_agent(error)).expect("it can be written");
+    assert!(serde_json::from_slice::<Problem>(&problem).is_ok(), "what is shown can't be read");
+}
+
+/// What a host answers of itself or of a VM of its own counts as what it reports.
+fn answered<T: DeserializeOwned>(body: &[u8], event: impl Fn(T) -> HostEvent) {
+    let Ok(answer) = serde_json::from_slice::<T>(body) else { return };
+    let mut inventory = cluster();
+    inventory.heard("liar", event(answer), 2);
+    assert_eq!(seen(&inventory), *BEFORE);
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) {
+    let _ = serde_json::from_slice::<T>(body);
 }
 
 /// A request to join, its token and its signing request.

@@ -93,6 +93,22 @@ pub use run::{RunError, back_up, run};
 pub use server::openapi;
 pub use state::{State, now_unix_ms};
 
+/// What fuzzing tries of what agents answer to the manager.
+pub mod fuzzing {
+    use godwit_api::MigrationStatus;
+
+    /// Most bytes of a text that is kept of an agent's answer.
+    pub const MOST_TEXT_BYTES: usize = crate::bounds::MOST_REASON_BYTES + '…'.len_utf8();
+
+    /// Returns what is kept of an agent's answer about a migration: the texts that say why it failed, and its report as JSON.
+    #[must_use]
+    pub fn kept_of_migration(status: &MigrationStatus) -> (Vec<String>, Option<Vec<u8>>) {
+        let (failure, report) = crate::moves::kept_of_answer(status);
+        let texts = failure.map(|failure| vec![failure.code, failure.message, failure.mend]);
+        (texts.unwrap_or_default(), report)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

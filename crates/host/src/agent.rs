@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_api::{ApiError, Client, ErrorCode, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
 use godwit_migration::handover::Ownership;
 use godwit_pki::Serial;
-use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec};
+use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec, VmName};
 use godwit_ram::RamDir;
 
 use crate::config::Config;
@@ -51,7 +51,7 @@ pub struct Agent {
     peers: Peers,
     ram: RamDir,
     places: Places,
-    slots: Mutex<BTreeMap<String, Slot>>,
+    slots: Mutex<BTreeMap<VmName, Slot>>,
     migrations: Migrations,
     incoming: IncomingMigrations,
     page_ins: PageIns,
@@ -221,7 +221,7 @@ impl Agent {
     /// One VM.
     pub fn vm_info(&self, name: &str) -> Result<VmInfo, ApiError> {
         let table = self.table();
-        let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
+        let (name, slot) = table.get_key_value(name).ok_or_else(|| self.no_vm(name))?;
         Ok(self.describe(name, slot))
     }
 
@@ -231,7 +231,7 @@ impl Agent {
     }
 
     /// The files of a VM, whether or not it has a process.
-    pub fn files(&self, name: &str) -> Result<VmFiles, ApiError> {
+    pub fn files(&self, name: &VmName) -> Result<VmFiles, ApiError> {
         self.vm(name)?;
         Ok(self.places.vm(name))
     }
@@ -252,7 +252,7 @@ impl Agent {
         Ok((vm.files.console_socket(), alone))
     }
 
-    fn describe(&self, name: &str, slot: &Slot) -> VmInfo {
+    fn describe(&self, name: &VmName, slot: &Slot) -> VmInfo {
         let migration = match &slot.condition {
             Condition::MigratingOut { migration } => Some(migration.clone()),
             _ => None,
@@ -264,7 +264,7 @@ impl Agent {
             _ => slot.reason.clone(),
         };
         VmInfo {
-            name: name.to_owned(),
+            name: name.to_string(),
             host: self.config.name.clone(),
             state: slot.condition.state(),
             reason,
@@ -283,7 +283,7 @@ impl Agent {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<VmName, Slot>> {
         // A panic while it was held can't leave it half changed: every change is one assignment or insertion.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -304,9 +304,9 @@ impl Agent {
     }
 
     /// Writes an operation's outcome back.
-    fn settle(&self, name: &str, condition: Condition, vm: Option<Arc<Vm>>, reason: Option<String>) {
+    fn settle(&self, name: &VmName, condition: Condition, vm: Option<Arc<Vm>>, reason: Option<String>) {
         if let Some(slot) = self.table().get_mut(name) {
-            tracing::info!(vm = name, state = %condition.state(), reason, "state changed");
+            tracing::info!(vm = name.as_str(), state = %condition.state(), reason, "state changed");
             slot.condition = condition;
             slot.vm = vm;
             slot.reason = reason;
@@ -336,7 +336,7 @@ impl Agent {
         let Some(stale) = stale else { return self.save_record(record).await };
         let saved = tokio::task::block_in_place(|| self.store.save_over(stale, record))?;
         if !saved {
-            tracing::debug!(vm = record.spec.name, "its record is newer than what was to be saved");
+            tracing::debug!(vm = record.spec.name.as_str(), "its record is newer than what was to be saved");
         }
         Ok(())
     }
@@ -345,12 +345,12 @@ impl Agent {
     ///
     /// # Errors
     /// It can't be read: what it says is not known, and nothing may be done that depends on it.
-    fn read_record(&self, name: &str) -> Result<Option<SavedVm>, ApiError> {
+    fn read_record(&self, name: &VmName) -> Result<Option<SavedVm>, ApiError> {
         Ok(tokio::task::block_in_place(|| self.store.read(name))?)
     }
 
     /// A VM's record, as it is on disk.
-    fn record(&self, name: &str) -> Option<SavedVm> {
+    fn record(&self, name: &VmName) -> Option<SavedVm> {
         tokio::task::block_in_place(|| self.store.load(name))
     }
 

@@ -8,16 +8,14 @@ use std::time::Duration;
 use godwit_api::{DEFAULT_SOCKET, Endpoint, RateLimit};
 use godwit_migration::drive::Deltas;
 use godwit_migration::{Intent, MeansUse, PolicySettings, ReferenceUse};
-use godwit_qemu::ByteSize;
+use godwit_qemu::{ByteSize, VmName};
 use serde::Deserialize;
 
 use crate::user::UserRange;
 
 /// A unix socket's path may have 107 bytes (`sun_path`, unix(7)); what the agent appends to `run_dir` for a VM
 /// with the longest name has to fit as well: `/vms/NAME/serial.sock`.
-const MAX_RUN_DIR_BYTES: usize = 107 - "/vms/".len() - MAX_VM_NAME_BYTES - "/serial.sock".len();
-/// The longest name of a VM that a specification may have.
-pub const MAX_VM_NAME_BYTES: usize = 48;
+const MAX_RUN_DIR_BYTES: usize = 107 - "/vms/".len() - VmName::MAX_BYTES - "/serial.sock".len();
 
 /// What `godwit host run --config FILE` reads.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -59,6 +57,10 @@ pub struct Config {
     /// Whether QEMU gives up the system calls that it never needs.
     #[serde(default = "yes")]
     pub qemu_sandbox: bool,
+    /// A cgroup (v2), delegated with the controllers `memory` and `pids`, in which each VM gets one of its own. `None`: that of the
+    /// packaged unit, where the agent runs from its own packaged unit.
+    #[serde(default)]
+    pub vm_cgroup: Option<PathBuf>,
     /// Directories with files that VMs of other hosts may name when they arrive; none: the customary ones.
     #[serde(default = "default_vm_dirs")]
     pub vm_dirs: Vec<PathBuf>,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_api::Endpoint;
 use godwit_api::control::{JoinRequest, JoinTokenText, Joined, ManagerClient, ManagerError};
-use godwit_pki::{Fingerprint, Identity, PkiError, Trust};
+use godwit_pki::{CheckedName, Fingerprint, Identity, PkiError, Trust};
 
 use crate::config::Config;
 
@@ -96,13 +96,13 @@ struct Files {
 }
 
 impl Files {
-    fn of(dir: &Path, host: &str) -> Files {
+    fn of(dir: &Path, host: CheckedName<'_>) -> Files {
         let named = |ending: &str| dir.join(format!("{host}.{ending}"));
         Files { authority: dir.join("ca.pem"), certificate: named("pem"), key: named("key") }
     }
 
     /// The same while they are not known to be good.
-    fn fresh(dir: &Path, host: &str) -> Files {
+    fn fresh(dir: &Path, host: CheckedName<'_>) -> Files {
         let named = |ending: &str| dir.join(format!("{host}.{ending}.joining"));
         Files { authority: named("ca"), certificate: named("pem"), key: named("key") }
     }
@@ -125,8 +125,7 @@ impl Files {
 /// [`JoinError`]. It can be repeated: the same key is asked for again, where the manager may have signed for it.
 pub async fn join(options: &JoinOptions) -> Result<JoinedHost, JoinError> {
     let JoinOptions { token, dir, .. } = options;
-    godwit_pki::check_name(&token.host)?;
-    let files = Files::of(dir, &token.host);
+    let files = Files::of(dir, CheckedName::new(&token.host)?);
     if files.authority.exists() {
         let found = Fingerprint::of_certificate(&files.authority)?;
         if found != token.authority {
@@ -145,7 +144,7 @@ async fn ask(options: &JoinOptions, files: &Files) -> Result<String, JoinError> 
     let JoinOptions { token, dir, .. } = options;
     let client = client(&options.manager, token)?;
     fs::create_dir_all(dir).map_err(|source| JoinError::File { path: dir.clone(), source })?;
-    let fresh = Files::fresh(dir, &token.host);
+    let fresh = Files::fresh(dir, CheckedName::new(&token.host)?);
     let request = JoinRequest {
         token: token.to_string(),
         host: token.host.clone(),
@@ -285,7 +284,7 @@ mod tests {
     fn the_configuration_is_one_and_is_not_written_over() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
-        let files = Files::of(&options.dir, "c");
+        let files = Files::of(&options.dir, CheckedName::new("c").unwrap());
         assert_eq!(configure(&options, &files, Some("https://10.0.0.7:7700")).unwrap(), None);
         let config = Config::load(&options.config).unwrap();
         assert_eq!((config.name.as_str(), config.listen[0].to_string()), ("c", "10.0.0.7:7700".into()));

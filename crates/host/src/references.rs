@@ -136,11 +136,11 @@ impl References {
     ) -> Option<Arc<Content>> {
         let pages: u64 = vm.regions.iter().map(|region| region.pages()).sum();
         if self.digest_bytes() + 8 * pages > self.most_digest_bytes {
-            tracing::debug!(vm = vm.name, "no memory is left for the digests of its pages");
+            tracing::debug!(vm = vm.name.as_str(), "no memory is left for the digests of its pages");
             return None;
         }
         let warn = |error: &RamError| {
-            tracing::warn!(vm = vm.name, %error, "its memory is of no use to other guests");
+            tracing::warn!(vm = vm.name.as_str(), %error, "its memory is of no use to other guests");
         };
         of(&vm.regions).inspect_err(warn).ok().map(Arc::new)
     }

@@ -7,6 +7,7 @@ mod follow;
 mod limits;
 mod local;
 mod log;
+mod named;
 pub(crate) mod routes;
 mod secure;
 
@@ -29,6 +30,7 @@ use crate::agent::Agent;
 use crate::config::Config;
 
 use connections::Patience;
+pub(crate) use named::Named;
 pub use routes::router;
 
 /// Why the agent does not run.

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 pub(crate) use godwit_migration::handover::Role;
 use godwit_migration::handover::{Incarnation, Known, Ownership, Standing};
-use godwit_qemu::{ResolvedSpec, Uuid};
+use godwit_qemu::{ResolvedSpec, Uuid, VmName};
 use serde::{Deserialize, Serialize};
 
 use disk::Disk;
@@ -228,10 +228,10 @@ impl Store {
     }
 
     /// The record of a VM; none: there is none, or none that can be read.
-    pub(crate) fn load(&self, name: &str) -> Option<SavedVm> {
+    pub(crate) fn load(&self, name: &VmName) -> Option<SavedVm> {
         let read = self.read(name);
         read.unwrap_or_else(|error| {
-            tracing::error!(vm = name, %error, "its record");
+            tracing::error!(vm = name.as_str(), %error, "its record");
             None
         })
     }
@@ -240,7 +240,7 @@ impl Store {
     ///
     /// # Errors
     /// There is one, and it can't be read: nobody knows what it says.
-    pub(crate) fn read(&self, name: &str) -> Result<Option<SavedVm>, StoreError> {
+    pub(crate) fn read(&self, name: &VmName) -> Result<Option<SavedVm>, StoreError> {
         match load(&self.vms.join(name).join("vm.json")) {
             Ok(record) => Ok(Some(record)),
             Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -249,7 +249,7 @@ impl Store {
     }
 
     /// Where the record of a VM lies, readable or not; none: there is none.
-    pub(crate) fn record_of(&self, name: &str) -> Option<PathBuf> {
+    pub(crate) fn record_of(&self, name: &VmName) -> Option<PathBuf> {
         let path = self.vms.join(name).join("vm.json");
         path.exists().then_some(path)
     }
@@ -257,7 +257,7 @@ impl Store {
     /// Returns all that this host ever wrote down of whose a guest is, in that life of its VM.
     pub(crate) fn known(
         &self,
-        name: &str,
+        name: &VmName,
         uuid: Uuid,
         incarnation: Incarnation,
     ) -> Result<Known, StoreError> {
@@ -328,7 +328,7 @@ impl Store {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let &SavedVm { incarnation, epoch, ref spec, .. } = record;
         self.forget_oldest()?;
-        let gone = GoneVm { format: FORMAT, name: spec.name.clone(), incarnation, epoch };
+        let gone = GoneVm { format: FORMAT, name: spec.name.to_string(), incarnation, epoch };
         self.replace(&self.gone_path(spec.uuid, incarnation), &gone)
     }
 
@@ -375,7 +375,7 @@ impl Store {
     }
 
     /// Forgets a VM; no error when there is none.
-    pub(crate) fn remove(&self, name: &str) -> Result<(), StoreError> {
+    pub(crate) fn remove(&self, name: &VmName) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = self.vms.join(name);
         let path = dir.join("vm.json");
@@ -405,7 +405,6 @@ pub(crate) fn parse(text: &[u8]) -> Result<SavedVm, String> {
     if record.format != FORMAT {
         return Err(format!("format {} instead of {FORMAT}", record.format));
     }
-    // The name becomes part of paths.
     record.spec.validate().map_err(|error| error.to_string())?;
     Ok(record)
 }
@@ -424,6 +423,10 @@ mod tests {
         Ownership { incarnation: LIFE, epoch }
     }
 
+    fn web() -> VmName {
+        VmName::new("web").unwrap()
+    }
+
     fn spec(name: &str) -> ResolvedSpec {
         serde_json::from_value(serde_json::json!({
             "name": name, "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
@@ -440,17 +443,17 @@ mod tests {
         store.save(&record).unwrap();
         record.epoch = 4;
         store.save(&record).unwrap();
-        assert_eq!(store.load("web").unwrap().pages_kept_for(), None);
+        assert_eq!(store.load(&web()).unwrap().pages_kept_for(), None);
         record.other = Some(OtherHost { name: "b".to_owned(), needs_pages: true, runs: true });
         store.save(&record).unwrap();
-        assert_eq!(store.load("web").unwrap().pages_kept_for(), Some("b"));
+        assert_eq!(store.load(&web()).unwrap().pages_kept_for(), Some("b"));
         store.save(&SavedVm::new(spec("db"), Role::Shadow, Desired::Stopped, at(1))).unwrap();
         let (records, problems) = store.load_all().unwrap();
         assert!(problems.is_empty());
         assert_eq!(records.len(), 2);
         assert_eq!(records[1], record);
-        store.remove("web").unwrap();
-        store.remove("web").unwrap();
+        store.remove(&web()).unwrap();
+        store.remove(&web()).unwrap();
         assert_eq!(store.load_all().unwrap().0.len(), 1);
     }
 
@@ -461,13 +464,13 @@ mod tests {
         let owner = SavedVm::new(spec("web"), Role::Owner, Desired::Running, at(3));
         let to_b = owner.clone().with(OtherHost { name: "b".to_owned(), needs_pages: false, runs: true });
         assert!(!store.save_over(&to_b, &owner).unwrap());
-        assert_eq!(store.load("web"), None);
+        assert_eq!(store.load(&web()), None);
         store.save(&to_b).unwrap();
         assert!(store.save_over(&to_b, &owner).unwrap());
         let handing_over = SavedVm { role: Role::HandingOver, ..to_b.clone() };
         store.save(&handing_over).unwrap();
         assert!(!store.save_over(&to_b, &owner).unwrap());
-        assert_eq!(store.load("web"), Some(handing_over));
+        assert_eq!(store.load(&web()), Some(handing_over));
     }
 
     #[test]
@@ -480,16 +483,16 @@ mod tests {
             Desired::Running,
             at(3),
         );
-        assert_eq!(store.known("web", old.spec.uuid, LIFE).unwrap(), Known::Never);
+        assert_eq!(store.known(&web(), old.spec.uuid, LIFE).unwrap(), Known::Never);
         store.save(&old).unwrap();
-        assert_eq!(store.known("web", old.spec.uuid, LIFE).unwrap(), Known::Has(old.standing()));
+        assert_eq!(store.known(&web(), old.spec.uuid, LIFE).unwrap(), Known::Has(old.standing()));
         store.note_gone(&old).unwrap();
-        store.remove("web").unwrap();
+        store.remove(&web()).unwrap();
         let new = ResolvedSpec { uuid: Uuid::from_u128(2), ..spec("web") };
         store.save(&SavedVm::new(new.clone(), Role::Owner, Desired::Running, at(1))).unwrap();
-        assert_eq!(store.known("web", old.spec.uuid, LIFE).unwrap(), Known::Gone(at(3)));
-        assert_eq!(store.known("web", Uuid::from_u128(3), LIFE).unwrap(), Known::Never);
-        assert!(matches!(store.known("web", new.uuid, LIFE).unwrap(), Known::Has(_)));
+        assert_eq!(store.known(&web(), old.spec.uuid, LIFE).unwrap(), Known::Gone(at(3)));
+        assert_eq!(store.known(&web(), Uuid::from_u128(3), LIFE).unwrap(), Known::Never);
+        assert!(matches!(store.known(&web(), new.uuid, LIFE).unwrap(), Known::Has(_)));
     }
 
     #[test]
@@ -498,13 +501,13 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let spec = ResolvedSpec { uuid: Uuid::from_u128(1), ..spec("web") };
         let owner = |ownership| SavedVm::new(spec.clone(), Role::Owner, Desired::Running, ownership);
-        let known = |incarnation| store.known("web", spec.uuid, incarnation).unwrap();
+        let known = |incarnation| store.known(&web(), spec.uuid, incarnation).unwrap();
         let (older, newer) = (at(3), Ownership { incarnation: Incarnation::new(8), epoch: 1 });
         let unrecorded = Ownership { incarnation: Incarnation::UNRECORDED, epoch: 9 };
         for gone in [unrecorded, older] {
             store.save(&owner(gone)).unwrap();
             store.note_gone(&owner(gone)).unwrap();
-            store.remove("web").unwrap();
+            store.remove(&web()).unwrap();
         }
         assert_eq!(known(newer.incarnation), Known::Never);
         store.save(&owner(newer)).unwrap();
@@ -512,7 +515,7 @@ mod tests {
         assert_eq!(known(newer.incarnation), has);
         // A newer life overwrites nothing that older ones have to answer.
         store.note_gone(&owner(newer)).unwrap();
-        store.remove("web").unwrap();
+        store.remove(&web()).unwrap();
         for gone in [unrecorded, older, newer] {
             assert_eq!(known(gone.incarnation), Known::Gone(gone));
         }
@@ -526,9 +529,9 @@ mod tests {
         let unrecorded = Ownership { incarnation: Incarnation::UNRECORDED, epoch: 4 };
         let gone = dir.path().join("gone").join(format!("{}.json", spec.uuid));
         fs::write(gone, r#"{"format":1,"name":"web","epoch":4}"#).unwrap();
-        let known = store.known("web", spec.uuid, Incarnation::UNRECORDED).unwrap();
+        let known = store.known(&web(), spec.uuid, Incarnation::UNRECORDED).unwrap();
         assert_eq!(known, Known::Gone(unrecorded));
-        assert_eq!(store.known("web", spec.uuid, LIFE).unwrap(), Known::Never);
+        assert_eq!(store.known(&web(), spec.uuid, LIFE).unwrap(), Known::Never);
         let record = SavedVm::new(spec, Role::Owner, Desired::Running, unrecorded);
         let text = serde_json::to_string(&record).unwrap();
         assert!(!text.contains("incarnation"), "{text}");

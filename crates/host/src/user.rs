@@ -8,13 +8,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
 use godwit_api::{ApiError, ErrorCode};
-use godwit_qemu::Accelerator;
+use godwit_qemu::{Accelerator, VmName};
 use serde::Deserialize;
 
 use crate::config::Config;
@@ -146,7 +145,7 @@ impl QemuUsers {
     ///
     /// # Errors
     /// The note can't be written; [`io::ErrorKind::QuotaExceeded`] where none is free.
-    pub(crate) fn claim(&self, vms: &Path, vm: &str) -> io::Result<User> {
+    pub(crate) fn claim(&self, vms: &Path, vm: &VmName) -> io::Result<User> {
         let (range, lock) = match self {
             QemuUsers::Shared(user) => return Ok(*user),
             QemuUsers::Each(range, lock) => (*range, lock),
@@ -166,6 +165,22 @@ impl QemuUsers {
 }
 
 impl QemuUsers {
+    /// The user that all QEMUs run as. `None`: each has its own.
+    pub(crate) fn shared(&self) -> Option<u32> {
+        match self {
+            QemuUsers::Shared(user) => Some(user.uid),
+            QemuUsers::Each(..) => None,
+        }
+    }
+
+    /// Whether QEMUs run as that user, those of VMs or those that are asked something.
+    pub(crate) fn include(&self, uid: u32) -> bool {
+        match self {
+            QemuUsers::Shared(user) => user.uid == uid,
+            QemuUsers::Each(range, _) => range.contains(uid),
+        }
+    }
+
     /// Whom a QEMU is asked as what it is: one that no VM has at the moment.
     pub(crate) fn of_question(&self) -> User {
         let range = match self {
@@ -212,12 +227,7 @@ pub(crate) fn forget(vm_dir: &Path) -> io::Result<()> {
 
 /// Users of the range that a process of this machine has: also one that another agent started.
 fn running_users(range: UserRange) -> io::Result<BTreeSet<u32>> {
-    let entries = fs::read_dir("/proc")?.flatten();
-    let processes =
-        entries.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
-    // One that has just ended has none.
-    let users = processes.filter_map(|entry| Some(entry.metadata().ok()?.uid()));
-    Ok(users.filter(|uid| range.contains(*uid)).collect())
+    Ok(godwit_qemu::users_of_processes()?.filter(|uid| range.contains(*uid)).collect())
 }
 
 /// Whose number is in the range, by a file as /etc/passwd and /etc/group are: name, password, number.
@@ -293,6 +303,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let range: UserRange = "1999990000-1999990003".parse().unwrap();
         let claim = |vm: &str| {
+            let vm = &VmName::new(vm).unwrap();
             fs::create_dir_all(folder.path().join(vm)).unwrap();
             // An agent of its own each time: what is taken is known by the notes alone.
             QemuUsers::Each(range, Mutex::new(())).claim(folder.path(), vm)
@@ -318,16 +329,16 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let range: UserRange = "1999980000-1999980001".parse().unwrap();
-        let vm = folder.path().join("web");
+        let (web, vm) = (VmName::new("web").unwrap(), folder.path().join("web"));
         fs::create_dir(&vm).unwrap();
         let users = QemuUsers::Each(range, Mutex::new(()));
-        let first = users.claim(folder.path(), "web").unwrap();
+        let first = users.claim(folder.path(), &web).unwrap();
         forget(&vm).unwrap();
         let mut stray = std::process::Command::new("/bin/sleep").arg("1000").uid(first.uid).spawn().unwrap();
-        assert_ne!(users.claim(folder.path(), "web").unwrap(), first);
+        assert_ne!(users.claim(folder.path(), &web).unwrap(), first);
         forget(&vm).unwrap();
         stray.kill().unwrap();
         stray.wait().unwrap();
-        assert_eq!(users.claim(folder.path(), "web").unwrap(), first);
+        assert_eq!(users.claim(folder.path(), &web).unwrap(), first);
     }
 }

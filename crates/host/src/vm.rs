@@ -13,7 +13,9 @@ use std::time::Duration;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_migration::reference::Content;
-use godwit_qemu::{AdoptError, Launch, OpenFiles, QemuProcess, ResolvedSpec, Tap, Tracker};
+use godwit_qemu::{
+    AdoptError, Launch, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tracker, VmName,
+};
 use godwit_ram::{Region, tracker_listener};
 
 pub(crate) use admission::{Condition, Operation};
@@ -34,7 +36,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Vm {
     /// Its name.
-    pub name: String,
+    pub name: VmName,
     /// What it is, nothing left to defaults.
     pub spec: ResolvedSpec,
     /// Which life of the VM it is.
@@ -59,7 +61,7 @@ pub struct Vm {
 #[derive(Clone, Debug)]
 pub(crate) struct UnaskedVm {
     /// Its name.
-    pub name: String,
+    pub name: VmName,
     /// Its number.
     pub pid: i32,
     /// When it started.
@@ -132,6 +134,7 @@ impl Vm {
         let regions = make_memory(&files, spec, user)?;
         let taps = attach_taps(site, spec).await?;
         let tracker = make_tracker(site, &files)?;
+        let (limits, has_user) = (QemuLimits::of(spec), site.places.users.shared().is_none());
         let launch = Launch {
             spec: spec.clone(),
             qemu: site.qemu.to_owned(),
@@ -142,10 +145,13 @@ impl Vm {
             tracker,
             user: Some((user.uid, user.gid)),
             sandbox: site.sandbox,
+            limits: limits.of_process(has_user, site.places.groups.is_some()),
             incoming: begin != Begin::Boot,
             paused: begin != Begin::IncomingRuns,
         };
         let process = launch.start().await.map_err(|error| crate::failure::start_failed(&error))?;
+        // Before the guest's first instruction.
+        files.confine(process.pid, &limits);
         let vm = Vm {
             name: spec.name.clone(),
             spec: spec.clone(),
@@ -200,6 +206,8 @@ impl Vm {
             }
         };
         let regions = open_memory(&files, spec)?;
+        // An agent that was killed may not have come to it.
+        files.confine_adopted(process.pid, &QemuLimits::of(spec));
         Ok(Some(Vm {
             name: spec.name.clone(),
             spec: spec.clone(),
@@ -283,7 +291,7 @@ impl Vm {
         if let Some(pid) = rustix::process::Pid::from_raw(self.process.pid)
             && let Err(error) = rustix::process::setpriority_process(Some(pid), 19)
         {
-            tracing::debug!(vm = self.name, %error, "the ended VM's QEMU keeps its priority");
+            tracing::debug!(vm = self.name.as_str(), %error, "the ended VM's QEMU keeps its priority");
         }
     }
 

@@ -16,9 +16,13 @@ use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_migration::handover::Known;
 use godwit_migration::{Outcome, Report};
 use godwit_pki::{Authority, Grant, Identity, Issued, Role, describe};
-use godwit_qemu::{AccelProbe, ResolvedSpec, VmSpec};
+use godwit_qemu::{AccelProbe, ResolvedSpec, VmName, VmSpec};
 use http::{HeaderMap, Method, StatusCode};
 use support::{TestHost, arriving, until};
+
+fn web() -> VmName {
+    VmName::new("web").unwrap()
+}
 
 /// An agent, and a VM "web" that it runs.
 async fn with_vm(host: &TestHost) -> Arc<Agent> {
@@ -256,9 +260,9 @@ fn a_shadow_is_removed_without_a_trace() {
         let twice = agent.prepare_incoming(spec, arriving(7), "b", false).await.unwrap_err();
         assert_eq!(twice.code, ErrorCode::Busy);
         for refused in [
-            agent.stop("web", Default::default()).await.err(),
-            agent.start("web").await.err(),
-            agent.delete("web", false).await.err(),
+            agent.stop(&web(), Default::default()).await.err(),
+            agent.start(&web()).await.err(),
+            agent.delete(&web(), false).await.err(),
         ] {
             assert_eq!(refused.unwrap().code, ErrorCode::Busy);
         }
@@ -309,16 +313,16 @@ fn the_source_is_marked_kept_and_released() {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         for refused in
-            [agent.begin_migration("web", "m2").err(), agent.stop("web", Default::default()).await.err()]
+            [agent.begin_migration("web", "m2").err(), agent.stop(&web(), Default::default()).await.err()]
         {
             let refused = refused.unwrap();
             assert!(refused.code == ErrorCode::Busy && refused.message.contains("m1"), "{refused}");
         }
         vm.process.qmp.stop().await.unwrap();
         vm.process.qmp.cont().await.unwrap();
-        agent.end_migration("web").await;
+        agent.end_migration(&web()).await;
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Running);
-        agent.end_migration("web").await;
+        agent.end_migration(&web()).await;
 
         let vm = agent.begin_migration("web", "m3").unwrap();
         agent.release(&vm, false).await.unwrap();
@@ -334,20 +338,20 @@ fn a_guest_in_doubt_stays_paused_across_a_restart() {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
-        agent.hold_in_doubt("web", "b").await;
+        agent.hold_in_doubt(&web(), "b").await;
     });
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.epoch), (VmState::Paused, 1));
-        let refused = agent.start("web").await.unwrap_err();
+        let refused = agent.start(&web()).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InDoubt);
         let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
-        let taken = agent.resolve_doubt("web", word).await.unwrap().vm.unwrap();
+        let taken = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();
         assert_eq!(taken.state, VmState::Running);
         assert_eq!(agent.vm("web").unwrap().unwrap().is_running().await, Some(true));
         assert_eq!(taken.epoch, 3, "the other host's generation is stale from here on");
-        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
     });
 }
 
@@ -357,10 +361,10 @@ fn what_was_never_offered_is_in_no_doubt() {
     host.run(async {
         let agent = with_vm(&host).await;
         agent.begin_migration("web", "m1").unwrap();
-        agent.hold_in_doubt("web", "b").await;
+        agent.hold_in_doubt(&web(), "b").await;
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.in_doubt, info.epoch), (VmState::Running, false, 1));
-        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
     });
 }
 
@@ -370,33 +374,33 @@ fn an_operator_decides_where_a_guest_in_doubt_is() {
     let word = |runs_on: &str, keep_memory| Resolve { runs_on: runs_on.to_owned(), keep_memory };
     host.run(async {
         let agent = with_vm(&host).await;
-        let refused = agent.resolve_doubt("web", word("a", false)).await.unwrap_err();
+        let refused = agent.resolve_doubt(&web(), word("a", false)).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::WrongState);
         let doubt = async || {
             let vm = agent.begin_migration("web", "m1").unwrap();
             agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
-            agent.hold_in_doubt("web", "b").await;
+            agent.hold_in_doubt(&web(), "b").await;
         };
         doubt().await;
-        let refused = agent.resolve_doubt("web", word("c", false)).await.unwrap_err();
+        let refused = agent.resolve_doubt(&web(), word("c", false)).await.unwrap_err();
         assert!(refused.code == ErrorCode::InvalidRequest && refused.message.contains("and b"), "{refused}");
 
         let name = agent.config().name.clone();
-        let kept = agent.resolve_doubt("web", word(&name, true)).await.unwrap().vm.unwrap();
+        let kept = agent.resolve_doubt(&web(), word(&name, true)).await.unwrap().vm.unwrap();
         assert_eq!((kept.state, kept.in_doubt, kept.epoch), (VmState::Running, false, 3));
         assert_eq!(agent.vm("web").unwrap().unwrap().is_running().await, Some(true));
 
         doubt().await;
-        let ended = agent.resolve_doubt("web", word(&name, false)).await.unwrap().vm.unwrap();
+        let ended = agent.resolve_doubt(&web(), word(&name, false)).await.unwrap().vm.unwrap();
         assert_eq!((ended.state, ended.in_doubt, ended.epoch), (VmState::Failed, false, 5));
         assert!(host.qemus().is_empty());
-        agent.start("web").await.unwrap();
+        agent.start(&web()).await.unwrap();
 
         doubt().await;
         let vm = agent.vm("web").unwrap().unwrap();
         let (uuid, ownership) = (vm.spec.uuid, vm.ownership());
-        assert_eq!(agent.resolve_doubt("web", word("b", false)).await.unwrap().vm, None);
-        assert_eq!(agent.known("web", uuid, ownership.incarnation).unwrap(), Known::Gone(ownership));
+        assert_eq!(agent.resolve_doubt(&web(), word("b", false)).await.unwrap().vm, None);
+        assert_eq!(agent.known(&web(), uuid, ownership.incarnation).unwrap(), Known::Gone(ownership));
         assert_eq!(ownership.epoch, 5);
         assert!(agent.vms().is_empty());
         assert_eq!(host.remains(), Vec::<String>::new());
@@ -410,10 +414,11 @@ fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
-        agent.hold_in_doubt("web", "b").await;
-        for refused in
-            [agent.stop("web", Default::default()).await.unwrap_err(), agent.start("web").await.unwrap_err()]
-        {
+        agent.hold_in_doubt(&web(), "b").await;
+        for refused in [
+            agent.stop(&web(), Default::default()).await.unwrap_err(),
+            agent.start(&web()).await.unwrap_err(),
+        ] {
             assert_eq!(refused.code, ErrorCode::InDoubt);
             assert!(refused.message.contains("host b") && refused.mend.contains("resolve"), "{refused}");
         }
@@ -423,13 +428,13 @@ fn pages_that_are_kept_for_another_host_are_served_after_each_doubt() {
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.in_doubt), (VmState::Paused, false));
         assert!(info.reason.is_some_and(|reason| reason.contains("fetches pages")));
-        assert_eq!(agent.delete("web", false).await.unwrap_err().code, ErrorCode::Busy);
+        assert_eq!(agent.delete(&web(), false).await.unwrap_err().code, ErrorCode::Busy);
         // Its end is the end of what was kept.
         for pid in host.qemus() {
             support::kill(pid);
         }
         until("its end is seen", async || agent.vm_info("web").unwrap().in_doubt).await;
-        agent.delete("web", true).await.unwrap();
+        agent.delete(&web(), true).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -449,14 +454,14 @@ fn a_guest_whose_missing_pages_nobody_brings_does_not_run() {
         until("it is paused", async || agent.vm_info("web").unwrap().state == VmState::Paused).await;
         let info = agent.vm_info("web").unwrap();
         assert!(info.reason.is_some_and(|reason| reason.contains("missing")) && !info.in_doubt);
-        let refused = agent.start("web").await.unwrap_err();
+        let refused = agent.start(&web()).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::WrongState);
         assert!(refused.message.contains("host b") && refused.mend.contains("restart"), "{refused}");
-        assert!(agent.delete("web", false).await.is_err());
+        assert!(agent.delete(&web(), false).await.is_err());
         assert!(ram.join("web.missing").exists());
-        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         assert!(!ram.join("web.missing").exists());
-        agent.delete("web", false).await.unwrap();
+        agent.delete(&web(), false).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -468,17 +473,17 @@ fn a_stop_ends_no_doubt_and_a_delete_does() {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
-        agent.hold_in_doubt("web", "b").await;
-        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
-        let refused = agent.start("web").await.unwrap_err();
+        agent.hold_in_doubt(&web(), "b").await;
+        agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        let refused = agent.start(&web()).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InDoubt);
     });
     assert!(host.qemus().is_empty());
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        let refused = agent.start("web").await.unwrap_err();
+        let refused = agent.start(&web()).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InDoubt);
-        agent.delete("web", true).await.unwrap();
+        agent.delete(&web(), true).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -490,7 +495,7 @@ fn a_qemu_that_answers_late_is_adopted_late() {
         let agent = with_vm(&host).await;
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", true, true).await.unwrap();
-        agent.hold_in_doubt("web", "b").await;
+        agent.hold_in_doubt(&web(), "b").await;
     });
     let (socket, aside) = (host.path().join("run/vms/web/qmp.sock"), host.path().join("aside.sock"));
     std::fs::rename(&socket, &aside).unwrap();
@@ -503,10 +508,10 @@ fn a_qemu_that_answers_late_is_adopted_late() {
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.epoch), (VmState::Paused, 1), "its pages are kept: {info:?}");
         let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
-        let back = agent.resolve_doubt("web", word).await.unwrap().vm.unwrap();
+        let back = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();
         assert_eq!((back.state, back.epoch), (VmState::Running, 3));
-        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
-        agent.delete("web", true).await.unwrap();
+        agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        agent.delete(&web(), true).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -526,7 +531,7 @@ fn a_shadow_that_does_not_answer_is_removed_and_was_never_here() {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         assert!(agent.vms().is_empty());
         // Its source owns that epoch still, and may offer it once more.
-        assert_eq!(agent.known("web", uuid, arriving(2).incarnation).unwrap(), Known::Never);
+        assert_eq!(agent.known(&web(), uuid, arriving(2).incarnation).unwrap(), Known::Never);
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }
@@ -545,7 +550,7 @@ fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
         let refused = agent.create(CreateVm { spec: host.spec("web"), start: false }).await.unwrap_err();
         assert!(refused.code == ErrorCode::AlreadyExists && refused.message.contains("vm.json"), "{refused}");
         let spec = agent.resolve(host.spec("other")).await.unwrap();
-        let spec = ResolvedSpec { name: "web".to_owned(), ..spec };
+        let spec = ResolvedSpec { name: web(), ..spec };
         let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::AlreadyExists);
         assert_eq!(std::fs::read_to_string(&record).unwrap(), "{");
@@ -561,14 +566,14 @@ fn a_qemu_that_does_not_answer_is_not_started_twice() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Failed);
-        for refused in [agent.start("web").await.err(), agent.delete("web", false).await.err()] {
+        for refused in [agent.start(&web()).await.err(), agent.delete(&web(), false).await.err()] {
             let refused = refused.unwrap();
             assert!(refused.code == ErrorCode::WrongState && refused.mend.contains("--force"), "{refused}");
         }
         assert_eq!(host.qemus().len(), 1);
-        agent.stop("web", godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
+        agent.stop(&web(), godwit_api::StopVm { force: true, grace_ms: None }).await.unwrap();
         assert!(host.qemus().is_empty());
-        agent.delete("web", false).await.unwrap();
+        agent.delete(&web(), false).await.unwrap();
         assert_eq!(host.remains(), Vec::<String>::new());
     });
 }

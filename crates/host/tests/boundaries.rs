@@ -8,16 +8,20 @@ use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use godwit_api::{Client, CreateVm, ErrorCode, VmInfo};
 use godwit_host::{Agent, RunError, TlsConfig};
 use godwit_pki::{Authority, Grant, Role};
-use godwit_qemu::{Accel, AccelProbe, Disk, DiskFormat, ResolvedSpec, VmSpec};
+use godwit_qemu::{
+    Accel, AccelProbe, Disk, DiskFormat, QemuLimits, ResolvedSpec, RunningProcess, VmSpec, ends_within,
+};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{DumpableBehavior, Gid, Pid, Resource, Uid};
-use support::{TestHost, arriving};
+use support::{LIMIT, TestHost, arriving, until};
 
 /// Somebody on the host who has no VM.
 const SOMEBODY: u32 = 1_999_960_000;
@@ -125,6 +129,19 @@ fn each_qemu_has_a_user_of_its_own_and_gives_up_what_it_never_needs() {
             let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
             let cores = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
             assert_eq!(cores.split_whitespace().skip(4).take(2).collect::<Vec<_>>(), ["0", "0"], "{cores}");
+            // No cgroup bounds memory here: its address space is bounded instead.
+            let record = fs::read(host.config.state_dir.join("vms").join(&vm.name).join("vm.json")).unwrap();
+            let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+            let most = QemuLimits::of(&serde_json::from_value(record["spec"].clone()).unwrap());
+            for (name, most) in [
+                ("Max address space", most.address_space_bytes),
+                ("Max processes", most.tasks),
+                ("Max open files", most.open_files),
+            ] {
+                let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                let set: Vec<&str> = line.split_whitespace().take(2).collect();
+                assert_eq!(set, [most.to_string(), most.to_string()], "{name}");
+            }
             let filter = fs::read_to_string(format!("/proc/{pid}/coredump_filter")).unwrap();
             assert_eq!(filter.trim().trim_start_matches('0'), "", "a core would hold memory");
         }
@@ -382,4 +399,133 @@ fn another_host_names_no_program_but_those_that_are_for_it() {
         assert!(refused.to_string().contains("does not answer as QEMU does"), "{refused}");
         assert_eq!(fs::read_to_string(&ran).unwrap(), "ran\n");
     });
+}
+
+#[test]
+fn a_strangers_process_keeps_no_vm_from_starting() {
+    let Some(host) = TestHost::new() else { return };
+    let program = host.path().join("qemu-system-x86_64");
+    fs::copy("/usr/bin/tail", &program).unwrap();
+    open_wide(host.path());
+    let files = ["run/vms/web/qmp.sock", "run/ram/web.0.ram"].map(|file| host.path().join(file));
+    let mut stranger = Command::new(&program)
+        .args(["-f", "/dev/null"])
+        .args(files)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .uid(SOMEBODY)
+        .spawn()
+        .unwrap();
+    host.with_agent(async |client| {
+        let vm = started(&client, &host, "web").await;
+        assert_ne!(vm.pid.unwrap(), stranger.id().cast_signed());
+        let force = godwit_api::StopVm { force: true, grace_ms: None };
+        client.stop_vm("web", force).await.unwrap();
+        client.start_vm("web").await.unwrap();
+        client.stop_vm("web", force).await.unwrap();
+        client.delete_vm("web").await.unwrap();
+    });
+    assert!(stranger.try_wait().unwrap().is_none(), "somebody else's process was ended");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+}
+
+#[test]
+fn what_is_no_name_of_a_vm_reaches_no_file() {
+    let Some(host) = TestHost::new() else { return };
+    let uuid = "uuid=00000000-0000-0000-0000-000000000001";
+    host.with_agent(async |_| {
+        // What a VM of that name would have, where a name could leave its folder.
+        fs::create_dir_all(host.config.run_dir.join("passwd")).unwrap();
+        fs::write(host.config.run_dir.join("passwd/console.log"), "secret").unwrap();
+        for name in ["%2Fetc%2Fpasswd", "..%2Fpasswd", "%2e%2e", "a%00b", "a%2F..%2F..%2Fpasswd"] {
+            for request in [
+                format!("GET /v1/hand-overs/{name}?{uuid}"),
+                format!("DELETE /v1/hand-overs/{name}?from=b&{uuid}"),
+                format!("POST /v1/page-ins/{name}"),
+                format!("GET /v1/vms/{name}"),
+                format!("DELETE /v1/vms/{name}"),
+                format!("GET /v1/vms/{name}/log"),
+                format!("GET /v1/vms/{name}/console"),
+                format!("POST /v1/vms/{name}/start"),
+                format!("POST /v1/vms/{name}/stop"),
+                format!("POST /v1/vms/{name}/resolve"),
+                format!("POST /v1/vms/{name}/migrations"),
+                format!("POST /v1/vms/{name}/migrations/dry-run"),
+            ] {
+                let answer = ask(&host.config.socket, &request).unwrap();
+                assert!(answer.contains(" 400 "), "{request}: {answer}");
+            }
+        }
+    });
+}
+
+/// Where the agent of [`an_agent_in_a_process_of_its_own`] finds its configuration.
+const AGENTS_CONFIG: &str = "GODWIT_TEST_AGENT";
+
+/// No test by itself: what a test starts to kill it.
+#[test]
+fn an_agent_in_a_process_of_its_own() {
+    let Some(path) = std::env::var_os(AGENTS_CONFIG).map(PathBuf::from) else { return };
+    let config = godwit_host::Config::parse(&fs::read_to_string(&path).unwrap(), &path).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(godwit_host::run(config)).unwrap();
+}
+
+#[test]
+fn what_an_agent_asks_ends_with_it_when_it_is_killed() {
+    let Some(host) = TestHost::new() else { return };
+    // A QEMU that never answers; in a folder of root's, as any that is started.
+    let folder = tempfile::Builder::new().prefix("godwit-test").tempdir_in("/var/lib").unwrap();
+    let (script, note) = (folder.path().join("qemu"), host.path().join("asked"));
+    fs::write(&script, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", note.display())).unwrap();
+    fs::write(&note, "").unwrap();
+    [folder.path(), &script, host.path(), &note].into_iter().for_each(open_wide);
+    let (at, config) = (host.path().display(), host.path().join("agent.toml"));
+    let text = format!(
+        "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\nrun_dir = \"{at}/run\"\nqemu = \"{}\"\n",
+        script.display()
+    );
+    fs::write(&config, text).unwrap();
+    let mut agent = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "an_agent_in_a_process_of_its_own", "--nocapture"])
+        .env(AGENTS_CONFIG, &config)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let asked = || fs::read_to_string(&note).unwrap().trim().parse::<i32>().ok();
+    host.run(until("it asks its QEMU", async || asked().is_some()));
+    let asked = RunningProcess::of(asked().unwrap()).unwrap();
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    assert!(ends_within(asked.pid, asked.start_time, LIMIT), "process {} runs on", asked.pid);
+}
+
+/// A process that says that a process which is gone has asked it.
+fn left_over(user: u32) -> Child {
+    let asker = format!("{}.1", std::process::id());
+    let mut command = Command::new("/bin/sleep");
+    let child = command.arg("1000").env("GODWIT_ASKED_BY", asker).uid(user).spawn().unwrap();
+    // It is there before the kernel has set its environment up.
+    let said = || RunningProcess::of(child.id().cast_signed()).unwrap().variable("GODWIT_ASKED_BY");
+    while said().is_none() {
+        std::thread::yield_now();
+    }
+    child
+}
+
+#[test]
+fn the_next_agent_ends_what_an_older_one_left_and_nothing_of_strangers() {
+    let Some(mut host) = TestHost::new() else { return };
+    host.config.qemu_users = Some("1999930000-1999930009".parse().unwrap());
+    let (mut roots, mut users, mut stranger) = (left_over(0), left_over(1_999_930_004), left_over(SOMEBODY));
+    host.with_agent(async |_| {});
+    for left in [&mut roots, &mut users] {
+        assert_eq!(RunningProcess::of(left.id().cast_signed()), None, "it runs on");
+        // The agent, in this process, may have reaped it.
+        let _ = left.wait();
+    }
+    assert!(stranger.try_wait().unwrap().is_none(), "somebody else's process was ended");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
 }

@@ -10,8 +10,12 @@ use std::sync::Arc;
 use godwit_api::{CreateVm, ErrorCode, PageInAnswer, PageInRequest, Resolve};
 use godwit_host::Agent;
 use godwit_migration::handover::{Known, OfDestination, Ownership, Role, Standing, of_destination};
-use godwit_qemu::{Uuid, VmSpec};
+use godwit_qemu::{Uuid, VmName, VmSpec};
 use support::{TestHost, arriving};
+
+fn web() -> VmName {
+    VmName::new("web").unwrap()
+}
 
 const UUID: Uuid = Uuid::from_u128(0x5eed);
 
@@ -34,10 +38,10 @@ fn a_vm_created_again_is_not_gone_by_the_record_of_its_older_life() {
         // It goes to host b, and an operator says so.
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
-        agent.hold_in_doubt("web", "b").await;
+        agent.hold_in_doubt(&web(), "b").await;
         let word = Resolve { runs_on: "b".to_owned(), keep_memory: false };
-        agent.resolve_doubt("web", word).await.unwrap();
-        let known = |life: Ownership| agent.known("web", UUID, life.incarnation).unwrap();
+        agent.resolve_doubt(&web(), word).await.unwrap();
+        let known = |life: Ownership| agent.known(&web(), UUID, life.incarnation).unwrap();
         assert_eq!(known(older), Known::Gone(older));
 
         // The same specification again, here or elsewhere: this host has nothing to say of the new life.
@@ -45,7 +49,7 @@ fn a_vm_created_again_is_not_gone_by_the_record_of_its_older_life() {
         assert_ne!(newer.incarnation, older.incarnation);
         assert_eq!(known(newer), Known::Has(Standing { role: Role::Owner, ownership: newer }));
         assert_eq!(known(older), Known::Gone(older));
-        agent.delete("web", false).await.unwrap();
+        agent.delete(&web(), false).await.unwrap();
         let elsewhere = arriving(1);
         assert_eq!(of_destination(known(elsewhere), elsewhere.offered()), OfDestination::Refused);
         assert_eq!(of_destination(known(older), elsewhere.offered()), OfDestination::Refused);
@@ -61,7 +65,7 @@ fn a_vm_created_again_is_not_gone_by_the_record_of_its_older_life() {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let info = agent.vm_info("web").unwrap();
         assert!(!info.incarnation.is_unrecorded());
-        assert!(matches!(agent.known("web", UUID, info.incarnation).unwrap(), Known::Has(_)));
+        assert!(matches!(agent.known(&web(), UUID, info.incarnation).unwrap(), Known::Has(_)));
     });
 }
 

@@ -6,12 +6,9 @@
 
 use godwit_wire::{Begin, Reason};
 
+use crate::drive::MOST_DEVICE_STATE_BYTES;
 use crate::failure::{Failure, FailureCode};
 use crate::handover::{Incarnation, Ownership};
-
-/// The most device state that is taken. A usual VM has 0.2 MB; passed-through devices with memory of their own have
-/// gigabytes.
-const MOST_DEVICE_STATE: u64 = 16 << 30;
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,8 +166,9 @@ impl Destination {
             }
             (State::Receiving, Event::DeviceStateFed { bytes }) => {
                 self.device_state_bytes += bytes;
-                if self.device_state_bytes > MOST_DEVICE_STATE {
-                    let detail = format!("a device state of more than {MOST_DEVICE_STATE} bytes is none");
+                if self.device_state_bytes > MOST_DEVICE_STATE_BYTES {
+                    let most = MOST_DEVICE_STATE_BYTES >> 20;
+                    let detail = format!("the source sent more than {most} MiB of device state");
                     return self.discard(Failure::new(FailureCode::ProtocolBroken, detail), true);
                 }
                 self.note_take_over()

@@ -3,9 +3,11 @@
 
 mod contents;
 mod destination;
+mod device_state;
 mod dispatch;
 mod handshake;
 mod heat;
+mod inbox;
 mod intake;
 pub mod page_in;
 mod referring;
@@ -14,9 +16,6 @@ mod sweep;
 mod throttled;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::time::Instant;
 
 use godwit_ram::{DirtyCount, DirtyTracker, PageRange, ThrottleFigures, TrackError};
 use godwit_wire::{Message, PagedIn, WireError};
@@ -26,8 +25,10 @@ use crate::source::{Event, NotServed};
 
 pub use contents::{Beside, Offer};
 pub use destination::{DestinationJob, receive};
+pub use device_state::MOST_DEVICE_STATE_BYTES;
 pub use dispatch::LaneFigures;
 pub use handshake::{Hello, WelcomedStream, say_hello, welcome};
+pub use inbox::{Events, Inbox, inbox};
 pub use page_in::SessionStream;
 pub use referring::{Deltas, References};
 pub use source::{Connect, Kept, SourceJob, SourceResult, Unsent, send};
@@ -37,8 +38,9 @@ pub use throttled::{CpuQuota, Throttled, Throttling};
 
 /// The hypervisor at the source.
 pub trait SourceHypervisor: Send {
-    /// Asks it to stop the guest for the switchover. [`HypervisorEvent::Stopped`] follows, and pieces of the device state may.
-    /// `page_in`: once it runs at the destination it will need what is here; whoever takes this over has to know.
+    /// Asks it to stop the guest for the switchover. [`HypervisorEvent::Stopped`] follows, and
+    /// pieces of the device state may ([`Inbox::device_state`]). `page_in`: once it runs at the
+    /// destination it will need what is here; an agent that takes this over has to know.
     ///
     /// # Errors
     /// The guest runs on as before.
@@ -171,9 +173,7 @@ impl Tracking for DirtyTracker {
 pub enum HypervisorEvent {
     /// The vCPUs stand still; nothing writes guest memory any more but devices finishing.
     Stopped,
-    /// A piece of the device state stream, in order.
-    DeviceState(Vec<u8>),
-    /// The stream is complete.
+    /// All of the device state has been given to [`Inbox::device_state`].
     DeviceStateEnded,
     /// It can't go on.
     Failed(Failure),
@@ -225,6 +225,8 @@ pub trait DestinationHypervisor: Send {
 pub(crate) enum Input {
     Machine(Event),
     Hypervisor(HypervisorEvent),
+    /// The inbox holds device state.
+    DeviceState,
     Lane(Message),
     /// The data streams may have come to what is waited for.
     Moved,
@@ -240,61 +242,6 @@ pub(crate) enum Input {
     },
     /// All pages are at the destination, or it has no such guest.
     PagedIn(Result<Option<PagedIn>, NotServed>),
-}
-
-/// Where events for a source's driver are put, from any thread. It is bounded by who puts: one `Moved` at a time, one end a
-/// stream, and of the destination's messages no more than were asked for ([`source`]'s reader of the control stream).
-#[derive(Clone, Debug)]
-pub struct Inbox {
-    sender: mpsc::Sender<(Instant, Input)>,
-    /// An [`Input::Moved`] waits.
-    moved: Arc<AtomicBool>,
-}
-
-/// The driver's end of an [`Inbox`].
-#[derive(Debug)]
-pub struct Events {
-    receiver: mpsc::Receiver<(Instant, Input)>,
-}
-
-/// An inbox and its end.
-#[must_use]
-pub fn inbox() -> (Inbox, Events) {
-    let (sender, receiver) = mpsc::channel();
-    (Inbox { sender, moved: Arc::default() }, Events { receiver })
-}
-
-impl Inbox {
-    /// Asks for a cancel. After the commit it changes nothing.
-    pub fn cancel(&self) {
-        self.put(Instant::now(), Input::Machine(Event::CancelRequested));
-    }
-
-    /// The hypervisor tells something that happened at `at`.
-    pub fn hypervisor(&self, at: Instant, event: HypervisorEvent) {
-        self.put(at, Input::Hypervisor(event));
-    }
-
-    /// The data streams may have come to what is waited for.
-    pub(crate) fn moved(&self) {
-        if !self.moved.swap(true, Ordering::SeqCst) {
-            self.put_now(Input::Moved);
-        }
-    }
-
-    /// The driver looks at the data streams: what moves from now on is told again.
-    pub(crate) fn looks(&self) {
-        self.moved.store(false, Ordering::SeqCst);
-    }
-
-    pub(crate) fn put_now(&self, input: Input) {
-        self.put(Instant::now(), input);
-    }
-
-    pub(crate) fn put(&self, at: Instant, input: Input) {
-        // A driver that is over needs nothing any more.
-        let _ = self.sender.send((at, input));
-    }
 }
 
 /// A lane's error as the failure of a migration: what the peer did wrong, what this host lacks, and what is only lost.

@@ -181,8 +181,7 @@ impl Authority {
     /// # Errors
     /// [`PkiError::Exists`] where that name has one; [`PkiError::BadName`]; nothing is half made.
     pub fn issue(&self, grant: &Grant) -> Result<Issued, PkiError> {
-        check_name(&grant.name)?;
-        let issued = self.files(&grant.name);
+        let issued = self.files(CheckedName::new(&grant.name)?);
         for path in [&issued.certificate, &issued.key] {
             if path.exists() {
                 return Err(PkiError::Exists { path: path.clone() });
@@ -197,8 +196,7 @@ impl Authority {
     /// # Errors
     /// As [`Authority::issue`]; [`PkiError::File`] where the name has no certificate yet.
     pub fn renew(&self, name: &str, days: u32) -> Result<Issued, PkiError> {
-        check_name(name)?;
-        let issued = self.files(name);
+        let issued = self.files(CheckedName::new(name)?);
         let old = describe(&issued.certificate)?;
         let grant = Grant { name: name.to_owned(), role: old.role, addresses: old.addresses.clone(), days };
         self.write(&grant, &issued)?;
@@ -252,7 +250,7 @@ impl Authority {
         Ok(list)
     }
 
-    fn files(&self, name: &str) -> Issued {
+    fn files(&self, name: CheckedName<'_>) -> Issued {
         Issued {
             certificate: self.dir.join(format!("{name}.pem")),
             key: self.dir.join(format!("{name}.key")),
@@ -330,6 +328,26 @@ pub fn check_name(name: &str) -> Result<(), PkiError> {
         return bad("it begins or ends with a dot or hyphen, or has two dots in a row");
     }
     Ok(())
+}
+
+/// A name that [`check_name`] has let pass. Files that are named after a host or an operator are named by this type alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckedName<'a>(&'a str);
+
+impl CheckedName<'_> {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// [`PkiError::BadName`].
+    pub fn new(name: &str) -> Result<CheckedName<'_>, PkiError> {
+        check_name(name).map(|()| CheckedName(name))
+    }
+}
+
+impl std::fmt::Display for CheckedName<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
 }
 
 fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {

@@ -13,7 +13,7 @@ mod verify;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-pub use authority::{Authority, Grant, Issued, Signed, check_name, next_list_number};
+pub use authority::{Authority, CheckedName, Grant, Issued, Signed, check_name, next_list_number};
 pub use certificate::{Description, Role, describe, describe_der};
 pub use identity::{Identity, Peer, Trust, web_server};
 pub use join::{Fingerprint, request, requested_key};

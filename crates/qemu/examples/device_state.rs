@@ -123,6 +123,7 @@ impl Lab {
             tracker: None,
             user: None,
             sandbox: true,
+            limits: Default::default(),
             incoming,
             paused: true,
         };

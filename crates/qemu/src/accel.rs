@@ -5,14 +5,15 @@
 //! that does what a 64-bit kernel does first (`accel/probe.S` lists its steps) and says how far it came.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
+use command_fds::CommandFdExt;
 use serde::{Deserialize, Serialize};
-use tokio::process::Command;
 
-use crate::launch::SANDBOX;
+use crate::helper::{helper, spawn};
+use crate::launch::{SANDBOX, path_in_qemu};
 use crate::spec::{Accelerator, DEFAULT_CPU_MODEL};
 
 /// The probe guest, made from `accel/probe.S` by the command in its head.
@@ -64,23 +65,21 @@ pub async fn usable_accel(qemu: &Path, sandbox: bool) -> AccelProbe {
 async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(), String> {
     let not_run =
         |what: &str, why: &std::io::Error| format!("the probe guest could not be run: {what}: {why}");
-    let mut guest = tempfile::NamedTempFile::new().map_err(|why| not_run("temporary file", &why))?;
+    // It has no name: nothing of it stays, whatever ends this process.
+    let mut guest = tempfile::tempfile().map_err(|why| not_run("temporary file", &why))?;
     guest.write_all(PROBE_GUEST).map_err(|why| not_run("temporary file", &why))?;
-    let mut command = Command::new(qemu);
+    let mut command = helper(qemu, None);
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "64"])
         .args(["-machine", "q35", "-accel", accel.name(), "-cpu", DEFAULT_CPU_MODEL])
         .args(["-chardev", "stdio,id=steps,signal=off", "-device", "isa-debugcon,chardev=steps,iobase=0xe9"])
-        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-kernel"])
-        .arg(guest.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
+        .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"])
+        .args(["-kernel".to_owned(), path_in_qemu(guest.as_raw_fd())]);
+    command.as_std_mut().preserved_fds(vec![guest.into()]);
     if sandbox {
         command.args(["-sandbox", SANDBOX]);
     }
-    let mut child = command.spawn().map_err(|why| not_run("QEMU", &why))?;
+    let mut child = spawn(command).await.map_err(|why| not_run("QEMU", &why))?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     // The pipes end with QEMU, so reading them to their ends runs beside the wait.
     let steps = tokio::spawn(read_start(stdout));

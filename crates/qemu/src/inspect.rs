@@ -1,14 +1,12 @@
 //! What a QEMU binary is and can: version, machine types, CPU models. Asked from the binary itself, never guessed.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::process::Command;
 
+use crate::helper::{helper, spawn};
 use crate::obstacle::Obstacle;
 
 /// The first QEMU that Godwit works with: `-device` and `-object` in JSON, `x-ignore-shared` beside file backends.
@@ -186,18 +184,11 @@ impl Asked<'_> {
         InspectError::CannotStart { path: self.path.to_owned(), why }
     }
 
-    /// What it prints for these arguments. It knows nothing of the caller but where programs are, and is ended where it goes on for
-    /// too long or says too much.
+    /// What it prints for these arguments. It is ended where it goes on for too long or says too much.
     async fn answer(&self, arguments: &[&str]) -> Result<String, InspectError> {
-        let mut command = Command::new(self.path);
-        command.args(arguments.iter().map(OsStr::new)).current_dir("/").env_clear();
-        command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        if let Some((uid, gid)) = self.user {
-            // The standard library drops supplementary groups with the change of user (Rust 1.95).
-            command.uid(uid).gid(gid);
-        }
-        let mut child = command.spawn().map_err(|why| self.cannot_start(why))?;
+        let mut command = helper(self.path, self.user);
+        command.args(arguments);
+        let mut child = spawn(command).await.map_err(|why| self.cannot_start(why))?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let all = async {
             let printed =

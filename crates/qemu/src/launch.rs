@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use command_fds::CommandFdExt;
+use godwit_ram::{ChildLimits, limit_child};
 use process_wrap::std::{CommandWrap, ProcessSession};
 
 use crate::process::{Process, QemuProcess};
@@ -69,6 +70,8 @@ pub struct Launch {
     pub user: Option<(u32, u32)>,
     /// Whether QEMU gives up what it never needs (seccomp): other programs, other rights, other priorities.
     pub sandbox: bool,
+    /// What the process is limited to from before its first instruction.
+    pub limits: ChildLimits,
     /// Waits for a migration.
     pub incoming: bool,
     /// Does not start the vCPUs: they wait for [`Qmp::cont`]. An incoming VM that is not paused takes its disks and
@@ -227,6 +230,7 @@ impl Launch {
                 .env("GODWIT_TRACKER_PEER_UID", tracker.peer_uid.to_string());
         }
         command.preserved_fds(prepared.into_fds());
+        limit_child(&mut command, self.limits);
         let mut command = CommandWrap::from(command);
         // The child is watched by a pidfd, which serves adopted processes just as well. The command goes with this
         // function and closes the agent's ends of what QEMU inherited: a disk's lock goes with QEMU's.
@@ -281,7 +285,7 @@ fn prepare_tracker(tracker: Tracker) -> Result<PreparedTracker, StartError> {
 }
 
 /// Opens once more, in QEMU, what it inherits by that number: by the rights that its user has to the file itself.
-fn path_in_qemu(number: RawFd) -> String {
+pub(crate) fn path_in_qemu(number: RawFd) -> String {
     format!("/proc/self/fd/{number}")
 }
 

@@ -5,12 +5,15 @@ mod accel;
 mod commands;
 mod cpu;
 mod devices;
+mod helper;
 mod inspect;
 mod launch;
+mod limits;
 mod mac;
 mod obstacle;
 mod process;
 mod qmp;
+mod running;
 mod size;
 mod spec;
 mod vcpu_group;
@@ -38,19 +41,22 @@ pub use cpu::{
     change_of_baseline, common_baseline, host_cpu,
 };
 pub use devices::{external_engine_obstacles, untrackable_parts};
+pub use helper::end_left_helpers;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
     CONSOLE_LOG, FileError, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer,
     QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
 };
+pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
 pub use obstacle::Obstacle;
 pub use process::{AdoptError, Exit, QemuProcess, end_process, ends_within, is_alive};
 pub use qmp::{Qmp, QmpError, QmpEvent, wait_for_event};
+pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, Accelerator, Backing, DEFAULT_CPU_MODEL, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock, Nic,
-    ResolvedNic, ResolvedSpec, SpecError, VmSpec,
+    ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

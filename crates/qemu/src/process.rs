@@ -299,10 +299,16 @@ struct Stat {
     is_ended: bool,
 }
 
+/// When a process started, in clock ticks since the host's boot. `None`: it is gone, or a zombie.
+pub(crate) fn start_time_of(pid: i32) -> Option<u64> {
+    stat_of(pid).ok().filter(|stat| !stat.is_ended).map(|stat| stat.start_time)
+}
+
 /// Reads `/proc/PID/stat`.
 fn stat_of(pid: i32) -> std::io::Result<Stat> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    parse_stat(&text).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+    // A process may give itself a name that is no text.
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    parse_stat(&String::from_utf8_lossy(&stat)).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }
 
 /// `PID (NAME) STATE …`: the state is field 3, the start time field 22 (proc_pid_stat(5)). The name may hold
@@ -355,6 +361,19 @@ mod tests {
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.start_time, stat.is_ended), (4242, true));
         assert!(parse_stat("12 (a) R 1").is_none());
+    }
+
+    #[test]
+    fn a_process_whose_name_is_no_text_is_alive() {
+        // The kernel names a process after its file; it can also name itself so.
+        let folder = tempfile::tempdir().unwrap();
+        let name = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"\xff) Z");
+        std::os::unix::fs::symlink("/bin/sleep", folder.path().join(name)).unwrap();
+        let mut child = std::process::Command::new(folder.path().join(name)).arg("1000").spawn().unwrap();
+        let stat = stat_of(child.id().cast_signed());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!stat.unwrap().is_ended);
     }
 
     #[tokio::test]

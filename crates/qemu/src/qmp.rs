@@ -34,9 +34,12 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 /// The longest line taken. The longest known, the schema of QEMU 10, has 0.3 MB. As JSON values it may take a hundred times as much.
 const LONGEST_LINE_BYTES: usize = 1 << 20;
 /// Events kept for a receiver that doesn't look; older ones are lost to it.
-const EVENTS_KEPT: usize = 1024;
+const EVENTS_KEPT: usize = 256;
 /// The longest of them: a few hundred bytes in QEMU 10. Longer ones are dropped, as so many are kept.
 const LONGEST_EVENT_BYTES: usize = 8 << 10;
+/// Most values in one of them: about ten in QEMU 10. As JSON values 8 KiB of text may take a hundred times as much: those
+/// that are kept take 16 MiB at most.
+const MOST_EVENT_VALUES: usize = 64;
 
 /// A connection to one QEMU. Cheap to clone; the connection ends with the last clone.
 #[derive(Clone, Debug)]
@@ -415,7 +418,9 @@ async fn read(mut lines: Lines<OwnedReadHalf>, events: broadcast::Sender<QmpEven
         };
         let (at, length) = (Instant::now(), line.len());
         match message::parse(line) {
-            Ok(Message::Event { name, .. }) if length > LONGEST_EVENT_BYTES => {
+            Ok(Message::Event { name, data, .. })
+                if length > LONGEST_EVENT_BYTES || count_values(&data) > MOST_EVENT_VALUES =>
+            {
                 tracing::warn!(
                     length,
                     event = message::shorten(name.as_bytes()),
@@ -432,6 +437,15 @@ async fn read(mut lines: Lines<OwnedReadHalf>, events: broadcast::Sender<QmpEven
         }
     };
     shared.close(why);
+}
+
+/// How many values there are, those in lists and objects included.
+fn count_values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(count_values).sum::<usize>(),
+        Value::Object(fields) => fields.values().map(count_values).sum(),
+        _ => 0,
+    }
 }
 
 /// Cuts the stream into lines of bounded length.

@@ -1,6 +1,8 @@
 //! What a VM is: the specification a user writes, checked, and the resolved form in which nothing is left to a
 //! host's defaults, so that both ends of a migration start the same machine.
 
+mod name;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -13,6 +15,8 @@ use crate::inspect::QemuInfo;
 use crate::mac::MacAddress;
 use crate::obstacle::Obstacle;
 use crate::size::ByteSize;
+
+pub use name::VmName;
 
 /// The CPU model of a VM whose specification names none: x86-64-v2 with AES.
 ///
@@ -36,8 +40,6 @@ const MAX_MEMORY_BLOCKS: usize = 64;
 const MIN_MEMORY_BYTES: u64 = 1 << 20;
 /// Most vCPUs a VM may have (KVM_MAX_VCPUS of Linux 6 on x86).
 const MAX_VCPUS: u32 = 4096;
-/// Longest VM name: it becomes part of file names and of unix socket paths.
-const MAX_NAME_BYTES: usize = 48;
 /// Longest kernel command line that x86 takes (COMMAND_LINE_SIZE, Linux 6).
 const MAX_CMDLINE_BYTES: usize = 2047;
 
@@ -228,7 +230,7 @@ pub struct Nic {
 #[serde(deny_unknown_fields)]
 pub struct ResolvedSpec {
     /// See [`VmSpec::name`].
-    pub name: String,
+    pub name: VmName,
     /// At least one block. Block `i` has the id `ram<i>` in QEMU.
     pub memory: Vec<MemoryBlock>,
     /// At least one.
@@ -393,8 +395,9 @@ impl SpecError {
     pub fn mend(&self) -> String {
         match self {
             SpecError::Name { .. } => {
+                let most = VmName::MAX_BYTES;
                 format!(
-                    "use 1 to {MAX_NAME_BYTES} letters, digits, \"-\", \"_\" or \".\", starting with a letter or digit"
+                    "use 1 to {most} letters, digits, \"-\", \"_\" or \".\", starting with a letter or digit"
                 )
             }
             SpecError::Memory { .. } => {
@@ -480,7 +483,7 @@ impl VmSpec {
     /// # Errors
     /// The first thing that is wrong.
     pub fn validate(&self) -> Result<(), SpecError> {
-        check_name(&self.name)?;
+        VmName::new(self.name.as_str())?;
         check_memory(&self.memory)?;
         if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
             return Err(SpecError::Vcpus { vcpus: self.vcpus });
@@ -572,7 +575,7 @@ impl VmSpec {
                 Accel::Auto | Accel::Tcg => Accelerator::Tcg,
                 Accel::Kvm => Accelerator::Kvm,
             },
-            name: self.name,
+            name: VmName::new(self.name)?,
             memory: self.memory,
             vcpus: self.vcpus,
             qemu: self.qemu,
@@ -613,7 +616,7 @@ impl ResolvedSpec {
     #[must_use]
     pub fn to_vm_spec(&self) -> VmSpec {
         VmSpec {
-            name: self.name.clone(),
+            name: self.name.to_string(),
             memory: self.memory.clone(),
             vcpus: self.vcpus,
             cpu_model: Some(self.cpu_model.clone()),
@@ -641,15 +644,6 @@ impl ResolvedSpec {
             uuid: Some(self.uuid),
         }
     }
-}
-
-fn check_name(name: &str) -> Result<(), SpecError> {
-    let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if starts_well && name.len() <= MAX_NAME_BYTES && name.chars().all(good) {
-        return Ok(());
-    }
-    Err(SpecError::Name { name: name.to_owned() })
 }
 
 fn check_value(what: &'static str, value: &str, punctuation: &str) -> Result<(), SpecError> {

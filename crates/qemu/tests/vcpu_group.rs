@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use godwit_qemu::{VcpuGroup, VcpuGroupError, put_back_vcpus};
+use godwit_qemu::{VcpuGroup, VcpuGroupError, VmName, put_back_vcpus};
 
 fn own_pid() -> i32 {
     i32::try_from(std::process::id()).unwrap()
@@ -66,7 +66,7 @@ impl Drop for Busy {
 
 /// A group at this share; none, with the reason printed, where this machine has none to give.
 fn group_at(busy: &Busy, share: f64) -> Option<VcpuGroup> {
-    let mut group = VcpuGroup::new("test", own_pid(), vec![busy.thread]);
+    let mut group = VcpuGroup::new(&VmName::new("test").unwrap(), own_pid(), vec![busy.thread]);
     match group.set_share(Some(share)) {
         Ok(()) => Some(group),
         Err(error @ VcpuGroupError::NoController { .. }) => {

@@ -207,6 +207,30 @@ pub enum TrackError {
         /// QEMU's process.
         pid: i32,
     },
+    /// QEMU maps a RAM block at more places than a stock QEMU ever does.
+    #[error(
+        "cannot track {path}: process {pid} maps it at more than {limit} places; its guest may have broken out of \
+        QEMU: stop the VM and start it again", path = path.display()
+    )]
+    TooManyPlaces {
+        /// QEMU's process.
+        pid: i32,
+        /// The block's file.
+        path: PathBuf,
+        /// The most that is read.
+        limit: usize,
+    },
+    /// QEMU's list of mappings is longer than is read.
+    #[error(
+        "cannot read the mappings of process {pid}: there are more than {limit}, or the path of one is too long; its \
+        guest may have broken out of QEMU: stop the VM and start it again"
+    )]
+    MapsTooLong {
+        /// QEMU's process.
+        pid: i32,
+        /// The most that is read.
+        limit: usize,
+    },
     /// There is no such RAM block, or pages outside it were asked for.
     #[error("pages {} to {} of RAM block {block} are not among those tracked", range.first, range.end())]
     OutOfBounds {

@@ -8,6 +8,7 @@
 //! - [`PageIn`]: a guest that runs while pages of its memory are missing; [`page_in`] has the essay.
 //! - [`MissingPages`]: which pages those are, in a file that outlives the agent.
 //! - [`PageRange`] and its lists ([`pages`]).
+//! - [`limit_child`], [`end_child_with_parent`]: bounds of a process that the agent starts; here for their unsafe code alone.
 //!
 //! This crate and the tracker library are the only places with unsafe code. It knows neither the migration protocol nor
 //! QEMU's monitor. No `&[u8]` to memory that a guest can change is ever made: such memory is read through raw pointers or
@@ -17,6 +18,7 @@
     reason = "memory shared with another process is mapped and read through raw pointers here, so that nobody else has to"
 )]
 
+mod child;
 mod error;
 mod file;
 mod missing;
@@ -28,6 +30,7 @@ pub mod tracking;
 mod transfer;
 mod zero;
 
+pub use child::{ChildLimits, end_child_with_parent, limit_child};
 pub use error::{RamError, TrackError};
 pub use file::RamFile;
 pub use missing::MissingPages;

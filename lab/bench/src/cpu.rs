@@ -2,7 +2,7 @@
 //! Godwit's in the other. What the idle guest would have taken meanwhile is measured apart and taken off. The kernel's own
 //! threads, which serve all processes, are not in it.
 
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ pub(crate) struct CpuWatch<'a> {
     hosts: [String; 2],
     agents_before: [Duration; 2],
     hypervisor_before: Duration,
-    stop: Sender<()>,
+    stop: SyncSender<()>,
     looking: JoinHandle<Duration>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> CpuWatch<'a> {
         let hypervisor = trial.vm(from, vm)?.pid.context("the VM has no process")?;
         let hypervisor_before = cpu_time(hypervisor).context("the VM's process is gone")?;
         let agents_before = agents(trial, &hosts)?;
-        let (stop, stopped) = mpsc::channel();
+        let (stop, stopped) = mpsc::sync_channel(1);
         let looking = std::thread::spawn(move || {
             let mut most = hypervisor_before;
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {

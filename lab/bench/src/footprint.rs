@@ -1,7 +1,7 @@
 //! What the engine itself takes of a host's memory while it moves a guest: anonymous memory of the agents, of which the guest's
 //! RAM is none (a shared file). What the kernel keeps in sockets is not in it.
 
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Looks at the agents until it is asked.
 pub(crate) struct Footprint {
-    stop: Sender<()>,
+    stop: SyncSender<()>,
     looking: JoinHandle<Vec<u64>>,
     before: Vec<u64>,
 }
@@ -24,7 +24,7 @@ impl Footprint {
         let hosts = trial.hosts();
         let pids = hosts.iter().map(|host| Ok(trial.agent_process(host)?.pid)).collect::<Result<Vec<_>>>()?;
         let before: Vec<u64> = pids.iter().map(|pid| anonymous_bytes(*pid)).collect::<Result<_>>()?;
-        let (stop, stopped) = mpsc::channel();
+        let (stop, stopped) = mpsc::sync_channel(1);
         let mut most = before.clone();
         let looking = std::thread::spawn(move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {

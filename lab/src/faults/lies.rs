@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use godwit_api::{IncomingAccepted, IncomingState, IncomingStatus};
 use godwit_migration::{EngineKind, FailureCode, Outcome};
 use godwit_pki::{Authority, Grant, Identity, Role};
-use godwit_qemu::{ByteSize, ResolvedSpec};
+use godwit_qemu::{ByteSize, ResolvedSpec, VmName};
 use godwit_wire::{Begin, Message, MigrationId};
 use serde::{Deserialize, Serialize};
 
@@ -166,7 +166,7 @@ fn one_source(trial: &Trial, identity: &Identity, seed: u64, codes: &mut Codes) 
     let record = std::fs::read_to_string(trial.paths().host("a").join("state/vms/web/vm.json"))?;
     let record: serde_json::Value = serde_json::from_str(&record)?;
     let mut spec: ResolvedSpec = serde_json::from_value(record["spec"].clone())?;
-    LIAR.clone_into(&mut spec.name);
+    spec.name = VmName::new(LIAR)?;
     let block_pages =
         spec.memory.iter().map(|block| block.size.bytes() / u64::from(godwit_wire::PAGE_SIZE)).collect();
     // As another release would write it: what it leaves out is left to the agent.

@@ -1,7 +1,7 @@
 //! What a guest gets done over time, as told by itself over the network while it moves.
 
 use std::net::TcpStream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ pub struct Done {
 /// Asks a guest at an even pace, on a thread of its own that ends with this.
 #[derive(Debug)]
 pub struct Sampler {
-    stop: Sender<()>,
+    stop: SyncSender<()>,
     thread: JoinHandle<Vec<Sample>>,
 }
 
@@ -46,7 +46,7 @@ impl Guest {
     /// # Errors
     /// No thread can be had.
     pub fn sample(&self, every: Duration) -> Result<Sampler> {
-        let (stop, stopped) = channel();
+        let (stop, stopped) = sync_channel(1);
         let guest = self.clone();
         let thread = std::thread::Builder::new().name("sampler".to_owned());
         let thread = thread.spawn(move || samples(&guest, every, &stopped)).context("no thread to sample")?;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const LOOKS: u32 = 4;
 /// A look at the vCPUs of one guest on all hosts, from its begin to [`VcpuWatch::end`].
 #[derive(Debug)]
 pub struct VcpuWatch {
-    stop: Sender<()>,
+    stop: SyncSender<()>,
     looking: JoinHandle<()>,
     seen: Arc<Mutex<Seen>>,
 }
@@ -52,7 +52,7 @@ impl Trial {
                 processes: Vec::new(),
             })
             .collect();
-        let (stop, stopped) = mpsc::channel();
+        let (stop, stopped) = mpsc::sync_channel(1);
         let seen = Arc::<Mutex<Seen>>::default();
         let told = Arc::clone(&seen);
         let looking = std::thread::spawn(move || {

@@ -24,13 +24,23 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::bounds::Fault;
 use crate::following::News;
 use crate::keeper::{Keeper, Writes};
-use crate::queue::lifecycle::{Action, JobEvent, JobState, step};
+use crate::queue::lifecycle::{Action, Ended, JobEvent, JobFailure, JobState, step};
 use crate::queue::retry::RetryPolicy;
 use crate::queue::{Served, Situation, schedule};
 use crate::state::{State, now_unix_ms};
 
 pub(crate) use agents::{Agents, FollowedAgents, Heard};
 use samples::Samples;
+
+/// What is kept of an agent's answer about a migration: why it failed, and the report, as JSON.
+pub(crate) fn kept_of_answer(status: &MigrationStatus) -> (Option<JobFailure>, Option<Vec<u8>>) {
+    let Some(report) = &status.report else { return (None, None) };
+    let failure = match agents::ended(report) {
+        Ended::Failed(failure) | Ended::InDoubt(failure) => Some(failure),
+        Ended::Completed | Ended::Cancelled => None,
+    };
+    (failure, reports::kept(report).and_then(|kept| serde_json::to_vec(&kept).ok()))
+}
 
 pub(crate) use job::{Job, MOVES, OnWay, SavedMove, Wanted, fresh_id, job_of};
 

@@ -56,7 +56,7 @@ pub(super) async fn forget(keeper: &Keeper, id: &str) -> Result<(), Problem> {
 }
 
 /// What is kept of a report; none: it is too long whatever is left out.
-fn kept(report: &Report) -> Option<Value> {
+pub(super) fn kept(report: &Report) -> Option<Value> {
     let mut value = serde_json::to_value(report).ok()?;
     let fits = |value: &Value| serde_json::to_vec(value).is_ok_and(|text| text.len() <= MOST_BYTES);
     for most_items in MOST_ITEMS {

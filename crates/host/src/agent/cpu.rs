@@ -71,7 +71,7 @@ impl Agent {
         let cpu = match self.cpu(qemu, spec.accel).await {
             Ok(cpu) => cpu,
             Err(error) => {
-                tracing::warn!(vm = spec.name, %error, "the CPU of an arriving guest is not checked");
+                tracing::warn!(vm = spec.name.as_str(), %error, "the CPU of an arriving guest is not checked");
                 return Ok(());
             }
         };

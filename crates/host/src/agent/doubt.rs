@@ -8,7 +8,7 @@ use godwit_api::{ApiError, ErrorCode, Resolve, Resolved};
 use godwit_migration::handover::{
     Incarnation, Known, OfDestination, OfSource, Role, Standing, of_destination, of_source,
 };
-use godwit_qemu::Uuid;
+use godwit_qemu::{Uuid, VmName};
 
 use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun};
@@ -39,13 +39,13 @@ impl Agent {
     ///
     /// # Errors
     /// [`ErrorCode::HostFailed`]: the disk can't be read, so nobody knows.
-    pub fn known(&self, name: &str, uuid: Uuid, incarnation: Incarnation) -> Result<Known, ApiError> {
+    pub fn known(&self, name: &VmName, uuid: Uuid, incarnation: Incarnation) -> Result<Known, ApiError> {
         Ok(tokio::task::block_in_place(|| self.store.known(name, uuid, incarnation))?)
     }
 
     /// Asks the other host of a VM in doubt until it knows, and does what follows. In a task of its own, one a VM; it ends as well when
     /// somebody else settles it.
-    pub(crate) fn settle_doubt(self: &Arc<Self>, name: &str) {
+    pub(crate) fn settle_doubt(self: &Arc<Self>, name: &VmName) {
         let (agent, name) = (self.clone(), name.to_owned());
         let Some(identity) = self.table().get(&name).map(|slot| slot.identity.clone()) else { return };
         tokio::spawn(async move {
@@ -63,7 +63,7 @@ impl Agent {
                 match agent.try_settle(&name).await {
                     Ok(Settled::Over) => return,
                     Ok(Settled::Open) => {}
-                    Err(error) => tracing::warn!(vm = name, %error, "the doubt is not settled yet"),
+                    Err(error) => tracing::warn!(vm = name.as_str(), %error, "the doubt is not settled yet"),
                 }
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(ASK_AGAIN_MOST);
@@ -98,7 +98,7 @@ impl Agent {
 
     /// A migration of a VM of this host ended with the agent that carried it out: what had been made of it at `to` goes. In a task of its
     /// own, until that host has answered, or another migration has begun.
-    pub(super) fn undo_migration(self: &Arc<Self>, name: &str, to: String) {
+    pub(super) fn undo_migration(self: &Arc<Self>, name: &VmName, to: String) {
         let (agent, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
             let mut wait = ASK_AGAIN;
@@ -113,10 +113,14 @@ impl Agent {
                     return;
                 }
                 if agent.forget_once(&to, &name, record.spec.uuid, record.incarnation).await {
-                    tracing::info!(vm = name, to, "a migration that the last agent had under way is undone");
+                    tracing::info!(
+                        vm = name.as_str(),
+                        to,
+                        "a migration that the last agent had under way is undone"
+                    );
                     let undone = SavedVm { other: None, ..record.clone() };
                     if let Err(error) = agent.save_over(Some(&record), &undone).await {
-                        tracing::warn!(vm = name, %error, "that could not be saved");
+                        tracing::warn!(vm = name.as_str(), %error, "that could not be saved");
                     }
                     return;
                 }
@@ -127,19 +131,24 @@ impl Agent {
     }
 
     /// Asks the host `to` once to let go of what has been made there of a guest that is not committed there: whether it has answered.
-    async fn forget_once(&self, to: &str, name: &str, uuid: Uuid, incarnation: Incarnation) -> bool {
+    async fn forget_once(&self, to: &str, name: &VmName, uuid: Uuid, incarnation: Incarnation) -> bool {
         let Ok(peer) = self.peer(to) else { return false };
         let which = of_life(uuid, incarnation);
         let path = format!("/v1/hand-overs/{name}?from={}&{which}", self.config.name);
         matches!(tokio::time::timeout(ASK_AGAIN_MOST, peer.delete(&path)).await, Ok(Ok(())))
     }
 
-    async fn try_settle(self: &Arc<Self>, name: &str) -> Result<Settled, ApiError> {
+    async fn try_settle(self: &Arc<Self>, name: &VmName) -> Result<Settled, ApiError> {
         let Some(record) = self.read_record(name)? else { return Ok(Settled::Over) };
         let Some(other) = record.other.clone() else { return Ok(Settled::Over) };
         let peer = self.peer(&other.name)?;
         let known = ask_known(&peer, name, record.spec.uuid, record.incarnation).await?;
-        tracing::debug!(vm = name, host = other.name, ?known, "the other host of a hand-over was asked");
+        tracing::debug!(
+            vm = name.as_str(),
+            host = other.name,
+            ?known,
+            "the other host of a hand-over was asked"
+        );
         match record.role {
             Role::HandingOver => match of_destination(known, record.ownership().offered()) {
                 OfDestination::Took => return self.let_go(name, &record).await,
@@ -163,7 +172,7 @@ impl Agent {
     }
 
     /// An operator's word on a VM in doubt, who has made sure of it: by a look at the other host, or by fencing it.
-    pub async fn resolve_doubt(self: &Arc<Self>, name: &str, word: Resolve) -> Result<Resolved, ApiError> {
+    pub async fn resolve_doubt(self: &Arc<Self>, name: &VmName, word: Resolve) -> Result<Resolved, ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
             let not_in_doubt = |agent: &Agent| match agent.vm_info(&name) {
@@ -181,7 +190,7 @@ impl Agent {
             let record = agent.record(&name).filter(|_| open).ok_or_else(|| not_in_doubt(&agent))?;
             let here = agent.decide(&name, &record, &word)?;
             tracing::warn!(
-                vm = name,
+                vm = name.as_str(),
                 runs_on = word.runs_on,
                 "an operator has decided which host runs the guest"
             );
@@ -198,7 +207,7 @@ impl Agent {
     }
 
     /// A migration may still keep pages for a guest whose host is gone, and will for ever: with its QEMU here it ends.
-    async fn end_page_in_of_the_gone(&self, name: &str, word: &Resolve) {
+    async fn end_page_in_of_the_gone(&self, name: &VmName, word: &Resolve) {
         let kept = self.record(name).is_some_and(|record| record.pages_kept_for().is_some());
         if !kept || word.keep_memory || word.runs_on != self.config.name {
             return;
@@ -220,7 +229,7 @@ impl Agent {
     }
 
     /// Whether an operator's word means this host; it may mean the other one of the hand-over as well, and no third.
-    fn decide(&self, name: &str, record: &SavedVm, word: &Resolve) -> Result<bool, ApiError> {
+    fn decide(&self, name: &VmName, record: &SavedVm, word: &Resolve) -> Result<bool, ApiError> {
         let here = word.runs_on == self.config.name;
         let other = record.other.as_ref().map(|other| &*other.name);
         if here || other.is_none_or(|other| other == word.runs_on) {
@@ -242,7 +251,7 @@ impl Agent {
     }
 
     /// The destination has the guest.
-    async fn let_go(self: &Arc<Self>, name: &str, record: &SavedVm) -> Result<Settled, ApiError> {
+    async fn let_go(self: &Arc<Self>, name: &VmName, record: &SavedVm) -> Result<Settled, ApiError> {
         if record.pages_kept_for().is_some() {
             if self.vm(name)?.is_some() {
                 // Whether they are needed is asked by who serves them.
@@ -254,12 +263,12 @@ impl Agent {
                 return Ok(Settled::Open);
             }
         }
-        tracing::info!(vm = name, "the doubt is settled: the destination has the guest");
+        tracing::info!(vm = name.as_str(), "the doubt is settled: the destination has the guest");
         self.give_up(name).await.map(|()| Settled::Over)
     }
 
     /// Removes what is left of a guest that is another host's.
-    async fn give_up(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+    async fn give_up(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
         match self.vm(name)? {
             Some(vm) => self.release(&vm, false).await,
             None => {
@@ -274,7 +283,7 @@ impl Agent {
     }
 
     /// Removes a VM without a process in the table, or puts it back as it was.
-    async fn remove_remains(self: &Arc<Self>, name: &str, mut begun: Begun) -> Result<(), ApiError> {
+    async fn remove_remains(self: &Arc<Self>, name: &VmName, mut begun: Begun) -> Result<(), ApiError> {
         let gone = async {
             self.end_stray(name).await?;
             Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
@@ -293,7 +302,7 @@ impl Agent {
     /// The destination does not have the guest: it goes on here, in a new epoch. Unless its memory is worth keeping, it is ended first.
     async fn take_back(
         self: &Arc<Self>,
-        name: &str,
+        name: &VmName,
         record: SavedVm,
         keep_memory: bool,
     ) -> Result<(), ApiError> {
@@ -315,11 +324,11 @@ impl Agent {
         self.new_epoch(&vm, epoch);
         let mine = SavedVm::new(record.spec.clone(), Role::Owner, Desired::Running, ownership);
         let saved = self.save_over(Some(&record), &mine).await;
-        tracing::info!(vm = name, epoch, "the doubt is settled: the guest goes on here");
+        tracing::info!(vm = name.as_str(), epoch, "the doubt is settled: the guest goes on here");
         let condition = if runs { Condition::Running } else { Condition::Paused };
         self.settle(name, condition, Some(Arc::clone(&vm)), None);
         if let Err(error) = saved {
-            tracing::error!(vm = name, %error, "that could not be saved; it is tried again");
+            tracing::error!(vm = name.as_str(), %error, "that could not be saved; it is tried again");
             tokio::spawn(self.clone().save_in_the_end(vm, Some(record)));
         }
         Ok(())
@@ -328,7 +337,7 @@ impl Agent {
     /// The same, where its process has ended meanwhile: the guest has come to its end by that, and can be started anew.
     async fn take_back_ended(
         self: &Arc<Self>,
-        name: &str,
+        name: &VmName,
         record: SavedVm,
         begun: Begun,
     ) -> Result<(), ApiError> {
@@ -346,7 +355,7 @@ impl Agent {
             slot.ownership = ownership;
         }
         tracing::info!(
-            vm = name,
+            vm = name.as_str(),
             epoch,
             "the doubt is settled: the guest is this host's, and its QEMU has ended"
         );
@@ -360,25 +369,25 @@ impl Agent {
     }
 
     /// What keeps a VM from being decided on whose QEMU lives and says nothing.
-    fn silent_process(&self, name: &str, begun: &Begun) -> Option<ApiError> {
+    fn silent_process(&self, name: &VmName, begun: &Begun) -> Option<ApiError> {
         let (pid, _) = self.places.vm(name).living_process()?;
         let message = format!("QEMU of VM \"{name}\" (process {pid}) does not answer");
         Some(ApiError::new(ErrorCode::HypervisorFailed, message, begun.before.end_of_silent(pid)))
     }
 
     /// At the destination: the source has taken back what may have run here and is gone.
-    async fn forget_shadow(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+    async fn forget_shadow(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Delete { force: true })?;
         if let Some(vm) = &begun.vm {
             vm.process.kill().await;
         }
         self.remove_remains(name, begun).await?;
-        tracing::info!(vm = name, "the doubt is settled: the guest never ran here");
+        tracing::info!(vm = name.as_str(), "the doubt is settled: the guest never ran here");
         Ok(())
     }
 
     /// At the destination: the guest was handed over, and has ended with its QEMU.
-    async fn own_what_is_gone(self: &Arc<Self>, name: &str, record: SavedVm) -> Result<(), ApiError> {
+    async fn own_what_is_gone(self: &Arc<Self>, name: &VmName, record: SavedVm) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::TakeBack)?;
         if begun.vm.is_none()
             && let Some(silent) = self.silent_process(name, &begun)
@@ -390,7 +399,10 @@ impl Agent {
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }
-        tracing::info!(vm = name, "the doubt is settled: the guest ran here, and ended with its QEMU");
+        tracing::info!(
+            vm = name.as_str(),
+            "the doubt is settled: the guest ran here, and ended with its QEMU"
+        );
         if let Some(vm) = &begun.vm {
             self.settle(name, Condition::Paused, Some(Arc::<Vm>::clone(vm)), begun.reason);
             return Ok(());

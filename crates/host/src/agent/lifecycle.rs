@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, CreateVm, ErrorCode, StopVm, VmInfo};
 use godwit_migration::handover::{Incarnation, Ownership};
-use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, Uuid, VmSpec};
+use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, Uuid, VmName, VmSpec};
 
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::{host_failed, spec_refused, task_failed};
@@ -42,14 +42,14 @@ impl Agent {
                 agent.undo_create(&name);
                 return Err(error);
             }
-            tracing::info!(vm = name, "created");
+            tracing::info!(vm = name.as_str(), "created");
             agent.vm_info(&name)
         })
         .await
     }
 
     /// Starts a stopped VM, or lets a paused one go on.
-    pub async fn start(self: &Arc<Self>, name: &str) -> Result<VmInfo, ApiError> {
+    pub async fn start(self: &Arc<Self>, name: &VmName) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
             agent.start_now(&name).await?;
@@ -59,7 +59,7 @@ impl Agent {
     }
 
     /// Stops a VM: by the power button and, after the grace, by ending QEMU; with `force` at once.
-    pub async fn stop(self: &Arc<Self>, name: &str, request: StopVm) -> Result<VmInfo, ApiError> {
+    pub async fn stop(self: &Arc<Self>, name: &VmName, request: StopVm) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
             agent.stop_now(&name, request).await?;
@@ -69,7 +69,7 @@ impl Agent {
     }
 
     /// Forgets a stopped VM and all that was kept for it; with `force` one in doubt too, whose guest may be nowhere else.
-    pub async fn delete(self: &Arc<Self>, name: &str, force: bool) -> Result<(), ApiError> {
+    pub async fn delete(self: &Arc<Self>, name: &VmName, force: bool) -> Result<(), ApiError> {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move { agent.delete_now(&name, force).await }).await
     }
@@ -77,7 +77,7 @@ impl Agent {
     /// Settles what a specification leaves open, for this host.
     pub async fn resolve(&self, spec: VmSpec) -> Result<ResolvedSpec, ApiError> {
         spec.validate().map_err(|error| spec_refused(&error))?;
-        self.check_name(&spec.name)?;
+        self.check_name(&VmName::new(spec.name.as_str()).map_err(|error| spec_refused(&error))?)?;
         let qemu = self.qemu(spec.qemu.as_deref()).await?;
         // The probe takes seconds where KVM hangs: nobody waits for it who has chosen already.
         let accel = match spec.accel {
@@ -100,12 +100,12 @@ impl Agent {
     /// Refuses a second VM of one uuid. Definitions of earlier versions may lack a uuid: these are not told apart by it.
     pub(super) fn check_uuid(
         &self,
-        table: &BTreeMap<String, Slot>,
+        table: &BTreeMap<VmName, Slot>,
         spec: &ResolvedSpec,
         ownership: Ownership,
     ) -> Result<(), ApiError> {
         let (uuid, name) = (spec.uuid, &spec.name);
-        let has_it = |(known, slot): &(&String, &Slot)| slot.spec.uuid == uuid && *known != name;
+        let has_it = |(known, slot): &(&VmName, &Slot)| slot.spec.uuid == uuid && *known != name;
         let Some((known, slot)) = table.iter().find(has_it).filter(|_| !uuid.is_nil()) else {
             return Ok(());
         };
@@ -125,7 +125,7 @@ impl Agent {
         self.put(&mut self.table(), slot)
     }
 
-    fn put(&self, table: &mut BTreeMap<String, Slot>, slot: Slot) -> Result<(), ApiError> {
+    fn put(&self, table: &mut BTreeMap<VmName, Slot>, slot: Slot) -> Result<(), ApiError> {
         let name = slot.spec.name.clone();
         match table.entry(name.clone()) {
             Entry::Occupied(known) => Err(self.taken(&name, &known.get().condition)),
@@ -137,7 +137,7 @@ impl Agent {
     }
 
     /// Whether there is no VM of that name here.
-    pub(super) fn check_name(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) fn check_name(&self, name: &VmName) -> Result<(), ApiError> {
         if let Some(known) = self.table().get(name) {
             return Err(self.taken(name, &known.condition));
         }
@@ -169,7 +169,7 @@ impl Agent {
         )
     }
 
-    async fn start_now(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+    async fn start_now(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Start)?;
         match self.run(&begun).await {
             Ok(vm) => {
@@ -217,7 +217,7 @@ impl Agent {
     }
 
     /// A QEMU that this agent could not adopt may still run the guest: nothing of it is touched.
-    fn refuse_second_process(&self, name: &str, before: &Condition) -> Result<(), ApiError> {
+    fn refuse_second_process(&self, name: &VmName, before: &Condition) -> Result<(), ApiError> {
         match self.places.vm(name).living_process() {
             None => Ok(()),
             Some((pid, _)) => Err(ApiError::new(
@@ -249,7 +249,7 @@ impl Agent {
         Vm::launch(&site, spec, opened, ownership, begin).await.map(Arc::new)
     }
 
-    async fn stop_now(&self, name: &str, request: StopVm) -> Result<(), ApiError> {
+    async fn stop_now(&self, name: &VmName, request: StopVm) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Stop { force: request.force })?;
         // A stop ends no doubt: the other host may run the guest all the same.
         let doubt = begun.before.is_in_doubt();
@@ -284,7 +284,7 @@ impl Agent {
     }
 
     /// Writes down that a VM shall not run. Of one in doubt all else stays as it is.
-    async fn note_stop(&self, name: &str, begun: &Begun) -> Result<(), ApiError> {
+    async fn note_stop(&self, name: &VmName, begun: &Begun) -> Result<(), ApiError> {
         if !begun.before.is_in_doubt() {
             return self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership).await;
         }
@@ -293,10 +293,10 @@ impl Agent {
     }
 
     /// Ends a QEMU that could not be adopted.
-    pub(super) async fn end_stray(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn end_stray(&self, name: &VmName) -> Result<(), ApiError> {
         let files = self.places.vm(name);
         let Some((pid, start_time)) = files.living_process() else { return Ok(()) };
-        tracing::warn!(vm = name, pid, "a QEMU that does not answer is ended");
+        tracing::warn!(vm = name.as_str(), pid, "a QEMU that does not answer is ended");
         godwit_qemu::end_process(pid, start_time).await.map_err(|error| {
             host_failed(&format!("QEMU of VM \"{name}\" (process {pid}) can't be ended"), &error)
         })?;
@@ -305,20 +305,20 @@ impl Agent {
     }
 
     /// Removes a VM that could not be created whole. It has never left this host: no other one will ask for it.
-    fn undo_create(self: &Arc<Self>, name: &str) {
+    fn undo_create(self: &Arc<Self>, name: &VmName) {
         let begun = self.begin(name, &Operation::Delete { force: false });
         let begun = begun.and_then(|begun| {
             let alone = self.refuse_second_process(name, &begun.before);
             alone.inspect_err(|_| self.settle(name, begun.before, begun.vm, begun.reason))
         });
         if let Err(error) = begun {
-            return tracing::error!(vm = name, %error, "a VM that was not created is left over");
+            return tracing::error!(vm = name.as_str(), %error, "a VM that was not created is left over");
         }
         self.places.vm(name).remove_all();
         self.drop_record(name);
     }
 
-    async fn delete_now(&self, name: &str, force: bool) -> Result<(), ApiError> {
+    async fn delete_now(&self, name: &VmName, force: bool) -> Result<(), ApiError> {
         let mut begun = self.begin(name, &Operation::Delete { force })?;
         let gone = async {
             // What never was this host's has not been here. A host that asks for what was must be answered, or it may run an old copy.
@@ -346,7 +346,7 @@ impl Agent {
         self.places.vm(name).remove_all();
         self.references.drop_bases_of(name);
         self.table().remove(name);
-        tracing::info!(vm = name, "deleted");
+        tracing::info!(vm = name.as_str(), "deleted");
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use godwit_migration::{
     Compression, DryRun, EngineKind, FailureCode, FailureReport, MOST_SWITCHOVER_BUDGET, Outcome,
     ReferenceUse, Report, millis,
 };
-use godwit_qemu::ResolvedSpec;
+use godwit_qemu::{ResolvedSpec, VmName};
 
 use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
@@ -39,7 +39,7 @@ impl Agent {
     /// Begins a migration of a VM that runs here. It goes on in a task of its own; [`Agent::migrations`] tells of it.
     pub fn migrate(
         self: &Arc<Self>,
-        name: &str,
+        name: &VmName,
         request: MigrationRequest,
     ) -> Result<MigrationAccepted, ApiError> {
         self.check_request(&request)?;
@@ -67,7 +67,7 @@ impl Agent {
     /// the VM has begun, or another dry run looks at it.
     pub async fn dry_run(
         self: &Arc<Self>,
-        name: &str,
+        name: &VmName,
         request: MigrationRequest,
     ) -> Result<DryRun, ApiError> {
         self.check_request(&request)?;
@@ -81,7 +81,7 @@ impl Agent {
     }
 
     /// The VM that a migration could begin to move now. Changes nothing.
-    pub(crate) fn could_migrate(&self, name: &str) -> Result<Arc<Vm>, ApiError> {
+    pub(crate) fn could_migrate(&self, name: &VmName) -> Result<Arc<Vm>, ApiError> {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
         slot.condition.admit(name, &Operation::MigrateOut { migration: String::new() })?;
@@ -90,7 +90,7 @@ impl Agent {
     }
 
     /// A guest that lacks pages can't leave: nobody has all of it.
-    fn check_whole(&self, name: &str) -> Result<(), ApiError> {
+    fn check_whole(&self, name: &VmName) -> Result<(), ApiError> {
         if self.page_ins.state(name).is_none() && !self.places.vm(name).missing().exists() {
             return Ok(());
         }
@@ -132,7 +132,7 @@ impl Agent {
     async fn carry_out(self: Arc<Self>, vm: Arc<Vm>, request: MigrationRequest, control: MigrationControl) {
         let id = control.id.clone();
         let (engine_began, begun) = (control.engine_began(), Instant::now());
-        tracing::info!(vm = vm.name, migration = id, to = request.to, engine = ?request.engine, "migration begins");
+        tracing::info!(vm = vm.name.as_str(), migration = id, to = request.to, engine = ?request.engine, "migration begins");
         vm.tracking.take().await;
         let asking = self.ask_guest(&vm, &control);
         let run = tokio::spawn(crate::migration::run(self.clone(), vm.clone(), request.clone(), control));
@@ -168,7 +168,7 @@ impl Agent {
         self.lanes_seen.carried(&report);
         // One line with everything: what a log is searched for.
         let line = serde_json::to_string(&report).unwrap_or_default();
-        tracing::info!(vm = vm.name, migration = id, outcome = ?report.outcome, report = line, "migration ends");
+        tracing::info!(vm = vm.name.as_str(), migration = id, outcome = ?report.outcome, report = line, "migration ends");
         self.migrations.finish(&id, report);
     }
 
@@ -177,7 +177,7 @@ impl Agent {
         let mut nics = vm.spec.nics.iter();
         let (nic, asked) = nics.find_map(|nic| Some((nic.clone(), Asked::by(nic)?)))?;
         let network = self.config.networks.get(&nic.network)?.clone();
-        let (host, vm) = (self.config.name.clone(), vm.name.clone());
+        let (host, vm) = (self.config.name.clone(), vm.name.to_string());
         let tap = async move {
             let tap = attach_watcher(&host, &vm, &nic, &network).await;
             tap.inspect_err(
@@ -213,7 +213,7 @@ impl Agent {
         match begun.vm {
             Some(vm) => Ok(vm),
             None => {
-                self.settle(name, begun.before, None, begun.reason);
+                self.settle(&begun.spec.name, begun.before, None, begun.reason);
                 Err(no_process(name))
             }
         }
@@ -246,7 +246,7 @@ impl Agent {
 
     /// Takes the marks away where the guest stays here; where it had been offered, in a new epoch. Its vCPUs' own word decides whether
     /// it runs or is paused. Without effect on a VM that is not migrating (its process ended meanwhile, or it has been released).
-    pub async fn end_migration(self: &Arc<Self>, name: &str) {
+    pub async fn end_migration(self: &Arc<Self>, name: &VmName) {
         let Ok(begun) = self.begin(name, &Operation::EndMigration) else {
             return;
         };
@@ -263,7 +263,7 @@ impl Agent {
         hold("migration-ended");
         let Some(vm) = &begun.vm else { return };
         if let Err(error) = saved {
-            tracing::error!(vm = name, %error, "the end of a hand-over could not be saved; it is tried again");
+            tracing::error!(vm = name.as_str(), %error, "the end of a hand-over could not be saved; it is tried again");
             tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
         }
         if let Some(exit) = vm.process.exit() {
@@ -275,13 +275,13 @@ impl Agent {
 
     /// Keeps a VM paused whose guest may run at `to`, also after a restart of the agent, until that is known
     /// ([`Agent::settle_doubt`]). Where the guest had not been offered to it, nothing of it is in doubt.
-    pub async fn hold_in_doubt(self: &Arc<Self>, name: &str, to: &str) {
+    pub async fn hold_in_doubt(self: &Arc<Self>, name: &VmName, to: &str) {
         let record = match self.read_record(name) {
             Ok(Some(record)) if record.role == Role::HandingOver => Some(record),
             Ok(_) => return self.end_migration(name).await,
             // What was offered is not known: nothing runs on a guess.
             Err(error) => {
-                tracing::error!(vm = name, %error, "its record");
+                tracing::error!(vm = name.as_str(), %error, "its record");
                 None
             }
         };
@@ -292,7 +292,7 @@ impl Agent {
         if let Some(vm) = &vm
             && let Err(error) = vm.process.qmp.stop().await
         {
-            tracing::error!(vm = name, %error, "could not be paused although host {to} may run it");
+            tracing::error!(vm = name.as_str(), %error, "could not be paused although host {to} may run it");
         }
         // Pages that the guest lacks there are kept for it, as long as there is something to keep them.
         let keeps_pages_for =
@@ -307,7 +307,7 @@ impl Agent {
     }
 
     /// Goes on serving the pages that a VM in doubt keeps for another host, unless that says itself that it has no such VM.
-    pub(super) fn serve_what_is_kept(self: &Arc<Self>, name: &str) {
+    pub(super) fn serve_what_is_kept(self: &Arc<Self>, name: &VmName) {
         let kept = {
             let mut table = self.table();
             let Some(slot) = table.get_mut(name) else { return };
@@ -348,7 +348,7 @@ impl Agent {
                 let vm = agent.launch(&spec, ownership, begin).await?;
                 if !runs_by_itself && let Err(error) = vm.files.note_unrun() {
                     // All that it is for is fewer questions.
-                    tracing::warn!(vm = vm.name, %error, "that the guest has not run can't be noted");
+                    tracing::warn!(vm = vm.name.as_str(), %error, "that the guest has not run can't be noted");
                 }
                 Ok(vm)
             };
@@ -383,7 +383,7 @@ impl Agent {
     pub async fn promote(self: &Arc<Self>, vm: &Arc<Vm>) {
         hold("promote");
         if let Err(error) = self.begin(&vm.name, &Operation::Promote) {
-            return tracing::error!(vm = vm.name, %error, "a guest that arrived is no shadow any more");
+            return tracing::error!(vm = vm.name.as_str(), %error, "a guest that arrived is no shadow any more");
         }
         self.settle(&vm.name, Condition::Running, Some(vm.clone()), None);
         if let Some(exit) = vm.process.exit() {
@@ -398,7 +398,7 @@ impl Agent {
         }
         let record = SavedVm::new(vm.spec.clone(), Role::Owner, Desired::Running, vm.ownership());
         if let Err(error) = self.save_over(stale.as_ref(), &record).await {
-            tracing::error!(vm = vm.name, %error, "the arrived VM's record could not be saved; it is tried again");
+            tracing::error!(vm = vm.name.as_str(), %error, "the arrived VM's record could not be saved; it is tried again");
             let saving = tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
             // The source is told, and forgets the guest, when this returns. A guest that runs is known to be this host's by that; of one
             // that is paused the record alone says so.
@@ -439,7 +439,7 @@ impl Agent {
             }
             let record = SavedVm::new(vm.spec.clone(), role, Desired::Running, vm.ownership());
             if self.save_over(stale.as_ref(), &record).await.is_ok() {
-                return tracing::info!(vm = vm.name, "its record is saved");
+                return tracing::info!(vm = vm.name.as_str(), "its record is saved");
             }
         }
     }
@@ -454,7 +454,7 @@ impl Agent {
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
         if let Err(error) = self.save(&vm.spec, Role::Stranded, Desired::Running, vm.ownership()).await {
-            tracing::error!(vm = vm.name, %error, "that it is stranded could not be saved; it is tried again");
+            tracing::error!(vm = vm.name.as_str(), %error, "that it is stranded could not be saved; it is tried again");
             let stale = self.record(&vm.name);
             // The source hears of it when this returns.
             self.save_while(vm, Role::Stranded, stale, Condition::is_in_doubt).await;
@@ -519,8 +519,8 @@ impl Agent {
 
     /// Keeps what is here of a guest that another host runs until it can be written down that it is gone: its record stays what it
     /// is, and the other host is asked again.
-    fn keep_until_noted(self: &Arc<Self>, name: &str, begun: Begun, error: &ApiError) {
-        tracing::error!(vm = name, %error, "that it is gone could not be saved; it is kept, and tried again");
+    fn keep_until_noted(self: &Arc<Self>, name: &VmName, begun: Begun, error: &ApiError) {
+        tracing::error!(vm = name.as_str(), %error, "that it is gone could not be saved; it is kept, and tried again");
         let kept_for = self.record(name).and_then(|record| record.pages_kept_for().map(str::to_owned));
         let keeps_pages_for = kept_for.filter(|_| begun.vm.is_some());
         let reason =
@@ -535,12 +535,12 @@ impl Agent {
 
     /// Removes the record of a VM of which nothing else is left, and its place in the table. Where the disk refuses, the name stays taken,
     /// and it is tried again.
-    pub(super) fn drop_record(self: &Arc<Self>, name: &str) {
+    pub(super) fn drop_record(self: &Arc<Self>, name: &VmName) {
         let Err(error) = tokio::task::block_in_place(|| self.store.remove(name)) else {
             self.table().remove(name);
             return;
         };
-        tracing::error!(vm = name, %error, "its record can't be removed; it is tried again");
+        tracing::error!(vm = name.as_str(), %error, "its record can't be removed; it is tried again");
         self.settle(name, Condition::Deleting, None, Some(format!("its record can't be removed: {error}")));
         let (agent, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
@@ -550,7 +550,7 @@ impl Agent {
                 every.tick().await;
                 if tokio::task::block_in_place(|| agent.store.remove(&name)).is_ok() {
                     agent.table().remove(&name);
-                    return tracing::info!(vm = name, "its record is removed");
+                    return tracing::info!(vm = name.as_str(), "its record is removed");
                 }
             }
         });

@@ -7,6 +7,7 @@ use std::time::Duration;
 use godwit_api::ApiError;
 use godwit_migration::Failure;
 use godwit_migration::handover::{Found as GuestFound, Recovery, recover};
+use godwit_qemu::{VmGroups, VmName};
 use godwit_ram::RamDir;
 
 use crate::agent::{Agent, Slot};
@@ -77,8 +78,12 @@ impl Agent {
         let store = Store::open(&config.state_dir)?;
         let peers = Peers::open(&config, &store)?;
         let ram = RamDir::open(&config.ram_dir()).map_err(|error| ram_failed(&error))?;
-        let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), users };
+        let groups = cgroups(&config);
+        let places = Places { run_dir: config.run_dir.clone(), ram_dir: config.ram_dir(), users, groups };
         places.prepare().map_err(|error| host_failed("run_dir can't be prepared", &error))?;
+        godwit_qemu::end_left_helpers(|uid| places.users.include(uid))
+            .await
+            .map_err(|error| host_failed("QEMUs that an earlier agent asked can't be ended", &error))?;
         let limits = HostLimits::new(&config);
         let host_bytes = crate::memory::total_bytes()
             .map_err(|error| host_failed("/proc/meminfo can't be read", &error))?;
@@ -126,7 +131,7 @@ impl Agent {
                     let taking = TakingIn { record, taken_up: None, place: None };
                     if let Err(error) = self.take_in(taking, found).await {
                         // One VM keeps no other from being managed. What it has and runs is not touched.
-                        tracing::error!(vm = name, %error, "a VM is left alone");
+                        tracing::error!(vm = name.as_str(), %error, "a VM is left alone");
                     }
                 }
             }
@@ -151,7 +156,9 @@ impl Agent {
         }
         let name = &record.spec.name;
         let process = UnaskedVm::find(files, &record.spec);
-        process.inspect_err(|error| tracing::error!(vm = name, %error, "its memory can't be opened")).ok()?
+        process
+            .inspect_err(|error| tracing::error!(vm = name.as_str(), %error, "its memory can't be opened"))
+            .ok()?
     }
 
     /// Takes page-in up before QEMU is asked anything: its main loop may itself wait for a page that is missing, and answers nobody
@@ -173,7 +180,7 @@ impl Agent {
         if let Some(Err(failure)) = &taken_up {
             // Known now: QEMU may never answer while nobody brings what it waits for.
             let from = process.files.host_of_missing().unwrap_or_default();
-            tracing::error!(vm = process.name, %failure, "page-in can't go on");
+            tracing::error!(vm = process.name.as_str(), %failure, "page-in can't go on");
             self.settle(&process.name, Condition::LacksPages { from }, None, Some(cannot_fetch(failure)));
         }
         tokio::spawn(self.clone().adopt_lacking(TakingIn { record, taken_up, place }, process));
@@ -202,16 +209,19 @@ impl Agent {
     }
 
     /// As [`Agent::take_in`], as soon as the disk takes what is to be saved.
-    async fn take_in_in_the_end(self: &Arc<Self>, name: &str, taking: TakingIn, found: Found) {
+    async fn take_in_in_the_end(self: &Arc<Self>, name: &VmName, taking: TakingIn, found: Found) {
         let mut every = tokio::time::interval(SAVE_AGAIN);
         while self.has_place(&taking) {
             every.tick().await;
             match self.take_in(taking.clone(), found.clone()).await {
                 Ok(()) => return,
-                Err(error) => tracing::error!(vm = name, %error, "it can't be taken in yet"),
+                Err(error) => tracing::error!(vm = name.as_str(), %error, "it can't be taken in yet"),
             }
         }
-        tracing::info!(vm = name, "it was ended before its QEMU answered, or before that could be saved");
+        tracing::info!(
+            vm = name.as_str(),
+            "it was ended before its QEMU answered, or before that could be saved"
+        );
     }
 
     /// As [`Agent::find`], for as long as pages come that QEMU may wait for.
@@ -227,7 +237,11 @@ impl Agent {
                 Found::Silent(why)
                     if (lacked || self.page_ins.state(name).is_some()) && self.has_place(taking) =>
                 {
-                    tracing::warn!(vm = name, why, "its QEMU does not answer while pages are missing");
+                    tracing::warn!(
+                        vm = name.as_str(),
+                        why,
+                        "its QEMU does not answer while pages are missing"
+                    );
                 }
                 found => return found,
             }
@@ -269,7 +283,7 @@ impl Agent {
             Found::Silent(why) => match taking.taken_up {
                 // It stays what it is: one that lacks pages.
                 Some(Err(failure)) if taking.record.role == Role::Owner => {
-                    tracing::error!(vm = taking.record.spec.name, why, %failure, "it could not be paused");
+                    tracing::error!(vm = taking.record.spec.name.as_str(), why, %failure, "it could not be paused");
                     Ok(())
                 }
                 _ => self.take_in_unknown(taking, why).await,
@@ -357,7 +371,7 @@ impl Agent {
         let TakingIn { record, place, .. } = taking;
         if record.role == Role::Shadow {
             // That it may run was never written down: it has not, and is the source's alone.
-            tracing::warn!(vm = record.spec.name, why, "a shadow that does not answer is removed");
+            tracing::warn!(vm = record.spec.name.as_str(), why, "a shadow that does not answer is removed");
             self.end_stray(&record.spec.name).await?;
             return self.remove_shadow(&record.spec.name, place.as_ref());
         }
@@ -398,14 +412,14 @@ impl Agent {
             }
             let Found::Answers(vm, vcpus) = self.find(&taking.record, Some(process)).await else { continue };
             match self.take_in_running(taking.clone(), vm, vcpus).await {
-                Ok(()) => return tracing::info!(vm = name, "its QEMU answers again"),
-                Err(error) => tracing::error!(vm = name, %error, "it can't be taken in yet"),
+                Ok(()) => return tracing::info!(vm = name.as_str(), "its QEMU answers again"),
+                Err(error) => tracing::error!(vm = name.as_str(), %error, "it can't be taken in yet"),
             }
         }
     }
 
     /// Removes what is left of a guest that is its source's.
-    fn remove_shadow(&self, name: &str, place: Option<&Arc<()>>) -> Result<(), ApiError> {
+    fn remove_shadow(&self, name: &VmName, place: Option<&Arc<()>>) -> Result<(), ApiError> {
         self.store.remove(name)?;
         self.places.vm(name).remove_all();
         self.give_up_place(name, place);
@@ -438,14 +452,17 @@ impl Agent {
             // Its source runs the guest, or waits to be told that this host does not. It has its copy: it is told that all pages are
             // here only of a guest that is known to run here.
             Recovery::Discard | Recovery::AskSource => {
-                tracing::warn!(vm = name, "a shadow is left from before the agent's start: it is removed");
+                tracing::warn!(
+                    vm = name.as_str(),
+                    "a shadow is left from before the agent's start: it is removed"
+                );
                 vm.process.kill().await;
                 return self.remove_shadow(&name, place.as_ref());
             }
             Recovery::Keep | Recovery::AskDestination => {}
         }
         let (condition, reason) = as_recovered(recovery, &record, vcpus.run);
-        tracing::info!(vm = name, pid = vm.process.pid, state = %condition.state(), "adopted");
+        tracing::info!(vm = name.as_str(), pid = vm.process.pid, state = %condition.state(), "adopted");
         // Nobody sees it as one that could be started meanwhile.
         let (condition, reason) = match &taken_up {
             Some(Err(failure)) if matches!(condition, Condition::Running | Condition::Paused) => {
@@ -465,7 +482,7 @@ impl Agent {
         }
         if let Err(error) = saved {
             // It runs: an agent that is started before that is saved finds the same.
-            tracing::error!(vm = name, %error, "that it is this host's could not be saved; it is tried again");
+            tracing::error!(vm = name.as_str(), %error, "that it is this host's could not be saved; it is tried again");
             tokio::spawn(self.clone().save_in_the_end(Arc::clone(&vm), Some(as_found.clone())));
         }
         self.go_on(&vm, as_found, recovery);
@@ -506,7 +523,7 @@ impl Agent {
             None => take_up(self, &vm.unasked(), true).await,
         };
         let Err(failure) = taken_up else { return };
-        tracing::error!(vm = vm.name, %failure, "pages of it are missing and can't be fetched: it is paused");
+        tracing::error!(vm = vm.name.as_str(), %failure, "pages of it are missing and can't be fetched: it is paused");
         let reason = cannot_fetch(&failure);
         let from = vm.files.host_of_missing().unwrap_or_default();
         let lacks = |slot: &mut Slot| {
@@ -527,19 +544,19 @@ impl Agent {
         }
         // A processor that waits for a page does not stop before it has it: nothing else has to wait for that.
         if let Err(error) = vm.process.qmp.stop().await {
-            tracing::error!(vm = vm.name, %error, "it could not be paused");
+            tracing::error!(vm = vm.name.as_str(), %error, "it could not be paused");
         }
     }
 
     /// Ends processes and removes files that no record speaks of: an agent crashed between making them and saying so.
     async fn remove_orphans(&self, known: &[String]) -> std::io::Result<()> {
         for name in self.places.vm_names()? {
-            if known.contains(&name) {
+            if known.iter().any(|known| name == known.as_str()) {
                 continue;
             }
             let files = self.places.vm(&name);
             if let Some((pid, start_time)) = files.living_process() {
-                tracing::warn!(vm = name, pid, "a QEMU without a record is ended");
+                tracing::warn!(vm = name.as_str(), pid, "a QEMU without a record is ended");
                 match godwit_qemu::QemuProcess::adopt(files.dir.clone(), pid, start_time).await {
                     Ok(process) => process.quit().await,
                     Err(_) => godwit_qemu::end_process(pid, start_time).await?,
@@ -553,6 +570,13 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// The cgroup for those of VMs, where this host has one.
+fn cgroups(config: &Config) -> Option<VmGroups> {
+    let root = config.vm_cgroup.clone().or_else(VmGroups::packaged)?;
+    let opened = VmGroups::open(&root);
+    opened.inspect_err(|error| tracing::warn!(%error, "VMs have no cgroups: address spaces are bounded")).ok()
 }
 
 /// Whether what becomes of a VM waits for its QEMU's word.

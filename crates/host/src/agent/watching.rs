@@ -89,15 +89,15 @@ impl Agent {
             }
             if let Condition::MigratingIn { .. } = slot.condition {
                 // The migration learns of it from QMP and discards the shadow.
-                tracing::warn!(vm = vm.name, reason, "a shadow's QEMU ended");
+                tracing::warn!(vm = vm.name.as_str(), reason, "a shadow's QEMU ended");
                 return;
             }
             if let Condition::MigratingOut { .. } = slot.condition {
                 // The destination may own the guest already: only the migration knows, and settles it at its end.
-                tracing::error!(vm = vm.name, reason, "QEMU ended during a migration");
+                tracing::error!(vm = vm.name.as_str(), reason, "QEMU ended during a migration");
                 return;
             }
-            tracing::error!(vm = vm.name, reason, "QEMU ended");
+            tracing::error!(vm = vm.name.as_str(), reason, "QEMU ended");
             slot.vm = None;
             if matches!(slot.condition, Condition::InDoubt { .. } | Condition::KeepsPages { .. }) {
                 // Nothing is kept here any more.
@@ -112,7 +112,7 @@ impl Agent {
         vm.files.remove_runtime();
         References::withdraw(vm);
         if let Err(error) = self.save(&vm.spec, Role::Owner, desired, vm.ownership()).await {
-            tracing::error!(vm = vm.name, %error, "its end could not be saved");
+            tracing::error!(vm = vm.name.as_str(), %error, "its end could not be saved");
         }
     }
 }

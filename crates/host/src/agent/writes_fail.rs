@@ -10,12 +10,16 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, CreateVm, Resolve, SetPeers, StopVm, VmInfo, VmState};
 use godwit_migration::handover::{Incarnation, Known, Ownership};
-use godwit_qemu::{Uuid, VmSpec};
+use godwit_qemu::{Uuid, VmName, VmSpec};
 use rustix::io::Errno;
 
 use self::support::{TestHost, until};
 use crate::agent::Agent;
 use crate::store::{Desired, Role, SavedVm};
+
+fn web() -> VmName {
+    VmName::new("web").unwrap()
+}
 
 const UUID: Uuid = Uuid::from_u128(0x5eed);
 const ARRIVING: Ownership = Ownership { incarnation: Incarnation::new(7), epoch: 2 };
@@ -72,7 +76,7 @@ impl Act {
                     vm.process.qmp.stop().await.unwrap();
                 }
                 if !matches!(self, Act::EndHandOver | Act::Release) {
-                    agent.hold_in_doubt("web", "b").await;
+                    agent.hold_in_doubt(&web(), "b").await;
                 }
             }
             _ => {}
@@ -87,27 +91,27 @@ impl Act {
                 let start = self == Act::CreateAndStart;
                 agent.create(CreateVm { spec, start }).await.map(drop)
             }
-            (Act::Start | Act::Resume, _) => agent.start("web").await.map(drop),
-            (Act::Stop, _) => agent.stop("web", StopVm { force: true, grace_ms: None }).await.map(drop),
-            (Act::Delete, _) => agent.delete("web", false).await,
-            (Act::DeleteInDoubt, _) => agent.delete("web", true).await,
+            (Act::Start | Act::Resume, _) => agent.start(&web()).await.map(drop),
+            (Act::Stop, _) => agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.map(drop),
+            (Act::Delete, _) => agent.delete(&web(), false).await,
+            (Act::DeleteInDoubt, _) => agent.delete(&web(), true).await,
             (Act::HandOver, Some(vm)) => {
                 let marked = match agent.note_migrating(&vm, "b").await {
                     Ok(()) => agent.mark_hand_over(&vm, "b", false, true).await,
                     Err(error) => Err(error),
                 };
                 if marked.is_err() {
-                    agent.end_migration("web").await;
+                    agent.end_migration(&web()).await;
                 }
                 marked
             }
             (Act::EndHandOver, _) => {
-                agent.end_migration("web").await;
+                agent.end_migration(&web()).await;
                 Ok(())
             }
             (Act::Release, Some(vm)) => agent.release(&vm, false).await,
-            (Act::TakeBack, _) => agent.resolve_doubt("web", word("a", true)).await.map(drop),
-            (Act::GiveUp, _) => agent.resolve_doubt("web", word("b", true)).await.map(drop),
+            (Act::TakeBack, _) => agent.resolve_doubt(&web(), word("a", true)).await.map(drop),
+            (Act::GiveUp, _) => agent.resolve_doubt(&web(), word("b", true)).await.map(drop),
             (Act::Arrive, _) => {
                 let spec = agent.resolve(spec).await?;
                 agent.prepare_incoming(spec, ARRIVING, "b", false).await.map(drop)
@@ -192,14 +196,14 @@ fn shown(agent: &Agent) -> Option<(VmState, bool, Incarnation, u64)> {
 
 /// In what the agent contradicts its disk, or the processes that there are.
 fn contradiction(host: &TestHost, agent: &Agent) -> Option<String> {
-    let record = agent.store.read("web").unwrap();
+    let record = agent.store.read(&web()).unwrap();
     let info = agent.vm_info("web").ok();
     let (Some(record), Some(info)) = (&record, &info) else {
         let is_none = record.is_none() && info.is_none() && host.qemus().is_empty();
         return (!is_none).then(|| format!("recorded {record:?}, shown {info:?}"));
     };
     let told = Ownership { incarnation: info.incarnation, epoch: info.epoch };
-    let known = agent.known("web", UUID, info.incarnation).unwrap();
+    let known = agent.known(&web(), UUID, info.incarnation).unwrap();
     let agrees = record.ownership() == told
         && known == Known::Has(record.standing())
         && is_as_recorded(record, info)
@@ -261,7 +265,7 @@ fn fails(act: Act, step: usize, errno: Errno, lasts: bool) -> bool {
         assert_eq!(state(&agent), expected, "{what}: {outcome:?}");
         let is_remembered = matches!(act, Act::Delete | Act::DeleteInDoubt | Act::Release | Act::GiveUp);
         if is_remembered && outcome.is_ok() {
-            let known = agent.known("web", UUID, owned.unwrap()).unwrap();
+            let known = agent.known(&web(), UUID, owned.unwrap()).unwrap();
             assert!(matches!(known, Known::Gone(_)), "{what}: {known:?}");
         }
         (failed, shown(&agent))
@@ -353,16 +357,16 @@ fn a_record_that_can_not_be_read_decides_nothing() {
         let path = host.path().join("state/vms/web/vm.json");
         let record = std::fs::read(&path).unwrap();
         std::fs::write(&path, "torn").unwrap();
-        agent.hold_in_doubt("web", "b").await;
+        agent.hold_in_doubt(&web(), "b").await;
         let info = agent.vm_info("web").unwrap();
         assert!(info.in_doubt && vm.is_running().await == Some(false), "another host may run it: {info:?}");
-        agent.stop("web", StopVm { force: true, grace_ms: None }).await.unwrap_err();
-        agent.delete("web", true).await.unwrap_err();
+        agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.unwrap_err();
+        agent.delete(&web(), true).await.unwrap_err();
         assert!(vm.process.exit().is_none(), "what is here may be the only copy");
-        assert!(agent.known("web", vm.spec.uuid, vm.incarnation).is_err(), "nobody knows");
+        assert!(agent.known(&web(), vm.spec.uuid, vm.incarnation).is_err(), "nobody knows");
         std::fs::write(&path, record).unwrap();
         let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
-        let back = agent.resolve_doubt("web", word).await.unwrap().vm.unwrap();
+        let back = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();
         assert_eq!((back.state, back.epoch), (VmState::Running, 3));
     });
 }

@@ -40,7 +40,7 @@ impl Outgoing {
     ) -> Result<Again, Failure> {
         let (cut_at, noticed) = (Instant::now(), self.begun.elapsed());
         let limit = Duration::from_millis(self.request.cut_limit_ms);
-        tracing::warn!(vm = self.vm.name, to = self.request.to, %why, unsent_pages, "the link is cut: it is waited for");
+        tracing::warn!(vm = self.vm.name.as_str(), to = self.request.to, %why, unsent_pages, "the link is cut: it is waited for");
         let path = format!("/v1/incoming/{id}/resume");
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         let request = IncomingResume { incarnation, epoch };
@@ -76,7 +76,7 @@ impl Outgoing {
                     return Err(Failure::new(FailureCode::LaneLost, detail));
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(vm = self.vm.name, %error, "the destination gives no lane yet");
+                    tracing::debug!(vm = self.vm.name.as_str(), %error, "the destination gives no lane yet");
                     continue;
                 }
                 Err(_) => continue,
@@ -93,11 +93,11 @@ impl Outgoing {
                         unsent_pages,
                         why: why.detail.clone(),
                     };
-                    tracing::info!(vm = self.vm.name, lasted_ms = cut.lasted_ms, "the link is back");
+                    tracing::info!(vm = self.vm.name.as_str(), lasted_ms = cut.lasted_ms, "the link is back");
                     return Ok(Again { stream, paths, left_out, migration, cut });
                 }
                 Err(failure) if failure.code == FailureCode::Cancelled => return Err(failure),
-                Err(failure) => tracing::debug!(vm = self.vm.name, %failure, "no lane yet"),
+                Err(failure) => tracing::debug!(vm = self.vm.name.as_str(), %failure, "no lane yet"),
             }
         }
     }

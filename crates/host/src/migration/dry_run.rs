@@ -10,6 +10,7 @@ use godwit_lanes::Lane;
 use godwit_migration::drive::Tracking;
 use godwit_migration::predict::{GuestFigures, LanesFigures, Prediction, predict};
 use godwit_migration::{DryRun, FailureReport, Policy, millis};
+use godwit_qemu::VmName;
 
 use super::foresight::{GuestSeen, Looking, survey};
 use super::outgoing::{Outgoing, Tracker, report_of_api, report_of_client};
@@ -62,7 +63,7 @@ struct Foretold {
 /// Foretells a migration of a VM that could begin now; see [`Agent::dry_run`].
 pub(crate) async fn dry_run(
     agent: &Arc<Agent>,
-    name: &str,
+    name: &VmName,
     request: MigrationRequest,
 ) -> Result<DryRun, ApiError> {
     let begun = Instant::now();
@@ -92,9 +93,9 @@ pub(crate) async fn dry_run(
         Some(Foretold { why, guest, lanes, .. }) => (Some(why), Some(guest), Some(lanes)),
         None => (None, None, None),
     };
-    tracing::info!(vm = vm.name, to = request.to, ?predicted, ?error, "a dry run is over");
+    tracing::info!(vm = vm.name.as_str(), to = request.to, ?predicted, ?error, "a dry run is over");
     Ok(DryRun {
-        vm: vm.name.clone(),
+        vm: vm.name.to_string(),
         from: agent.config().name.clone(),
         to: request.to,
         policy: request.policy,
@@ -171,7 +172,7 @@ impl Outgoing {
             let may_throttle =
                 tracker.throttle(Some(PREPARED_PAGES_PER_S)).and_then(|()| tracker.throttle(None));
             let may_throttle = may_throttle.inspect_err(|error| {
-                tracing::warn!(vm = self.vm.name, %error, "the guest's writers can't be slowed");
+                tracing::warn!(vm = self.vm.name.as_str(), %error, "the guest's writers can't be slowed");
             });
             Ok((seen, may_throttle.is_ok()))
         })

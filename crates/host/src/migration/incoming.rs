@@ -54,7 +54,8 @@ pub(super) struct Entry {
     fate: watch::Sender<Fate>,
     /// The source's word that the guest may run (true) or stays paused (false); QEMU's own engine only.
     word: watch::Sender<Option<bool>>,
-    cancel: mpsc::Sender<()>,
+    /// Room for one: a second cancel adds nothing to one that waits.
+    cancel: mpsc::SyncSender<()>,
     /// The source host.
     from: String,
     uuid: Uuid,
@@ -144,12 +145,12 @@ impl IncomingMigrations {
     }
 
     fn add(&self, request: &IncomingRequest) -> Result<(Arc<Entry>, Orders), ApiError> {
-        let (cancel, cancelled) = mpsc::channel();
+        let (cancel, cancelled) = mpsc::sync_channel(1);
         let resume = Arc::<NextDoor>::default();
         let resumed = Resumed::of(&resume);
         let entry = Arc::new(Entry {
             id: fresh_id()?,
-            vm: request.spec.name.clone(),
+            vm: request.spec.name.to_string(),
             engine: request.engine,
             begun: Instant::now(),
             fate: watch::channel(Fate::Receiving).0,
@@ -186,8 +187,8 @@ impl IncomingMigrations {
                 && entry.ownership.incarnation == incarnation
         };
         for entry in all.iter().filter(is_meant).filter(|entry| !entry.is_over()) {
-            // Whoever would hear it is gone: then it is over.
-            let _ = entry.cancel.send(());
+            // One waits already, or the receiver is gone: then it is over.
+            let _ = entry.cancel.try_send(());
         }
     }
 
@@ -229,8 +230,8 @@ impl IncomingMigrations {
 
     /// Asks one to be forgotten; without effect once its guest is committed here.
     pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
-        // Whoever would hear it is gone: then it is over.
-        let _ = self.find(id)?.cancel.send(());
+        // One waits already, or the receiver is gone: then it is over.
+        let _ = self.find(id)?.cancel.try_send(());
         Ok(())
     }
 }
@@ -497,7 +498,7 @@ impl Arrival {
                 hypervisor.discard(&failure);
                 return (Ending::Discarded(failure), None);
             }
-            tracing::warn!(vm = self.vm.name, %failure, "the link to the source is cut: what has come is kept");
+            tracing::warn!(vm = self.vm.name.as_str(), %failure, "the link to the source is cut: what has come is kept");
             (why, limit) = (failure, self.cut_limit + LANE_LIMIT);
         }
     }
@@ -511,7 +512,8 @@ impl Arrival {
     ) -> (Ending, Option<Arc<PagingIn>>) {
         let offer = std::mem::take(&mut self.offer);
         let Arrival { doorman, ownership, regions, orders, .. } = &*self;
-        let (stop, stopped) = mpsc::channel();
+        // Nothing is ever sent: its end is the word.
+        let (stop, stopped) = mpsc::sync_channel(1);
         std::thread::scope(|scope| {
             let ahead = regions.clone();
             if is_first {

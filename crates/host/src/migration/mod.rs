@@ -44,6 +44,7 @@ pub(crate) use verdict::{ask_known, of_life};
 
 use crate::agent::Agent;
 use crate::migrations::MigrationControl;
+use crate::server::Named;
 use crate::server::routes::{Refusal, body};
 use crate::vm::Vm;
 
@@ -121,7 +122,7 @@ fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError>
 
 async fn page_in_session(
     State(agent): State<Arc<Agent>>,
-    Path(name): Path<String>,
+    Named(name): Named,
     peer: Option<Extension<Peer>>,
     bytes: Bytes,
 ) -> Result<Json<PageInAnswer>, Refusal> {
@@ -141,7 +142,7 @@ struct KnownQuery {
 /// What this host has written down of a VM's ownership.
 async fn known(
     State(agent): State<Arc<Agent>>,
-    Path(name): Path<String>,
+    Named(name): Named,
     Query(query): Query<KnownQuery>,
 ) -> Result<Json<Known>, Refusal> {
     Ok(Json(agent.known(&name, query.uuid, query.incarnation)?))
@@ -186,7 +187,7 @@ struct ForgetQuery {
 /// A source that was started anew has no migration of the VM under way: what arrives of it goes.
 async fn forget(
     State(agent): State<Arc<Agent>>,
-    Path(name): Path<String>,
+    Named(name): Named,
     Query(query): Query<ForgetQuery>,
     peer: Option<Extension<Peer>>,
 ) -> Result<StatusCode, Refusal> {

@@ -411,7 +411,7 @@ impl Outgoing {
     fn report_of(&self, sent: Sent, preflight: Duration) -> Report {
         let Sent { result, lanes, left_out, cuts } = sent;
         let Some(result) = result else { return self.blank(Outcome::Failed) };
-        tracing::debug!(preflight_ms = millis(preflight), vm = self.vm.name, "driver ended");
+        tracing::debug!(preflight_ms = millis(preflight), vm = self.vm.name.as_str(), "driver ended");
         Report {
             outcome: result.outcome,
             migration_time_ms: millis(self.begun.elapsed()),
@@ -464,7 +464,7 @@ pub(crate) fn blank_report(
     Report {
         outcome,
         engine: request.engine,
-        vm: vm.name.clone(),
+        vm: vm.name.to_string(),
         from: agent.config().name.clone(),
         to: request.to.clone(),
         migration_time_ms: millis(begun.elapsed()),

@@ -14,7 +14,7 @@ use godwit_migration::drive::page_in::{Again, KeptPages, PagingIn, open_session,
 use godwit_migration::drive::{Hello, SessionStream};
 use godwit_migration::handover::Ownership;
 use godwit_migration::{Failure, FailureCode};
-use godwit_qemu::Uuid;
+use godwit_qemu::{Uuid, VmName};
 use godwit_ram::{MissingPages, PageIn};
 use godwit_wire::{CONTROL_STREAM, MigrationId, SUPPORTED};
 use tokio::runtime::Handle;
@@ -38,7 +38,7 @@ const ENDING_LIMIT: Duration = Duration::from_secs(5);
 /// The guests that run here while pages of them are missing.
 #[derive(Default)]
 pub struct PageIns {
-    all: Mutex<BTreeMap<String, Arc<PagingIn>>>,
+    all: Mutex<BTreeMap<VmName, Arc<PagingIn>>>,
 }
 
 impl std::fmt::Debug for PageIns {
@@ -48,7 +48,7 @@ impl std::fmt::Debug for PageIns {
 }
 
 impl PageIns {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<PagingIn>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<PagingIn>>> {
         // One insertion or removal each.
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,9 +75,11 @@ impl PageIns {
     pub(super) fn keep(&self, vm: &UnaskedVm, paging_in: &Arc<PagingIn>) {
         self.lock().insert(vm.name.clone(), Arc::clone(paging_in));
         match paging_in.until_complete() {
-            Ok(figures) => tracing::info!(vm = vm.name, pages = figures.pages, "all of its memory is here"),
+            Ok(figures) => {
+                tracing::info!(vm = vm.name.as_str(), pages = figures.pages, "all of its memory is here");
+            }
             Err(failure) => {
-                tracing::error!(vm = vm.name, %failure, "page-in has ended before all pages were here");
+                tracing::error!(vm = vm.name.as_str(), %failure, "page-in has ended before all pages were here");
                 // Its memory is gone before its process is.
                 if !vm.ends_within(ENDING_LIMIT) {
                     // Whoever comes to a missing page waits still. The note stays: it says that this memory is not whole, and
@@ -101,7 +103,7 @@ impl PageIns {
 /// A session for a source that asks for one.
 pub(super) async fn session(
     agent: &Arc<Agent>,
-    name: &str,
+    name: &VmName,
     request: PageInRequest,
 ) -> Result<PageInAnswer, ApiError> {
     let info = agent.vm_info(name)?;
@@ -170,7 +172,7 @@ pub(crate) async fn take_up(agent: &Arc<Agent>, vm: &UnaskedVm, runs_here: bool)
             paging_in.hold_source();
         }
         tracing::warn!(
-            vm = vm.name,
+            vm = vm.name.as_str(),
             missing = paging_in.missing_pages(),
             "page-in goes on when its source asks"
         );
@@ -268,7 +270,7 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
     tokio::task::spawn_blocking(move || {
         let peer = match agent.peer(&to) {
             Ok(peer) => peer,
-            Err(error) => return tracing::error!(vm = vm.name, %error, "its pages can't be served"),
+            Err(error) => return tracing::error!(vm = vm.name.as_str(), %error, "its pages can't be served"),
         };
         let serving = Serving {
             agent: &agent,
@@ -284,15 +286,15 @@ pub(crate) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
         let is_gone = || vm.process.exit().is_some() || !agent.keeps_pages(&vm);
         match serve(&kept, None, &|is_over| serving.again(&|| is_over() || is_gone())) {
             Ok(_) => {
-                tracing::info!(vm = vm.name, to, "the destination has all of its memory");
+                tracing::info!(vm = vm.name.as_str(), to, "the destination has all of its memory");
                 if let Err(error) = runtime.block_on(agent.release(&vm, false)) {
-                    tracing::error!(vm = vm.name, %error, "the moved VM's remains could not be removed");
+                    tracing::error!(vm = vm.name.as_str(), %error, "the moved VM's remains could not be removed");
                 }
             }
             // An operator has decided meanwhile.
             Err(_) if !agent.keeps_pages(&vm) => {}
             Err(failure) => {
-                tracing::error!(vm = vm.name, %failure, "its pages are kept, and nobody fetches them");
+                tracing::error!(vm = vm.name.as_str(), %failure, "its pages are kept, and nobody fetches them");
                 runtime.block_on(agent.hold_in_doubt(&vm.name, &to));
                 agent.settle_doubt(&vm.name);
             }

@@ -182,7 +182,7 @@ impl DestinationHypervisor for QemuDestination {
     }
 
     fn discard(&mut self, failure: &Failure) {
-        tracing::warn!(vm = self.vm.name, %failure, "shadow discarded");
+        tracing::warn!(vm = self.vm.name.as_str(), %failure, "shadow discarded");
         self.runtime.block_on(async {
             // What is written after the record is gone would be a record again.
             if let Some(noting) = self.noting.take() {
@@ -202,10 +202,10 @@ impl DestinationHypervisor for QemuDestination {
             }
             // QEMU has announced the addresses when it had loaded the state; once more, now that the guest answers.
             if let Err(error) = self.vm.process.qmp.announce_self(AnnounceParameters::default()).await {
-                tracing::warn!(vm = self.vm.name, %error, "the addresses were announced once only");
+                tracing::warn!(vm = self.vm.name.as_str(), %error, "the addresses were announced once only");
             }
             if let Err(error) = state_stream::reset(&self.vm.process.qmp).await {
-                tracing::warn!(vm = self.vm.name, %error, "migration capabilities stay set");
+                tracing::warn!(vm = self.vm.name.as_str(), %error, "migration capabilities stay set");
             }
         });
     }

@@ -80,10 +80,10 @@ impl QemuSource {
         let relay = Relay {
             qmp: self.qmp().clone(),
             host: self.agent.config().name.clone(),
-            stream: ours,
+            state: StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox: inbox.clone() },
             inbox: inbox.clone(),
             told_stopped: false,
-            write,
+            write: Some(write),
         };
         Ok(self.runtime.spawn(relay.run(events)))
     }
@@ -124,7 +124,7 @@ pub(crate) async fn undo_hand_over(vm: &Vm, runs: bool) -> Result<(), ApiError> 
         qmp.cont().await.map_err(|error| failed("let the guest run on", &error))?;
     }
     if let Err(error) = state_stream::reset(qmp).await {
-        tracing::warn!(vm = vm.name, %error, "migration capabilities stay set");
+        tracing::warn!(vm = vm.name.as_str(), %error, "migration capabilities stay set");
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ impl SourceHypervisor for QemuSource {
 
     fn release(&mut self) {
         if let Err(error) = self.runtime.block_on(self.agent.release(&self.vm, self.keep)) {
-            tracing::error!(vm = self.vm.name, %error, "the moved VM's remains could not be removed");
+            tracing::error!(vm = self.vm.name.as_str(), %error, "the moved VM's remains could not be removed");
         }
     }
 }
@@ -173,12 +173,12 @@ impl SourceHypervisor for QemuSource {
 struct Relay {
     qmp: Qmp,
     host: String,
-    stream: UnixStream,
+    state: StateReader,
     inbox: Inbox,
     /// The stop has been told.
     told_stopped: bool,
-    /// Says that the device state may be written.
-    write: oneshot::Receiver<()>,
+    /// Says that the device state may be written; none once it has.
+    write: Option<oneshot::Receiver<()>>,
 }
 
 impl Relay {
@@ -186,8 +186,8 @@ impl Relay {
         let mut open = true;
         loop {
             tokio::select! {
-                ready = self.stream.ready(Interest::READABLE), if open => {
-                    open = ready.is_ok() && self.pass_on(UnixStream::try_read);
+                ready = self.state.stream.ready(Interest::READABLE), if open => {
+                    open = ready.is_ok() && self.state.pass_on(UnixStream::try_read);
                 }
                 event = events.recv() => match event {
                     Ok(event) => if self.take(&event).await { return },
@@ -210,7 +210,9 @@ impl Relay {
                 self.tell_stopped(event.at);
                 // About a millisecond after the stop (QEMU 7.2 waits so long for its own threads): the last pages travel
                 // meanwhile.
-                if (&mut self.write).await.is_err() {
+                // A stock QEMU says so once.
+                let Some(write) = self.write.take() else { return false };
+                if write.await.is_err() {
                     return true;
                 }
                 match self.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await {
@@ -223,7 +225,7 @@ impl Relay {
             }
             Some(MigrationStatus::Completed) => {
                 // QEMU has flushed its stream before it says so: what is left is in the socket.
-                self.pass_on(read_now);
+                self.state.pass_on(read_now);
                 self.inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
                 true
             }
@@ -241,26 +243,39 @@ impl Relay {
         }
     }
 
-    /// Passes on what `read` finds. False: the stream is at its end.
-    fn pass_on(&self, read: impl Fn(&UnixStream, &mut [u8]) -> std::io::Result<usize>) -> bool {
+    fn fail(&self, why: &str) {
+        let detail = format!("QEMU on host {} can't go on: {why}", self.host);
+        let failure = Failure::new(FailureCode::HypervisorFailed, detail);
+        self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
+    }
+}
+
+/// Reads the device state, which a guest that broke out of QEMU may have made: as much as the inbox
+/// takes.
+struct StateReader {
+    stream: UnixStream,
+    chunk: Vec<u8>,
+    inbox: Inbox,
+}
+
+impl StateReader {
+    /// Passes on what `read` finds. False: the stream is at its end, or longer than a device state
+    /// may be.
+    fn pass_on(&mut self, read: impl Fn(&UnixStream, &mut [u8]) -> std::io::Result<usize>) -> bool {
         loop {
-            let mut chunk = vec![0; CHUNK_BYTES];
-            match read(&self.stream, &mut chunk) {
+            match read(&self.stream, &mut self.chunk) {
                 Ok(0) => return false,
                 Ok(read) => {
-                    chunk.truncate(read);
-                    self.inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceState(chunk));
+                    // By the failure the migration ends, and the guest runs on here.
+                    if let Err(failure) = self.inbox.device_state(&self.chunk[..read]) {
+                        tracing::warn!(%failure, "QEMU's stream is read no further");
+                        return false;
+                    }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
                 Err(_) => return false,
             }
         }
-    }
-
-    fn fail(&self, why: &str) {
-        let detail = format!("QEMU on host {} can't go on: {why}", self.host);
-        let failure = Failure::new(FailureCode::HypervisorFailed, detail);
-        self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
     }
 }
 
@@ -275,6 +290,8 @@ fn read_now(stream: &UnixStream, into: &mut [u8]) -> std::io::Result<usize> {
 mod tests {
     use std::io::Write;
 
+    use godwit_migration::drive::{MOST_DEVICE_STATE_BYTES, inbox};
+
     use super::*;
 
     #[tokio::test]
@@ -288,5 +305,32 @@ mod tests {
         assert_eq!(read_now(&ours, &mut into).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         drop(theirs);
         assert_eq!(read_now(&ours, &mut into).unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn device_state_without_end_is_read_up_to_the_bound() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut theirs = theirs.into_std().unwrap();
+        theirs.set_nonblocking(false).unwrap();
+        let qemu = std::thread::spawn(move || {
+            let (piece, mut written) = (vec![7; CHUNK_BYTES], 0);
+            // Until nobody reads.
+            while written < 2 * MOST_DEVICE_STATE_BYTES && theirs.write_all(&piece).is_ok() {
+                written += CHUNK_BYTES as u64;
+            }
+            written
+        });
+        let (inbox, _events) = inbox();
+        let mut state = StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox };
+        loop {
+            state.stream.ready(Interest::READABLE).await.unwrap();
+            if !state.pass_on(UnixStream::try_read) {
+                break;
+            }
+        }
+        drop(state);
+        let written = qemu.join().unwrap();
+        // What the socket held, and the piece that was one too many.
+        assert!(written < MOST_DEVICE_STATE_BYTES + (16 << 20), "{written} bytes were read");
     }
 }

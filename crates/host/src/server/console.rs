@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::Response;
 use godwit_api::{ApiError, ErrorCode};
 use http::header::{CONNECTION, UPGRADE};
@@ -14,6 +14,7 @@ use tokio::net::UnixStream;
 
 use crate::agent::Agent;
 use crate::failure::host_failed;
+use crate::server::Named;
 use crate::server::routes::Refusal;
 
 const PROTOCOL: &str = "godwit-console";
@@ -21,7 +22,7 @@ const PROTOCOL: &str = "godwit-console";
 /// `GET /v1/vms/{name}/console` with `Upgrade: godwit-console`.
 pub(super) async fn open(
     State(agent): State<Arc<Agent>>,
-    Path(name): Path<String>,
+    Named(name): Named,
     mut request: Request,
 ) -> Result<Response, Refusal> {
     let asked = request.headers().get(UPGRADE).and_then(|value| value.to_str().ok());

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use godwit_api::{ApiError, ErrorCode, LogSource};
+use godwit_qemu::VmName;
 use http::HeaderValue;
 use http::header::CONTENT_TYPE;
 use rustix::fs::inotify;
@@ -24,7 +25,7 @@ const PIECE_BYTES: usize = 64 << 10;
 /// The log of a VM from its beginning, or so many bytes from its end.
 pub(super) fn stream(
     agent: &Arc<Agent>,
-    name: &str,
+    name: &VmName,
     source: LogSource,
     follow: bool,
     tail_bytes: Option<u64>,

@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use crate::agent::Agent;
 use crate::metrics;
 use crate::migrations::MigrationWatch;
-use crate::server::{console, follow, limits, log};
+use crate::server::{Named, console, follow, limits, log};
 
 /// The longest body of a request that is read; a VM with all the devices that QEMU takes has a tenth of it. As values it may take
 /// twenty times as much.
@@ -115,7 +115,7 @@ async fn create_vm(
     Ok((StatusCode::CREATED, Json(agent.create(request).await?)))
 }
 
-async fn show_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>) -> Answer<VmInfo> {
+async fn show_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<VmInfo> {
     Ok(Json(agent.vm_info(&name)?))
 }
 
@@ -127,27 +127,23 @@ struct DeleteQuery {
 
 async fn delete_vm(
     State(agent): State<Arc<Agent>>,
-    Path(name): Path<String>,
+    Named(name): Named,
     Query(query): Query<DeleteQuery>,
 ) -> Result<StatusCode, Refusal> {
     agent.delete(&name, query.force).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn start_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>) -> Answer<VmInfo> {
+async fn start_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<VmInfo> {
     Ok(Json(agent.start(&name).await?))
 }
 
-async fn stop_vm(State(agent): State<Arc<Agent>>, Path(name): Path<String>, bytes: Bytes) -> Answer<VmInfo> {
+async fn stop_vm(State(agent): State<Arc<Agent>>, Named(name): Named, bytes: Bytes) -> Answer<VmInfo> {
     let request: StopVm = body(&bytes)?;
     Ok(Json(agent.stop(&name, request).await?))
 }
 
-async fn resolve(
-    State(agent): State<Arc<Agent>>,
-    Path(name): Path<String>,
-    bytes: Bytes,
-) -> Answer<Resolved> {
+async fn resolve(State(agent): State<Arc<Agent>>, Named(name): Named, bytes: Bytes) -> Answer<Resolved> {
     let request: Resolve = body(&bytes)?;
     Ok(Json(agent.resolve_doubt(&name, request).await?))
 }
@@ -164,7 +160,7 @@ struct LogQuery {
 
 async fn vm_log(
     State(agent): State<Arc<Agent>>,
-    Path(name): Path<String>,
+    Named(name): Named,
     Query(query): Query<LogQuery>,
 ) -> Result<Response, Refusal> {
     Ok(log::stream(&agent, &name, query.source, query.follow, query.tail_bytes)?)
@@ -172,14 +168,14 @@ async fn vm_log(
 
 async fn migrate(
     State(agent): State<Arc<Agent>>,
-    Path(name): Path<String>,
+    Named(name): Named,
     bytes: Bytes,
 ) -> Result<(StatusCode, Json<MigrationAccepted>), Refusal> {
     let request: MigrationRequest = body(&bytes)?;
     Ok((StatusCode::ACCEPTED, Json(agent.migrate(&name, request)?)))
 }
 
-async fn dry_run(State(agent): State<Arc<Agent>>, Path(name): Path<String>, bytes: Bytes) -> Answer<DryRun> {
+async fn dry_run(State(agent): State<Arc<Agent>>, Named(name): Named, bytes: Bytes) -> Answer<DryRun> {
     let request: MigrationRequest = body(&bytes)?;
     Ok(Json(agent.dry_run(&name, request).await?))
 }

@@ -18,7 +18,9 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use godwit_qemu::{Accelerator, Backing, ResolvedSpec};
+use godwit_qemu::{Accelerator, Backing, QemuLimits, ResolvedSpec, RunningProcess, VmGroups, VmName};
+
+use rustix::process::{Pid, Resource, Rlimit};
 
 use crate::kvm;
 use crate::user::{self, QemuUsers, User};
@@ -37,6 +39,8 @@ pub(crate) struct Places {
     pub ram_dir: PathBuf,
     /// Whom QEMUs run as.
     pub users: Arc<QemuUsers>,
+    /// The cgroups of VMs. `None`: this host gives the agent none.
+    pub groups: Option<VmGroups>,
 }
 
 impl Places {
@@ -52,19 +56,19 @@ impl Places {
 
     /// The paths of one VM.
     #[must_use]
-    pub(crate) fn vm(&self, name: &str) -> VmFiles {
+    pub(crate) fn vm(&self, name: &VmName) -> VmFiles {
         VmFiles {
-            name: name.to_owned(),
+            name: name.clone(),
             dir: self.run_dir.join("vms").join(name),
             tracker_socket: self.run_dir.join("trackers").join(format!("{name}.sock")),
             places: self.clone(),
         }
     }
 
-    /// Names of all VMs that left a run directory.
-    pub(crate) fn vm_names(&self) -> io::Result<Vec<String>> {
+    /// Names of all VMs that left a run directory. What has another name there the agent has not made.
+    pub(crate) fn vm_names(&self) -> io::Result<Vec<VmName>> {
         let entries = fs::read_dir(self.run_dir.join("vms"))?;
-        Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+        Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
     }
 
     /// Guest memory of VMs that are not among `known`.
@@ -96,7 +100,7 @@ fn memory_owner(file: &str) -> Option<&str> {
 /// The paths of one VM on this host.
 #[derive(Clone, Debug)]
 pub struct VmFiles {
-    name: String,
+    name: VmName,
     /// Sockets, logs and the process's number.
     pub dir: PathBuf,
     /// Where the library in QEMU listens.
@@ -212,6 +216,24 @@ impl VmFiles {
         Ok(if is_its_own && accel == Accelerator::Kvm { kvm::let_in(user) } else { user })
     }
 
+    /// Bounds what the VM's QEMU, just started, may take of the host's memory. Where the cgroup refuses, the address space is bounded.
+    pub(crate) fn confine(&self, pid: i32, limits: &QemuLimits) {
+        let Some(groups) = &self.places.groups else { return };
+        let Err(error) = groups.confine(&self.name, pid, limits) else { return };
+        let limit = Some(limits.address_space_bytes);
+        let limit = Rlimit { current: limit, maximum: limit };
+        let limited = rustix::process::prlimit(Pid::from_raw(pid), Resource::As, limit);
+        tracing::warn!(vm = self.name.as_str(), %error, by_address_space = limited.is_ok(), "QEMU has no cgroup of its own");
+    }
+
+    /// Puts a QEMU that runs already into its cgroup, where it is in another one. It keeps the limits that it was started with.
+    pub(crate) fn confine_adopted(&self, pid: i32, limits: &QemuLimits) {
+        let Some(groups) = &self.places.groups else { return };
+        if let Err(error) = groups.confine(&self.name, pid, limits) {
+            tracing::warn!(vm = self.name.as_str(), %error, "an adopted QEMU has no cgroup of its own");
+        }
+    }
+
     /// Gives the user back, if it has one. Its QEMU is gone.
     fn release_user(&self) {
         if let Some(uid) = user::noted(&self.dir) {
@@ -234,31 +256,39 @@ impl VmFiles {
         Some((pid.parse().ok()?, start_time.parse().ok()?))
     }
 
-    /// Looks for a process that has this VM's memory or run directory on its command line: an agent that crashed
-    /// between starting QEMU and noting it leaves one.
+    /// Looks for the VM's QEMU where none is noted: an agent that crashed between starting QEMU and noting it leaves one.
+    ///
+    /// A VM that has a user of its own has every process of that user. Where QEMUs share a user, the VM's is one that runs a QEMU
+    /// as that user and has the VM's memory or run directory on its command line. What processes of other users call themselves
+    /// counts for nothing.
     #[must_use]
     pub fn find_process(&self) -> Option<(i32, u64)> {
-        // QEMU's options have commas doubled.
-        let dir = self.dir.join("").to_string_lossy().replace(',', ",,");
-        // Where QEMU was started by an agent that named the memory by its path.
-        let (memory, dir) = (self.memory(0), PathBuf::from(dir));
-        let ours = |arguments: &[u8]| {
-            let has = |path: &Path| {
-                let path = path.as_os_str().as_bytes();
-                arguments.windows(path.len()).any(|window| window == path)
-            };
-            has(&memory) || has(&dir)
+        let mut found: Box<dyn Iterator<Item = RunningProcess>> = Box::new(RunningProcess::all().ok()?);
+        found = match (&*self.places.users, user::noted(&self.dir)) {
+            (QemuUsers::Each(..), Some(own)) => {
+                Box::new(found.filter(move |process| process.may_act_as(own)))
+            }
+            // Before it had a user of its own, or because it has none.
+            (users, _) => {
+                let shared = users.shared().unwrap_or(rustix::process::geteuid().as_raw());
+                let is_qemu =
+                    move |process: &RunningProcess| process.belongs_to(shared) && process.runs_qemu();
+                Box::new(found.filter(is_qemu).filter(|process| self.is_named_by(process)))
+            }
         };
-        fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
-            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-            let process = entry.path();
-            let name = fs::read_to_string(process.join("comm")).ok()?;
-            let found = name.starts_with("qemu") && ours(&fs::read(process.join("cmdline")).ok()?);
-            // Field 22 of proc_pid_stat(5); the name before it may hold anything, parentheses too.
-            let stat = found.then(|| fs::read_to_string(process.join("stat")).ok())??;
-            let start_time = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()?;
-            Some((pid, start_time))
-        })
+        found.next().map(|process| (process.pid, process.start_time))
+    }
+
+    /// Whether it has this VM's memory or run directory on its command line.
+    fn is_named_by(&self, process: &RunningProcess) -> bool {
+        let arguments = process.arguments();
+        let has = |path: &Path| {
+            let path = path.as_os_str().as_bytes();
+            arguments.windows(path.len()).any(|window| window == path)
+        };
+        // QEMU's options have commas doubled. Earlier agents named the memory by its path.
+        let dir = self.dir.join("").to_string_lossy().replace(',', ",,");
+        has(&self.memory(0)) || has(Path::new(&dir))
     }
 
     /// The VM's process where it runs, noted or not.
@@ -314,8 +344,8 @@ impl VmFiles {
 
     fn memory_files(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.places.ram_dir).into_iter().flatten().flatten();
-        let ours =
-            entries.filter(|entry| entry.file_name().to_str().and_then(memory_owner) == Some(&self.name));
+        let ours = entries
+            .filter(|entry| entry.file_name().to_str().and_then(memory_owner) == Some(self.name.as_str()));
         ours.map(|entry| entry.path()).collect()
     }
 
@@ -327,6 +357,9 @@ impl VmFiles {
             told(&path, remove_if_there(fs::remove_file(&path)));
         }
         self.release_user();
+        if let Some(groups) = &self.places.groups {
+            groups.release(&self.name);
+        }
     }
 
     /// The last lines that QEMU wrote, for an error message: at most 5 lines and 1000 characters.
@@ -408,10 +441,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let range = "1999970000-1999970009".parse().unwrap();
         let users = Arc::new(QemuUsers::Each(range, Mutex::new(())));
-        let places = Places { run_dir: dir.path().join("run"), ram_dir: dir.path().join("ram"), users };
+        let places =
+            Places { run_dir: dir.path().join("run"), ram_dir: dir.path().join("ram"), users, groups: None };
         fs::create_dir(&places.ram_dir).unwrap();
         places.prepare().unwrap();
         (dir, places)
+    }
+
+    fn named(name: &str) -> VmName {
+        VmName::new(name).unwrap()
     }
 
     fn touch(files: &VmFiles) {
@@ -426,7 +464,7 @@ mod tests {
     #[test]
     fn a_start_that_fails_leaves_nothing() {
         let (_dir, places) = places();
-        let (web, other) = (places.vm("web"), places.vm("web.0"));
+        let (web, other) = (places.vm(&named("web")), places.vm(&named("web.0")));
         touch(&other);
         let staged = StagedFiles::new(web.clone());
         touch(&web);
@@ -439,7 +477,7 @@ mod tests {
     #[test]
     fn the_logs_outlive_the_process() {
         let (_dir, places) = places();
-        let web = places.vm("web");
+        let web = places.vm(&named("web"));
         touch(&web);
         web.write_pid(42, 4711).unwrap();
         assert_eq!(web.read_pid(), Some((42, 4711)));
@@ -452,7 +490,7 @@ mod tests {
     #[test]
     fn nobody_else_enters_and_a_user_is_free_again_with_the_files() {
         let (_dir, places) = places();
-        let (web, db) = (places.vm("web"), places.vm("db"));
+        let (web, db) = (places.vm(&named("web")), places.vm(&named("db")));
         let claim = |files: &VmFiles| {
             files.make_dir().unwrap();
             files.claim_user(Accelerator::Tcg).unwrap()
@@ -470,6 +508,45 @@ mod tests {
         assert_eq!(claim(&web), first);
     }
 
+    /// A process that has all of a VM's files among its arguments.
+    fn pretender(program: &Path, files: &VmFiles, user: u32) -> std::process::Child {
+        use std::os::unix::process::CommandExt;
+        let mut command = std::process::Command::new(program);
+        command.args(["-f", "/dev/null"]).args([files.memory(0), files.dir.join("qmp.sock")]);
+        let quiet = std::process::Stdio::null;
+        command.stdout(quiet()).stderr(quiet()).uid(user).spawn().unwrap()
+    }
+
+    #[test]
+    fn only_a_process_of_the_vms_user_is_its_qemu() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can start a process as another user");
+            return;
+        }
+        let (_dir, places) = places();
+        let web = places.vm(&named("web"));
+        web.make_dir().unwrap();
+        // A stranger whose program has a fitting name, and somebody of root's who looks at the VM's files.
+        let (folder, tail) = (tempfile::tempdir().unwrap(), Path::new("/usr/bin/tail"));
+        let qemu = folder.path().join("qemu-system-x86_64");
+        fs::copy(tail, &qemu).unwrap();
+        for path in [folder.path(), &qemu] {
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut others = [pretender(&qemu, &web, 1_999_970_100), pretender(tail, &web, 0)];
+        assert_eq!(web.living_process(), None, "without a user of its own yet");
+        let user = web.claim_user(Accelerator::Tcg).unwrap();
+        assert_eq!(web.living_process(), None);
+        let mut own = pretender(&qemu, &web, user.uid);
+        let found = web.living_process().map(|(pid, _)| pid);
+        assert_eq!(found, Some(own.id().cast_signed()));
+        for child in others.iter_mut().chain([&mut own]) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(web.living_process(), None);
+    }
+
     #[test]
     fn memory_that_belongs_to_nobody_is_found() {
         let (_dir, places) = places();
@@ -485,7 +562,7 @@ mod tests {
     #[test]
     fn last_words_are_short() {
         let (_dir, places) = places();
-        let web = places.vm("web");
+        let web = places.vm(&named("web"));
         web.make_dir().unwrap();
         assert_eq!(web.last_words(), None);
         let text: String = (0..9).map(|i| format!("line {i}\n\n")).collect();

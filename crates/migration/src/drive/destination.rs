@@ -2,7 +2,7 @@
 //! stream, which writes pages into memory ([`super::intake`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,8 @@ pub fn receive<H: DestinationHypervisor>(
     let sender = Arc::new(Mutex::new(sender));
     let intake = Intake::new(regions.clone(), contents, Arc::clone(&sender), events.clone());
     let begun = Instant::now();
-    let (go_on, teller) = mpsc::channel();
+    // It is handed over once.
+    let (go_on, teller) = mpsc::sync_channel(1);
     let mut driver = Driver {
         machine: Destination::new(block_pages, ownership),
         events: events.clone(),
@@ -169,7 +170,7 @@ struct Driver<'a, H> {
     /// Tells the source what is here, before it begins.
     teller: Option<Teller>,
     /// Where it goes on with that, as long as this is there.
-    go_on: Option<Sender<Teller>>,
+    go_on: Option<SyncSender<Teller>>,
     intake: &'a Intake,
     page_in: &'a Mutex<PageInPlace>,
     /// Pages that the guest will lack, a bit each, however they are told; none: nobody is prepared for that.

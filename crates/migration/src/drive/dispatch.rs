@@ -8,6 +8,7 @@ use godwit_lanes::{Carries, Interrupt, LaneError, Stream, StreamSender, UnitPage
 use godwit_ram::{CHUNK_PAGES, PAGE_SIZE, PageRange, Region, pages::page_count, push_merged};
 use godwit_wire::{Message, PagesEnd};
 
+use super::inbox::MOST_UNANSWERED_PINGS;
 use super::page_in::KeptPages;
 use super::referring::{OfStream, Referring};
 use super::{Inbox, Input};
@@ -57,6 +58,8 @@ pub(crate) struct Dispatch {
     pub(crate) connecting: Interrupt,
     /// Pings that were not answered yet.
     pings: AtomicU64,
+    /// Pings whose answers the driver has not taken yet.
+    untaken_answers: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -524,9 +527,22 @@ impl Dispatch {
         Ok(state.board.live())
     }
 
-    /// A ping is sent.
-    pub(crate) fn asked(&self) {
+    /// Counts a ping that is about to be sent. False: [`MOST_UNANSWERED_PINGS`] are on their way,
+    /// and it is not to be sent.
+    pub(crate) fn asks(&self) -> bool {
+        // The driver alone asks, and takes the answers.
+        if self.untaken_answers.load(Ordering::Relaxed) >= MOST_UNANSWERED_PINGS {
+            return false;
+        }
+        self.untaken_answers.fetch_add(1, Ordering::Relaxed);
         self.pings.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// The driver has taken an answer from its inbox.
+    pub(crate) fn took_answer(&self) {
+        let less = |untaken: u64| untaken.checked_sub(1);
+        let _ = self.untaken_answers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// A ping is answered. False: there was none.

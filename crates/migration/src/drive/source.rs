@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{BitRate, Carries, Interrupt, LaneError, Stream, StreamReceiver, StreamSender};
 use godwit_ram::Region;
-use godwit_wire::{Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PagesEnd, SUPPORTED};
+use godwit_wire::{
+    Begin, CONTROL_STREAM, MAX_DEVICE_STATE_CHUNK, MAX_STREAMS, Message, MigrationId, PagesEnd, SUPPORTED,
+};
 
 use super::dispatch::{Dispatch, Ending, LaneFigures};
 use super::heat::Heat;
@@ -43,7 +45,7 @@ use crate::source::{Action, Event, Plan, Source, State, Verdict};
 use figures::{SentSoFar, progress_of, switchover_report, throttle_report};
 use lanes::Lanes;
 pub(crate) use narrow::FullSize;
-use page_in::{PageInDesk, Server};
+use page_in::{MOST_ORDERS, PageInDesk, Server};
 use streams::{Shared, open_streams, read_control, wire_number};
 use sweeps::overdue_failure;
 pub(crate) use sweeps::{LEAST_LAST_PAGES, LONG_ROUND_TRIP, MOST_LAST_PAGES};
@@ -185,9 +187,10 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
     let unswept = if sends_all { PageBits::all(&block_pages) } else { PageBits::new(&block_pages) };
     let referring =
         Referring::new(job.references, job.deltas, Arc::clone(&job.experience), &block_pages, unsent);
-    let (opener, numbers) = mpsc::channel();
+    // The number of each stream comes once.
+    let (opener, numbers) = mpsc::sync_channel(usize::from(MAX_STREAMS));
     let kept = KeptPages::new(regions.clone());
-    let (orders, ordered) = mpsc::channel();
+    let (orders, ordered) = mpsc::sync_channel(MOST_ORDERS);
     let server = Server {
         kept: &kept,
         connect: job.connect,
@@ -215,7 +218,6 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         events,
         waiting: Waiting::default(),
         device_state_bytes: 0,
-        held_device_state: Vec::new(),
         remaining_pages: 0,
         fullest_chunk_pages: 0,
         switchover_since: None,
@@ -275,8 +277,6 @@ struct Driver<'a, H, T> {
     /// Taken from the inbox while something else was under way.
     waiting: Waiting,
     device_state_bytes: u64,
-    /// Written since the guest stopped; it follows the last page.
-    held_device_state: Vec<Vec<u8>>,
     /// As last counted, for progress.
     remaining_pages: u64,
     /// The most of them in one chunk.
@@ -355,6 +355,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         match input {
             Input::Machine(event) => self.take(at, event),
             Input::Hypervisor(event) => self.hypervisor_says(at, event),
+            // What was written since the guest stopped follows the last page: it waits in the inbox.
+            Input::DeviceState if self.machine.state() == State::LastPages => {}
+            // A lane that breaks by it is an event of its own.
+            Input::DeviceState => drop(self.send_device_state()),
             Input::Lane(message) => self.peer_says(at, message),
             Input::Moved => {
                 self.inbox.looks();
@@ -422,20 +426,23 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn hypervisor_says(&mut self, at: Instant, event: HypervisorEvent) {
         match event {
             HypervisorEvent::Stopped => self.take(at, Event::GuestStopped),
-            HypervisorEvent::DeviceState(bytes) if self.machine.state() == State::LastPages => {
-                self.held_device_state.push(bytes);
-            }
-            // A lane that breaks by it is an event of its own.
-            HypervisorEvent::DeviceState(bytes) => drop(self.send_device_state(&bytes)),
             HypervisorEvent::DeviceStateEnded => self.take(at, Event::DeviceStateEnded),
             HypervisorEvent::Failed(failure) => self.take(at, Event::Failed(failure)),
         }
     }
 
-    fn send_device_state(&mut self, bytes: &[u8]) -> Result<(), LaneBroke> {
+    /// Sends what has come of the device state, as long as the guest may stand still for it.
+    fn send_device_state(&mut self) -> Result<(), CannotSend> {
+        let bytes = self.inbox.take_device_state();
         self.device_state_bytes += bytes.len() as u64;
-        let mut chunks = bytes.chunks(MAX_DEVICE_STATE_CHUNK as usize);
-        chunks.try_for_each(|chunk| self.say(&Message::DeviceState(chunk.to_vec())))
+        for chunk in bytes.chunks(MAX_DEVICE_STATE_CHUNK as usize) {
+            if self.switchover_since.is_some_and(|since| since.elapsed() > STOPPED_LIMIT) {
+                self.later(Event::Failed(overdue_failure()));
+                return Err(CannotSend);
+            }
+            self.say(&Message::DeviceState(chunk.to_vec()))?;
+        }
+        Ok(())
     }
 
     /// No guest stands still without end: not for a link that crawls, not for a peer that only answers pings.
@@ -482,6 +489,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             Message::Running(running) => self.take(at, Event::PeerRunning(running)),
             Message::Refused(reason) => self.take(at, Event::PeerRefused(Failure::from_peer(&reason))),
             Message::Pong { sent_ns, answered_ns } => {
+                self.dispatch.took_answer();
                 self.clock.pong(sent_ns, answered_ns, self.clock_ns(at));
                 if self.window_ping.is_some_and(|(ping_ns, _)| sent_ns >= ping_ns) {
                     self.window_ping = None;
@@ -496,10 +504,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     /// Sends a message. If that fails, [`Event::LaneLost`] comes next.
-    fn say(&mut self, message: &Message) -> Result<(), LaneBroke> {
+    fn say(&mut self, message: &Message) -> Result<(), CannotSend> {
         self.sender.send(message).map_err(|error| {
             self.lane_broke(&error);
-            LaneBroke
+            CannotSend
         })
     }
 
@@ -511,7 +519,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     ///
     /// # Errors
     /// A message of it could not be sent: no action that the machine gave after it may follow.
-    fn act(&mut self, action: Action) -> Result<(), LaneBroke> {
+    fn act(&mut self, action: Action) -> Result<(), CannotSend> {
         match action {
             Action::SendBegin => {
                 let block_pages = self.job.regions.iter().map(|region| region.pages()).collect();
@@ -550,9 +558,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             }
             Action::SendLastPages { round } => self.send_last_pages(round),
             Action::SendDeviceState => {
-                for bytes in std::mem::take(&mut self.held_device_state) {
-                    self.send_device_state(&bytes)?;
-                }
+                self.send_device_state()?;
                 self.say(&Message::DeviceStateEnd { bytes: self.device_state_bytes })?;
             }
             Action::EndPages => {
@@ -656,9 +662,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         (self.job.progress)(Progress { bandwidth_limit: self.job.pace.holding(), ..told });
     }
 
-    fn ping(&mut self) -> Result<(), LaneBroke> {
+    fn ping(&mut self) -> Result<(), CannotSend> {
         self.last_ping = Instant::now();
-        self.dispatch.asked();
+        if !self.dispatch.asks() {
+            return Ok(());
+        }
         self.say(&Message::Ping { sent_ns: self.clock_ns(self.last_ping) })
     }
 
@@ -687,9 +695,9 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 }
 
-/// The lane broke by a message that could not be sent; [`Event::LaneLost`] says how.
+/// A message could not be sent. Most often the lane broke: the event that comes next says why.
 #[derive(Debug)]
-struct LaneBroke;
+struct CannotSend;
 
 /// What the streams are waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,21 +1,23 @@
 //! Peers that say what they must not: the other end is never the worse for it.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 use godwit_lanes::{Lane, Stream, connect};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::{
-    DestinationHypervisor, DestinationJob, Hello, Offer, receive, say_hello, welcome,
+    DestinationHypervisor, DestinationJob, Hello, MOST_DEVICE_STATE_BYTES, Offer, receive, say_hello, welcome,
 };
 use godwit_migration::{Failure, FailureCode, Outcome};
 use godwit_wire::{
-    BlockRun, Codec, Encoding, Message, MigrationId, PageRun, PagesHeader, SUPPORTED, VersionRange, checksum,
+    Begin, BlockRun, Codec, Encoding, MAX_DEVICE_STATE_CHUNK, Message, MigrationId, PageRun, PagesHeader,
+    SUPPORTED, VersionRange, checksum,
 };
 
 use crate::ways::path;
 use crate::world::{
-    BLOCKS, FakeDestination, HELLO, ID, LIMIT, SECOND, accept_one, loopback, lying_destination, regions,
-    stream,
+    BLOCKS, FakeDestination, HELLO, ID, LIMIT, SECOND, Twist, accept_one, loopback, lying_destination,
+    migrate, regions, stream,
 };
 
 /// A destination that a peer of this file's own talks to.
@@ -34,7 +36,7 @@ pub(crate) fn lying_peer_offered(
     let (log, said) = mpsc::channel();
     let regions = regions(&folder, "to");
     let mut hypervisor =
-        FakeDestination { state: Vec::new(), load_fails: false, page_in: None, runs: Arc::default(), log };
+        FakeDestination { state_bytes: 0, load_fails: false, page_in: None, runs: Arc::default(), log };
     let (_keep, cancel) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
@@ -152,21 +154,55 @@ fn pages_that_the_vm_does_not_have_end_the_lane() {
     }
 }
 
+/// What the destination was prepared for.
+fn begin() -> Begin {
+    Begin {
+        epoch: SECOND.epoch,
+        incarnation: SECOND.incarnation.bits(),
+        run: true,
+        block_pages: BLOCKS.to_vec(),
+    }
+}
+
 #[test]
 fn a_lane_that_ends_before_the_commit_leaves_nothing() {
     let (ending, said) = lying_peer(|peer, _| {
         let mut sender = peer.sender();
         say_hello(&mut sender, &mut peer.receiver(), HELLO).unwrap();
-        let begin = godwit_wire::Begin {
-            epoch: 2,
-            incarnation: SECOND.incarnation.bits(),
-            run: true,
-            block_pages: BLOCKS.to_vec(),
-        };
-        sender.send(&Message::Begin(begin)).unwrap();
+        sender.send(&Message::Begin(begin())).unwrap();
     });
     refused_with(ending, FailureCode::LaneLost);
     assert_eq!(said, ["discarded"]);
+}
+
+#[test]
+fn a_source_that_sends_device_state_without_end_is_refused_at_the_bound() {
+    let (ending, said) = lying_peer(|peer, _| {
+        let mut sender = peer.sender();
+        say_hello(&mut sender, &mut peer.receiver(), HELLO).unwrap();
+        sender.send(&Message::Begin(begin())).unwrap();
+        let piece = Message::DeviceState(vec![0; MAX_DEVICE_STATE_CHUNK as usize]);
+        let (most, mut sent) = (2 * MOST_DEVICE_STATE_BYTES, 0);
+        // Until the destination has had enough.
+        while sent < most && sender.send(&piece).is_ok() {
+            sent += u64::from(MAX_DEVICE_STATE_CHUNK);
+        }
+        assert!(sent < most, "all of it was taken");
+    });
+    refused_with(ending, FailureCode::ProtocolBroken);
+    assert_eq!(said, ["discarded"]);
+}
+
+#[test]
+fn a_hypervisor_that_writes_device_state_without_end_ends_the_migration_and_keeps_the_guest() {
+    let moved = migrate(Twist { writes_without_end: true, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Failed);
+    let failure = moved.result.failure.unwrap();
+    assert_eq!(failure.code, FailureCode::HypervisorFailed, "{failure}");
+    assert!(failure.detail.contains("device state"), "{failure}");
+    assert_eq!(moved.guest.resumed.load(Ordering::SeqCst), 1, "the guest stands still");
+    assert!(!moved.guest.released.load(Ordering::SeqCst));
+    assert_eq!(moved.said, ["discarded"]);
 }
 
 #[test]

@@ -171,6 +171,8 @@ pub(crate) struct FakeSource {
     memory: Arc<Region>,
     dirty: Dirty,
     cancels_itself: bool,
+    /// Its device state has no end.
+    writes_without_end: bool,
     /// What has to be so before the guest stops.
     after: Option<Arc<AtomicBool>>,
 }
@@ -180,7 +182,7 @@ impl SourceHypervisor for FakeSource {
         while self.after.as_ref().is_some_and(|after| !after.load(Ordering::SeqCst)) {
             std::thread::yield_now();
         }
-        events.hypervisor(Instant::now(), HypervisorEvent::DeviceState(vec![1; 500]));
+        events.device_state(&[1; 500])?;
         events.hypervisor(Instant::now(), HypervisorEvent::Stopped);
         self.inbox = Some(events.clone());
         Ok(())
@@ -194,7 +196,12 @@ impl SourceHypervisor for FakeSource {
         }
         self.memory.copy_in(5 * PAGE_SIZE, &[0xdd; 64]).unwrap();
         self.dirty.lock().unwrap().insert((0, 5));
-        inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceState(vec![2; 300_000]));
+        if self.writes_without_end {
+            // Until the source has had enough.
+            while inbox.device_state(&[3; 1 << 16]).is_ok() {}
+            return Ok(());
+        }
+        inbox.device_state(&vec![2; 300_000])?;
         inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
         Ok(())
     }
@@ -209,8 +216,12 @@ impl SourceHypervisor for FakeSource {
     }
 }
 
+/// The device state of a guest here.
+const STATE_BYTES: u64 = 300_500;
+
 pub(crate) struct FakeDestination {
-    pub(crate) state: Vec<u8>,
+    /// How much device state has come.
+    pub(crate) state_bytes: u64,
     pub(crate) load_fails: bool,
     /// What a guest needs that lacks pages; none: it can't run without them here.
     pub(crate) page_in: Option<(FakeFaults, PathBuf)>,
@@ -221,7 +232,7 @@ pub(crate) struct FakeDestination {
 
 impl DestinationHypervisor for FakeDestination {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.state.extend_from_slice(bytes);
+        self.state_bytes += bytes.len() as u64;
         Ok(())
     }
 
@@ -230,7 +241,7 @@ impl DestinationHypervisor for FakeDestination {
     }
 
     fn finish_load(&mut self) -> Result<(), Failure> {
-        assert_eq!(self.state.len(), 300_500);
+        assert_eq!(self.state_bytes, STATE_BYTES);
         if self.load_fails {
             return Err(Failure::new(FailureCode::HypervisorFailed, "no such device"));
         }
@@ -323,6 +334,8 @@ pub(crate) struct Twist {
     pub(crate) no_page_in: bool,
     pub(crate) load_fails: bool,
     pub(crate) cancels_itself: bool,
+    /// The source's hypervisor writes device state without end.
+    pub(crate) writes_without_end: bool,
     pub(crate) paused: bool,
     pub(crate) ipv6: bool,
     pub(crate) other_epoch: bool,
@@ -515,6 +528,7 @@ impl World {
             memory: Arc::clone(&self.from[0]),
             dirty: Arc::clone(&self.dirty),
             cancels_itself: twist.cancels_itself,
+            writes_without_end: twist.writes_without_end,
             after: self.secure.as_ref().map(|secure| Arc::clone(&secure.refused)),
         }
     }
@@ -522,7 +536,7 @@ impl World {
     /// The destination's hypervisor.
     fn destination(&self, twist: Twist, log: mpsc::Sender<&'static str>) -> FakeDestination {
         FakeDestination {
-            state: Vec::new(),
+            state_bytes: 0,
             load_fails: twist.load_fails,
             runs: Arc::clone(&self.runs),
             page_in: twist.page_in.filter(|_| !twist.no_page_in).map(|cuts| self.page_in(cuts)),

@@ -10,11 +10,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 
 use super::answers::{ModelFit, read_expansion, read_models};
 use super::generations::generation_of;
 use super::{CpuFeatures, HostCpu};
+use crate::helper::{helper, spawn};
 use crate::inspect::QemuInfo;
 use crate::obstacle::Obstacle;
 use crate::qmp::{Qmp, QmpError};
@@ -103,7 +104,7 @@ pub async fn host_cpu(
     let cannot_start = |why| CpuError::CannotStart { path: qemu.path.clone(), why };
     let bad = |why| CpuError::BadAnswer { path: qemu.path.clone(), why };
     let (ours, theirs) = StdUnixStream::pair().map_err(cannot_start)?;
-    let mut child = start(qemu, accel, user, theirs).map_err(cannot_start)?;
+    let mut child = start(qemu, accel, user, theirs).await.map_err(cannot_start)?;
     ours.set_nonblocking(true).map_err(cannot_start)?;
     let stream = UnixStream::from_std(ours).map_err(cannot_start)?;
     let complaints = child.stderr.take();
@@ -129,29 +130,20 @@ pub async fn host_cpu(
     answers.read(accel, &text).map_err(bad)
 }
 
-fn start(
+async fn start(
     qemu: &QemuInfo,
     accel: Accelerator,
     user: Option<(u32, u32)>,
     socket: StdUnixStream,
 ) -> std::io::Result<Child> {
     let output = socket.try_clone()?;
-    let mut command = Command::new(&qemu.path);
+    let mut command = helper(&qemu.path, user);
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-S", "-machine", "none"])
         .args(["-accel", accel.name(), "-qmp", "stdio"])
-        .current_dir("/")
-        .env_clear()
-        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
         .stdin(Stdio::from(OwnedFd::from(socket)))
-        .stdout(Stdio::from(OwnedFd::from(output)))
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
-    if let Some((uid, gid)) = user {
-        // The standard library drops supplementary groups with the change of user (Rust 1.95).
-        command.uid(uid).gid(gid);
-    }
-    command.spawn()
+        .stdout(Stdio::from(OwnedFd::from(output)));
+    spawn(command).await
 }
 
 /// The first thing that a QEMU that has ended complained of.

@@ -42,6 +42,7 @@ fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
         tracker: None,
         user: None,
         sandbox: true,
+        limits: Default::default(),
         incoming: false,
         paused: false,
     }

@@ -152,8 +152,31 @@ async fn an_event_that_is_too_long_to_keep_is_dropped() {
     let (qmp, mut fake) = connected().await;
     let mut events = qmp.events();
     fake.say(&json!({"event": "LONG", "data": {"t": "x".repeat(LONGEST_EVENT_BYTES)}}).to_string()).await;
+    // Short as text, and large as values.
+    fake.say(&json!({"event": "MANY", "data": {"t": vec![json!({"": 0}); MOST_EVENT_VALUES]}}).to_string())
+        .await;
     fake.say(r#"{"event": "SHORT"}"#).await;
     assert_eq!(events.recv().await.unwrap().name, "SHORT");
+}
+
+#[tokio::test]
+async fn of_events_that_nobody_takes_the_newest_are_kept() {
+    let (qmp, mut fake) = connected().await;
+    let mut events = qmp.events();
+    for _ in 0..4 * EVENTS_KEPT {
+        fake.say(r#"{"event": "FLOOD"}"#).await;
+    }
+    // What comes after them has been read when this is answered.
+    let call = tokio::spawn(async move { qmp.execute("quick", Value::Null).await });
+    let quick = fake.hear().await;
+    fake.return_empty(&quick).await;
+    call.await.unwrap().unwrap();
+    assert!(matches!(events.recv().await, Err(broadcast::error::RecvError::Lagged(_))));
+    let mut kept = 0;
+    while events.try_recv().is_ok() {
+        kept += 1;
+    }
+    assert_eq!(kept, EVENTS_KEPT);
 }
 
 #[tokio::test]

@@ -20,7 +20,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub(crate) use place::unified_mount;
 use place::{Kind, Place};
+
+use crate::spec::VmName;
 
 /// The shortest quota of a period: the kernel's least (`min_cfs_quota_period`, kernel/sched/core.c, Linux 6.18), µs.
 const LEAST_QUOTA_US: f64 = 1000.0;
@@ -86,7 +89,7 @@ impl Tree {
 #[derive(Debug)]
 pub struct VcpuGroup {
     tree: Tree,
-    vm: String,
+    vm: VmName,
     pid: i32,
     vcpus: Vec<u32>,
     group: Option<Group>,
@@ -95,12 +98,12 @@ pub struct VcpuGroup {
 impl VcpuGroup {
     /// For the threads `vcpus` of process `pid`, which runs the VM `vm`. Nothing is made yet.
     #[must_use]
-    pub fn new(vm: &str, pid: i32, vcpus: Vec<u32>) -> VcpuGroup {
+    pub fn new(vm: &VmName, pid: i32, vcpus: Vec<u32>) -> VcpuGroup {
         VcpuGroup::in_tree(Tree::system(), vm, pid, vcpus)
     }
 
-    fn in_tree(tree: Tree, vm: &str, pid: i32, vcpus: Vec<u32>) -> VcpuGroup {
-        VcpuGroup { tree, vm: vm.to_owned(), pid, vcpus, group: None }
+    fn in_tree(tree: Tree, vm: &VmName, pid: i32, vcpus: Vec<u32>) -> VcpuGroup {
+        VcpuGroup { tree, vm: vm.clone(), pid, vcpus, group: None }
     }
 
     /// Gives them so much of the CPU time that they could take, all together: 1 is one CPU for each. None: as much as they want, at
@@ -125,7 +128,7 @@ impl Drop for VcpuGroup {
         if let Some(group) = self.group.take()
             && let Err(error) = group.dissolve(&self.tree)
         {
-            tracing::warn!(vm = self.vm, %error, "the vCPUs' cgroup could not be removed");
+            tracing::warn!(vm = self.vm.as_str(), %error, "the vCPUs' cgroup could not be removed");
         }
     }
 }
@@ -191,7 +194,7 @@ struct Group {
 }
 
 impl Group {
-    fn make(tree: &Tree, vm: &str, pid: i32, vcpus: &[u32]) -> Result<Group, VcpuGroupError> {
+    fn make(tree: &Tree, vm: &VmName, pid: i32, vcpus: &[u32]) -> Result<Group, VcpuGroupError> {
         put_back(tree, pid)?;
         remove_ended(tree);
         let mut places = Vec::new();
@@ -217,7 +220,7 @@ impl Group {
             Ok(()) => Ok(group),
             Err(error) => {
                 if let Err(undo) = group.dissolve(tree) {
-                    tracing::warn!(vm, error = %undo, "a cgroup that could not be used could not be removed");
+                    tracing::warn!(vm = vm.as_str(), error = %undo, "a cgroup that could not be used could not be removed");
                 }
                 Err(error)
             }

@@ -44,6 +44,12 @@ impl Place {
     }
 }
 
+/// Where the unified hierarchy is mounted. `None`: it is not.
+pub(crate) fn unified_mount() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    in_v2(&mounts, "0::/").map(|place| place.directory)
+}
+
 fn in_v1(mounts: &str, groups: &str) -> Option<Place> {
     let of_cpu = |names: &str| names.split(',').any(|name| name == "cpu");
     let path = groups.lines().find_map(|line| {

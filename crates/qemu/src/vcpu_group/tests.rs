@@ -65,7 +65,7 @@ impl Fake {
     }
 
     fn vcpu_group(&self) -> VcpuGroup {
-        VcpuGroup::in_tree(self.tree(), "web", PID, VCPUS.to_vec())
+        VcpuGroup::in_tree(self.tree(), &VmName::new("web").unwrap(), PID, VCPUS.to_vec())
     }
 
     fn said(&self, file: &str) -> String {
@@ -186,7 +186,7 @@ fn where_no_group_can_do_it_nothing_is_left() {
         make: |path| fs::create_dir(path).and_then(|()| symlink("/nonexistent/x", path.join("tasks"))),
         ..fake.tree()
     };
-    let mut group = VcpuGroup::in_tree(closed, "web", PID, VCPUS.to_vec());
+    let mut group = VcpuGroup::in_tree(closed, &VmName::new("web").unwrap(), PID, VCPUS.to_vec());
     group.set_share(Some(0.5)).unwrap_err();
     assert!(!fake.group().exists());
 }

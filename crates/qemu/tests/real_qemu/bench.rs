@@ -100,6 +100,7 @@ impl Bench {
             tracker: None,
             user: None,
             sandbox: true,
+            limits: Default::default(),
             incoming: false,
             paused: true,
         }

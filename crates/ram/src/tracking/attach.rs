@@ -1,12 +1,16 @@
 //! From a process and its RAM files to a tracker: every check that must hold, in the order of what is most likely wrong.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, BufReader};
 use std::path::Path;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::maps::{BlockMappings, Mapping, mappings_of, segments_of};
+use super::maps::{
+    BlockMappings, FileMappings, MOST_LINES, MOST_PLACES, Mapping, MapsError, WantedFile, read_mappings,
+    segments_of,
+};
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::uffd::Userfaultfd;
 use super::{Block, DirtyTracker, RUNS_A_SCAN, check_kernel, io_or_gone, library};
@@ -64,29 +68,37 @@ pub(crate) fn open_pagemap(pid: i32) -> Result<Pagemap, TrackError> {
 
 /// Where process `pid` maps each region, and how that cuts the region.
 pub(crate) fn find_blocks(pid: i32, regions: &[Arc<Region>]) -> Result<Vec<BlockMappings>, TrackError> {
-    let maps = read_maps(pid)?;
-    regions.iter().map(|region| find_block(&maps, pid, region)).collect()
-}
-
-/// /proc/PID/maps, whose numbers and paths are read; bytes that are no text can only be in a path.
-fn read_maps(pid: i32) -> Result<String, TrackError> {
-    let gone = TrackError::ProcessGone { pid };
-    match std::fs::read(format!("/proc/{pid}/maps")) {
-        // A zombie has no address space.
-        Ok(maps) if maps.is_empty() => Err(gone),
-        Ok(maps) => Ok(String::from_utf8_lossy(&maps).into_owned()),
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Err(gone),
-        Err(source) if source.raw_os_error() == Some(libc::ESRCH) => Err(gone),
-        Err(source) => Err(TrackError::Io { what: "read the mappings", pid, source }),
+    if let Some(region) = regions.iter().find(|region| !region.is_on_tmpfs()) {
+        return Err(TrackError::NotTrackable { path: region.path().to_owned() });
     }
+    let found = read_maps(pid, regions)?;
+    found.into_iter().zip(regions).map(|(found, region)| block_of(found, pid, region)).collect()
 }
 
-fn find_block(maps: &str, pid: i32, region: &Region) -> Result<BlockMappings, TrackError> {
+/// Reads /proc/PID/maps, within the bounds of [`read_mappings`].
+fn read_maps(pid: i32, regions: &[Arc<Region>]) -> Result<Vec<FileMappings>, TrackError> {
+    let wanted = |region: &Arc<Region>| WantedFile { id: region.file_id(), pages: region.all_pages() };
+    let wanted: Vec<WantedFile> = regions.iter().map(wanted).collect();
+    let maps = File::open(format!("/proc/{pid}/maps")).map_err(MapsError::Io);
+    let found = maps.and_then(|maps| read_mappings(BufReader::new(maps), &wanted));
+    found.map_err(|error| match error {
+        MapsError::Empty => TrackError::ProcessGone { pid },
+        MapsError::Io(source)
+            if source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(libc::ESRCH) =>
+        {
+            TrackError::ProcessGone { pid }
+        }
+        MapsError::Io(source) => TrackError::Io { what: "read the mappings", pid, source },
+        MapsError::TooManyPlaces(block) => {
+            let path = regions[block].path().to_owned();
+            TrackError::TooManyPlaces { pid, path, limit: MOST_PLACES }
+        }
+        MapsError::TooLong => TrackError::MapsTooLong { pid, limit: MOST_LINES },
+    })
+}
+
+fn block_of(found: FileMappings, pid: i32, region: &Region) -> Result<BlockMappings, TrackError> {
     let path = || region.path().to_owned();
-    if !region.is_on_tmpfs() {
-        return Err(TrackError::NotTrackable { path: path() });
-    }
-    let found = mappings_of(maps, region.file_id(), region.all_pages());
     if found.shared.is_empty() {
         return Err(match found.private {
             0 => TrackError::NotMapped { pid, path: path() },
@@ -113,5 +125,41 @@ fn register(tracker: &DirtyTracker, mapping: &Mapping, region: &Region) -> Resul
         Ok(_) => Ok(()),
         Err(Errno::PERM) => Err(TrackError::WrongProcess { pid }),
         Err(errno) => Err(io_or_gone("scan the page map", pid, errno)),
+    }
+}
+
+#[cfg(test)]
+#[allow(unsafe_code, reason = "maps a file many times, as a hostile QEMU would")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_maps_alternate_pages_of_its_memory_is_refused() {
+        const MAPPINGS: u64 = 12_000;
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let region = Region::create(&folder.path().join("ram"), 2 * MAPPINGS * PAGE_SIZE, None).unwrap();
+        if !region.is_on_tmpfs() {
+            return eprintln!("skipped: /dev/shm is no tmpfs");
+        }
+        let page = usize::try_from(PAGE_SIZE).unwrap();
+        let map = |number: u64| {
+            let (prot, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+            let (fd, offset) = (
+                std::os::fd::AsRawFd::as_raw_fd(region.file()),
+                i64::try_from(2 * number * PAGE_SIZE).unwrap(),
+            );
+            // SAFETY: a new mapping, at a place of the kernel's choice, that is never read.
+            let at = unsafe { libc::mmap(std::ptr::null_mut(), page, prot, flags, fd, offset) };
+            assert_ne!(at, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+            at
+        };
+        let mapped: Vec<_> = (0..MAPPINGS).map(map).collect();
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        let refused = find_blocks(pid, &[Arc::new(region)]).unwrap_err();
+        assert!(matches!(refused, TrackError::TooManyPlaces { limit: MOST_PLACES, .. }), "{refused}");
+        for at in mapped {
+            // SAFETY: made above, and nobody else knows it.
+            unsafe { libc::munmap(at, page) };
+        }
     }
 }

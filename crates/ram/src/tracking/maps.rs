@@ -1,8 +1,22 @@
 //! Where QEMU maps a RAM file: /proc/PID/maps read, and turned into what a scan needs.
+//!
+//! A guest that broke out of QEMU decides how often QEMU maps what. So the file is read line by
+//! line in one pass for all RAM blocks, reading stops at bounds, and what is kept has a bound as
+//! well: [`MOST_PLACES`] mappings a block.
 
-use std::collections::BTreeSet;
+use std::io::{self, BufRead, Read};
 
 use crate::pages::{PAGE_SIZE, PageRange};
+
+/// Most places of its address space at which QEMU may map one RAM block. A stock QEMU maps each
+/// block once; the kernel's pieces of one mapping count as one. All segments of a block then have
+/// at most `2 * MOST_PLACES * MOST_PLACES` addresses: 1 MiB.
+pub(crate) const MOST_PLACES: usize = 256;
+/// Most lines of /proc/PID/maps that are read: 16 times what vm.max_map_count allows a process by
+/// default.
+pub(crate) const MOST_LINES: usize = 1 << 20;
+/// Longest line of /proc/PID/maps: a path of 4,096 bytes, in which a line feed takes four.
+const LONGEST_LINE_BYTES: u64 = 20 << 10;
 
 /// A mapping of (a part of) a RAM file in QEMU's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,17 +59,64 @@ pub(crate) struct BlockMappings {
     pub(crate) segments: Vec<Segment>,
 }
 
-/// The mappings of the file with this device and inode number, cut to `pages`, the file's own. Lines that are not
-/// understood are passed over (proc_pid_maps(5)).
-pub(super) fn mappings_of(maps: &str, file_id: (u64, u64), pages: PageRange) -> FileMappings {
-    let mut found = FileMappings::default();
-    for line in maps.lines().filter_map(parse_line) {
-        if line.file_id != file_id {
-            continue;
+/// A RAM file whose mappings are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WantedFile {
+    /// Device and inode number.
+    pub(super) id: (u64, u64),
+    /// The file's own pages: mappings are cut to them.
+    pub(super) pages: PageRange,
+}
+
+/// Why the mappings can't be told.
+#[derive(Debug)]
+pub(super) enum MapsError {
+    /// The file is empty: a zombie has no address space.
+    Empty,
+    /// Reading failed.
+    Io(io::Error),
+    /// The wanted file of this index is mapped at more than [`MOST_PLACES`] places.
+    TooManyPlaces(usize),
+    /// There are more than [`MOST_LINES`] lines, or one is longer than any that the kernel writes.
+    TooLong,
+}
+
+/// Reads the mappings of each wanted file. Passes over lines that it does not understand
+/// (proc_pid_maps(5)). Reads no further once a bound is passed.
+pub(super) fn read_mappings(
+    mut maps: impl BufRead,
+    wanted: &[WantedFile],
+) -> Result<Vec<FileMappings>, MapsError> {
+    let mut found = vec![FileMappings::default(); wanted.len()];
+    let mut text = Vec::new();
+    for number in 0.. {
+        text.clear();
+        let length =
+            maps.by_ref().take(LONGEST_LINE_BYTES).read_until(b'\n', &mut text).map_err(MapsError::Io)?;
+        if length == 0 {
+            return if number == 0 { Err(MapsError::Empty) } else { Ok(found) };
         }
+        if number == MOST_LINES || length as u64 == LONGEST_LINE_BYTES {
+            break;
+        }
+        // Bytes that are no text can only be in a path.
+        let Some(line) = parse_line(&String::from_utf8_lossy(&text)) else { continue };
+        if let Some(index) = wanted.iter().position(|file| file.id == line.file_id) {
+            found[index].add(&line, wanted[index].pages);
+            if found[index].shared.len() > MOST_PLACES {
+                return Err(MapsError::TooManyPlaces(index));
+            }
+        }
+    }
+    Err(MapsError::TooLong)
+}
+
+impl FileMappings {
+    /// Adds what a line shows of the file's pages.
+    fn add(&mut self, line: &Line, pages: PageRange) {
         if !line.shared {
-            found.private += 1;
-            continue;
+            self.private += 1;
+            return;
         }
         let mapping = Mapping {
             address: line.start,
@@ -64,17 +125,14 @@ pub(super) fn mappings_of(maps: &str, file_id: (u64, u64), pages: PageRange) -> 
         };
         let shown = mapping.pages().intersect(pages);
         if !shown.is_empty() {
-            found.show(Mapping {
+            self.show(Mapping {
                 address: mapping.address_of(shown.first),
                 first: shown.first,
                 count: shown.count,
             });
         }
     }
-    found
-}
 
-impl FileMappings {
     /// Adds one, to the last where it goes on with it: the kernel cuts a mapping in pieces where parts of it are governed
     /// by a userfaultfd, and to the process they are one.
     fn show(&mut self, mapping: Mapping) {
@@ -130,23 +188,35 @@ impl Segment {
     }
 }
 
-/// Cuts a block at each start and end of a mapping. The segments ascend; pages that are mapped nowhere are in none, as
-/// they cannot be written.
+/// Cuts a block at each start and end of a mapping. The segments ascend; pages that are mapped
+/// nowhere are in none, as they cannot be written.
+///
+/// Goes through the cuts in order and keeps the mappings that show the pages at hand: its cost is
+/// that of sorting and of what it returns.
 pub(super) fn segments_of(mappings: &[Mapping]) -> Vec<Segment> {
-    let cuts: BTreeSet<u64> =
+    let mut begins: Vec<usize> = (0..mappings.len()).collect();
+    begins.sort_by_key(|&index| mappings[index].first);
+    let mut cuts: Vec<u64> =
         mappings.iter().flat_map(|mapping| [mapping.first, mapping.pages().end()]).collect();
-    cuts.iter()
-        .zip(cuts.iter().skip(1))
-        .filter_map(|(&first, &end)| {
-            let addresses: Vec<u64> = mappings
-                .iter()
-                .filter(|mapping| mapping.pages().contains(first))
-                .map(|mapping| mapping.address_of(first))
-                .collect();
-            let pages = PageRange::between(first, end);
-            (!addresses.is_empty()).then_some(Segment { pages, addresses })
-        })
-        .collect()
+    cuts.sort_unstable();
+    cuts.dedup();
+    let mut begins = begins.into_iter().peekable();
+    // Those that show the pages at hand, in the order that they were given in.
+    let mut open: Vec<usize> = Vec::new();
+    let mut segments = Vec::new();
+    for pair in cuts.windows(2) {
+        let pages = PageRange::between(pair[0], pair[1]);
+        open.retain(|&index| mappings[index].pages().end() > pages.first);
+        while let Some(index) = begins.next_if(|&index| mappings[index].first == pages.first) {
+            let place = open.partition_point(|&other| other < index);
+            open.insert(place, index);
+        }
+        if !open.is_empty() {
+            let addresses = open.iter().map(|&index| mappings[index].address_of(pages.first)).collect();
+            segments.push(Segment { pages, addresses });
+        }
+    }
+    segments
 }
 
 #[cfg(test)]
@@ -154,6 +224,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn mappings_of(maps: &str, id: (u64, u64), pages: PageRange) -> FileMappings {
+        read_mappings(maps.as_bytes(), &[WantedFile { id, pages }]).unwrap().remove(0)
+    }
 
     const MAPS: &str = "\
 55d0a0000000-55d0a0400000 r-xp 00000000 08:01 77        /usr/bin/qemu-system-x86_64
@@ -205,6 +279,67 @@ nonsense
             Mapping { address: 0x7f10_0000_7000, first: 1, count: 1 },
         ];
         assert_eq!(found.shared, expected);
+    }
+
+    /// Lines of a file that shows one page of the RAM at each second page of the address space.
+    struct ScatteredMaps {
+        lines: std::ops::Range<u64>,
+        line: io::Cursor<String>,
+        read: std::rc::Rc<std::cell::Cell<u64>>,
+    }
+
+    impl Read for ScatteredMaps {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            if self.line.position() == self.line.get_ref().len() as u64
+                && let Some(number) = self.lines.next()
+            {
+                let start = 0x7f00_0000_0000 + 2 * number * PAGE_SIZE;
+                let (end, offset) = (start + PAGE_SIZE, 2 * number * PAGE_SIZE);
+                self.line =
+                    io::Cursor::new(format!("{start:x}-{end:x} rw-s {offset:08x} 00:2a 1234      /ram\n"));
+                self.read.set(number + 1);
+            }
+            self.line.read(into)
+        }
+    }
+
+    fn scattered(lines: u64, inode: u64) -> (Result<Vec<FileMappings>, MapsError>, u64) {
+        let read = std::rc::Rc::default();
+        let maps =
+            ScatteredMaps { lines: 0..lines, line: io::Cursor::default(), read: std::rc::Rc::clone(&read) };
+        let id = (rustix::fs::makedev(0, 0x2a), inode);
+        let wanted = [WantedFile { id, pages: PageRange::new(0, u64::MAX / PAGE_SIZE) }];
+        (read_mappings(io::BufReader::new(maps), &wanted), read.get())
+    }
+
+    #[test]
+    fn reading_stops_at_the_first_mapping_beyond_the_bound() {
+        let (found, read) = scattered(12_000, 1234);
+        assert!(matches!(found, Err(MapsError::TooManyPlaces(0))), "{found:?}");
+        assert_eq!(read, MOST_PLACES as u64 + 1);
+        let (found, _) = scattered(MOST_PLACES as u64, 1234);
+        assert_eq!(found.unwrap()[0].shared.len(), MOST_PLACES);
+    }
+
+    #[test]
+    fn a_file_without_end_is_read_up_to_the_bound() {
+        // Of another file: no line of it is kept.
+        let (found, read) = scattered(u64::MAX, 99);
+        assert!(matches!(found, Err(MapsError::TooLong)), "{found:?}");
+        assert!(read <= MOST_LINES as u64 + 1, "{read} lines were read");
+        let found = read_mappings(io::BufReader::new(io::repeat(b'7')), &[]);
+        assert!(matches!(found, Err(MapsError::TooLong)), "{found:?}");
+        assert!(matches!(read_mappings(io::empty(), &[]), Err(MapsError::Empty)));
+    }
+
+    #[test]
+    fn as_many_mappings_as_are_allowed_have_few_addresses() {
+        let most = MOST_PLACES as u64;
+        // The worst: each begins and ends within all that were before.
+        let mappings: Vec<Mapping> =
+            (0..most).map(|at| Mapping { address: at << 40, first: at, count: 2 * (most - at) }).collect();
+        let addresses: usize = segments_of(&mappings).iter().map(|segment| segment.addresses.len()).sum();
+        assert!(addresses <= 2 * MOST_PLACES * MOST_PLACES, "{addresses}");
     }
 
     proptest! {

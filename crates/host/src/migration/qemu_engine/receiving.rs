@@ -119,7 +119,7 @@ impl Receiving {
                 self.entry.broken();
             }
             End::Not(failure) => {
-                tracing::warn!(vm = self.vm.name, %failure, "shadow discarded");
+                tracing::warn!(vm = self.vm.name.as_str(), %failure, "shadow discarded");
                 self.agent.discard(&self.vm).await;
                 self.entry.refused(&failure);
             }

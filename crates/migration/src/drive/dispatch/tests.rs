@@ -111,7 +111,7 @@ fn what_all_were_promised_is_not_given_back_and_its_ends_do_not_pile_up() {
 #[test]
 fn only_pings_that_were_sent_are_answered() {
     let dispatch = Dispatch::default();
-    dispatch.asked();
+    assert!(dispatch.asks());
     assert!(dispatch.answered());
     assert!(!dispatch.answered());
 }
@@ -129,4 +129,16 @@ fn work_that_is_given_back_is_known_until_all_of_it_is_sent_again() {
     assert!(dispatch.gave_back(), "its round goes on");
     dispatch.set_round(2);
     assert!(!dispatch.gave_back());
+}
+
+#[test]
+fn a_destination_that_answers_no_ping_is_sent_no_more_than_its_answers_have_room_for() {
+    let dispatch = Dispatch::default();
+    let sent = (0..2 * MOST_UNANSWERED_PINGS).filter(|_| dispatch.asks()).count();
+    assert_eq!(sent as u64, MOST_UNANSWERED_PINGS);
+    // An answer that waits in the inbox makes no room, one that the driver has taken does.
+    assert!(dispatch.answered());
+    assert!(!dispatch.asks());
+    dispatch.took_answer();
+    assert!(dispatch.asks() && !dispatch.asks());
 }

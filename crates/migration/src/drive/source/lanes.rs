@@ -1,6 +1,6 @@
 //! The lanes of a source while it sends: each gets the streams that pay, and the work of one that stands still goes to the others.
 
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use godwit_lanes::{Carries, LaneError, StreamSender};
@@ -27,7 +27,7 @@ const LEAST_LOOK: Duration = Duration::from_millis(50);
 pub(super) struct Lanes<'a> {
     dispatch: &'a Dispatch,
     /// Takes the numbers of streams that are to be opened.
-    opener: Sender<usize>,
+    opener: SyncSender<usize>,
     count: usize,
     /// None: the number of streams is fixed.
     scaler: Option<Scaler>,
@@ -82,7 +82,12 @@ impl Carried {
 
 impl<'a> Lanes<'a> {
     /// So many lanes; `is_fixed`: they keep the streams that they begin with.
-    pub(super) fn new(dispatch: &'a Dispatch, opener: Sender<usize>, count: usize, is_fixed: bool) -> Self {
+    pub(super) fn new(
+        dispatch: &'a Dispatch,
+        opener: SyncSender<usize>,
+        count: usize,
+        is_fixed: bool,
+    ) -> Self {
         let scaler = (!is_fixed).then(|| Scaler::new(count, usize::from(MAX_STREAMS)));
         let carried = vec![Carried::default(); count];
         let narrowness = vec![Narrowness::default(); count];

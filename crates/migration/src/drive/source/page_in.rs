@@ -1,6 +1,6 @@
 //! Page-in at the source, beside the driver: a thread that opens the streams, and then serves the destination until all pages are there.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Carries, Interrupt};
@@ -8,7 +8,7 @@ use godwit_ram::PageRange;
 use godwit_ram::pages::normalise;
 use godwit_wire::{BlockRun, Message, PagedIn};
 
-use super::{Connect, Driver, LaneBroke};
+use super::{CannotSend, Connect, Driver};
 use crate::drive::page_in::{AskAgain, KeptPages, SessionStream, open_session, serve};
 use crate::drive::sweep::memory_failure;
 use crate::drive::{Hello, Inbox, Input, SourceHypervisor, Tracking};
@@ -18,6 +18,10 @@ use crate::source::{Event, NotServed};
 
 /// How often streams that wait for the switchover say that they live.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
+
+/// Most orders of a migration: to prepare and to begin once, to forget once for each end that is
+/// not able. The policy asks for page-in once.
+pub(super) const MOST_ORDERS: usize = 4;
 
 /// What the thread is to do.
 pub(super) enum Order {
@@ -31,7 +35,7 @@ pub(super) enum Order {
 
 /// What the driver knows of it.
 pub(super) struct PageInDesk<'a> {
-    pub(super) orders: Sender<Order>,
+    pub(super) orders: SyncSender<Order>,
     pub(super) kept: &'a KeptPages,
     /// The destination is ready.
     pub(super) peer_ready: bool,
@@ -47,7 +51,7 @@ pub(super) struct PageInDesk<'a> {
 }
 
 impl<'a> PageInDesk<'a> {
-    pub(super) fn new(orders: Sender<Order>, kept: &'a KeptPages) -> PageInDesk<'a> {
+    pub(super) fn new(orders: SyncSender<Order>, kept: &'a KeptPages) -> PageInDesk<'a> {
         PageInDesk {
             orders,
             kept,
@@ -134,7 +138,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         let _ = self.page_in.orders.send(order);
     }
 
-    pub(super) fn prepare_page_in(&mut self) -> Result<(), LaneBroke> {
+    pub(super) fn prepare_page_in(&mut self) -> Result<(), CannotSend> {
         (self.page_in.peer_ready, self.page_in.streams_ready) = (false, false);
         let narrow = self.lanes.figures().iter().any(|lane| lane.vanishing_mtu.is_some());
         self.page_in.kept.set_round_trip(self.round_trip());
@@ -169,7 +173,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     }
 
     /// What is dirty at this moment, the guest standing still and its devices too, and what was before, is all that it will lack.
-    pub(super) fn tell_remaining(&mut self) -> Result<(), LaneBroke> {
+    pub(super) fn tell_remaining(&mut self) -> Result<(), CannotSend> {
         let just_written = match self.take_all_dirty() {
             Ok(just_written) => just_written,
             Err(failure) => {
@@ -221,7 +225,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         Ok(dirty)
     }
 
-    fn say_remaining(&mut self, runs: &[BlockRun]) -> Result<(), LaneBroke> {
+    fn say_remaining(&mut self, runs: &[BlockRun]) -> Result<(), CannotSend> {
         let mut rest = runs.to_vec();
         while !rest.is_empty() {
             let message = Message::Remaining { runs: rest };

@@ -11,7 +11,7 @@ use super::figures::{SentSoFar, progress_of};
 use super::lanes::Lanes;
 use super::streams::wire_number;
 use super::waiting::Waiting;
-use super::{Awaited, Driver, LaneBroke, PING_INTERVAL, STOPPED_LIMIT};
+use super::{Awaited, CannotSend, Driver, PING_INTERVAL, STOPPED_LIMIT};
 use crate::clock::PeerClock;
 use crate::drive::dispatch::Dispatch;
 use crate::drive::sweep::{Sample, Scope, Sweeper, memory_failure};
@@ -174,7 +174,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
     /// Over a long way a round that was small leaves windows behind that a switchover would have to open while the guest stands
     /// still. Padding opens them before: on the control stream for the device state, on each data stream for its share of what
     /// the last sweep would send. The round is over when it has arrived.
-    pub(super) fn open_windows(&mut self) -> Result<(), LaneBroke> {
+    pub(super) fn open_windows(&mut self) -> Result<(), CannotSend> {
         if self.round_trip() < LONG_ROUND_TRIP {
             return Ok(());
         }
@@ -184,7 +184,7 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
         self.control_padding = DEVICE_STATE_ROOM.min(self.limited_window());
         if let Err(error) = self.sender.pad(self.control_padding) {
             self.lane_broke(&error);
-            return Err(LaneBroke);
+            return Err(CannotSend);
         }
         if let Ok(near) = self.job.control.local() {
             self.job.pace.charge(near.ip(), self.control_padding);
@@ -249,8 +249,8 @@ impl Beside<'_, '_> {
         *self.last_ping = Instant::now();
         let sent_ns = nanos(self.last_ping.saturating_duration_since(self.begun));
         let (now, stopped) = (self.begun.elapsed(), self.stopped_since.is_some());
-        self.dispatch.asked();
-        let pinged = self.sender.send(&Message::Ping { sent_ns });
+        let asks = self.dispatch.asks();
+        let pinged = if asks { self.sender.send(&Message::Ping { sent_ns }) } else { Ok(()) };
         let round_trip = self.clock.round_trip().unwrap_or_default();
         let looked = pinged.and_then(|()| self.lanes.look(now, round_trip, stopped, self.sender));
         looked.map_err(|error| lane_failure(&error))?;
@@ -269,6 +269,7 @@ impl Beside<'_, '_> {
                 }
                 Input::Lane(Message::Pong { sent_ns, answered_ns }) => {
                     *self.last_heard = at;
+                    self.dispatch.took_answer();
                     let received_ns = nanos(at.saturating_duration_since(self.begun));
                     self.clock.pong(sent_ns, answered_ns, received_ns);
                 }

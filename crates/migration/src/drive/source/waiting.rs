@@ -53,7 +53,11 @@ fn interrupts(input: &Input) -> bool {
             message,
             Message::Pong { .. } | Message::Ready | Message::PageInReady { .. } | Message::Running(_)
         ),
-        Input::Moved | Input::StreamBroke { .. } | Input::PageInStreams { .. } | Input::PagedIn(_) => false,
+        Input::DeviceState
+        | Input::Moved
+        | Input::StreamBroke { .. }
+        | Input::PageInStreams { .. }
+        | Input::PagedIn(_) => false,
     }
 }
 

@@ -1,0 +1,25 @@
+//! The name of a VM in a request's path, checked before a handler sees it.
+
+use axum::extract::{FromRequestParts, Path};
+use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::VmName;
+use http::request::Parts;
+
+use crate::failure::spec_refused;
+use crate::server::routes::Refusal;
+
+/// The VM that a request is about, from the one parameter of its path. Decoding has turned `%2F`
+/// into a slash by then: what is no name is refused here, and becomes no path.
+#[derive(Debug)]
+pub(crate) struct Named(pub(crate) VmName);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named, Refusal> {
+        let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|error| {
+            ApiError::new(ErrorCode::InvalidRequest, error.body_text(), "see docs/api.md")
+        })?;
+        VmName::new(name).map(Named).map_err(|error| spec_refused(&error).into())
+    }
+}

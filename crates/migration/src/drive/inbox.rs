@@ -1,0 +1,158 @@
+//! What a source's driver waits for, from whatever thread it comes.
+//!
+//! The inbox is bounded, and it never fills: a thread of the agent's runtime may put something
+//! there, and must not wait for a driver that waits for the runtime. [`CAPACITY`] adds up what can
+//! be in it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use godwit_wire::MAX_STREAMS;
+
+use super::device_state::{HeldDeviceState, Refused};
+use super::{HypervisorEvent, Input};
+use crate::failure::Failure;
+use crate::source::Event;
+
+/// Most unanswered pings: 25 s of them. The driver sends no further one then.
+pub(super) const MOST_UNANSWERED_PINGS: u64 = 256;
+/// What comes once, or once at a time: a cancel; a note that streams moved; a note of device state;
+/// that the guest stopped, that its device state has ended, and that the hypervisor failed; the
+/// destination's Ready, PageInReady, Running and last word; how page-in's streams and page-in
+/// itself went.
+const SINGLE_INPUTS: usize = 16;
+/// Room for all that can wait at a time: an answer to each ping, two words of each data stream (it
+/// broke, or it could not be opened), and what comes once.
+const CAPACITY: usize = 1024;
+const _: () =
+    assert!(MOST_UNANSWERED_PINGS + 2 * MAX_STREAMS as u64 + SINGLE_INPUTS as u64 <= CAPACITY as u64);
+
+/// Where events for a source's driver are put, from any thread.
+#[derive(Clone, Debug)]
+pub struct Inbox {
+    sender: mpsc::SyncSender<(Instant, Input)>,
+    /// An [`Input::Moved`] waits.
+    moved: Arc<AtomicBool>,
+    /// Somebody has asked for a cancel.
+    cancelled: Arc<AtomicBool>,
+    device_state: Arc<HeldDeviceState>,
+}
+
+/// The driver's end of an [`Inbox`].
+#[derive(Debug)]
+pub struct Events {
+    pub(super) receiver: mpsc::Receiver<(Instant, Input)>,
+}
+
+/// An inbox and its end.
+#[must_use]
+pub fn inbox() -> (Inbox, Events) {
+    let (sender, receiver) = mpsc::sync_channel(CAPACITY);
+    let (moved, cancelled, device_state) = (Arc::default(), Arc::default(), Arc::default());
+    (Inbox { sender, moved, cancelled, device_state }, Events { receiver })
+}
+
+impl Inbox {
+    /// Asks for a cancel. After the commit it changes nothing.
+    pub fn cancel(&self) {
+        if !self.cancelled.swap(true, Ordering::SeqCst) {
+            self.put_now(Input::Machine(Event::CancelRequested));
+        }
+    }
+
+    /// Takes an event of the hypervisor that happened at `at`.
+    pub fn hypervisor(&self, at: Instant, event: HypervisorEvent) {
+        self.put(at, Input::Hypervisor(event));
+    }
+
+    /// Takes a piece of the device state stream, in order.
+    ///
+    /// # Errors
+    /// The stream is longer than [`super::MOST_DEVICE_STATE_BYTES`]. The migration ends by that;
+    /// the caller reads no further.
+    pub fn device_state(&self, bytes: &[u8]) -> Result<(), Failure> {
+        match self.device_state.add(bytes) {
+            Ok(true) => self.put_now(Input::DeviceState),
+            Ok(false) => {}
+            Err(Refused { failure, is_first }) => {
+                if is_first {
+                    self.put_now(Input::Hypervisor(HypervisorEvent::Failed(failure.clone())));
+                }
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// What has come of the device state and was not taken before.
+    pub(super) fn take_device_state(&self) -> Vec<u8> {
+        self.device_state.take()
+    }
+
+    /// The data streams may have come to what is waited for.
+    pub(crate) fn moved(&self) {
+        if !self.moved.swap(true, Ordering::SeqCst) {
+            self.put_now(Input::Moved);
+        }
+    }
+
+    /// The driver looks at the data streams: what moves from now on is told again.
+    pub(crate) fn looks(&self) {
+        self.moved.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn put_now(&self, input: Input) {
+        self.put(Instant::now(), input);
+    }
+
+    pub(crate) fn put(&self, at: Instant, input: Input) {
+        // A driver that is over needs nothing any more.
+        let _ = self.sender.send((at, input));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::MOST_DEVICE_STATE_BYTES;
+
+    #[test]
+    fn what_is_asked_for_again_and_again_waits_once() {
+        let (inbox, events) = inbox();
+        for _ in 0..3 * CAPACITY {
+            inbox.cancel();
+            inbox.moved();
+            inbox.device_state(b"s").unwrap();
+        }
+        assert_eq!(events.receiver.try_iter().count(), 3);
+        assert_eq!(inbox.take_device_state().len(), 3 * CAPACITY);
+    }
+
+    #[test]
+    fn a_device_state_without_end_is_refused_at_the_bound_also_while_it_is_taken() {
+        for takes in [false, true] {
+            let (inbox, events) = inbox();
+            let (piece, mut given) = (vec![0; 1 << 20], 0);
+            let failure = loop {
+                if let Err(failure) = inbox.device_state(&piece) {
+                    break failure;
+                }
+                given += piece.len() as u64;
+                if takes {
+                    drop((inbox.take_device_state(), events.receiver.try_iter().count()));
+                }
+            };
+            assert_eq!(given, MOST_DEVICE_STATE_BYTES);
+            assert!(failure.detail.contains("device state"), "{failure}");
+            assert!(inbox.take_device_state().is_empty(), "what is too much is held");
+            let last = events.receiver.try_iter().last();
+            assert!(matches!(last, Some((_, Input::Hypervisor(HypervisorEvent::Failed(_))))), "{last:?}");
+            // More of it changes nothing.
+            for _ in 0..2 * CAPACITY {
+                assert!(inbox.device_state(&piece).is_err());
+            }
+            assert_eq!(events.receiver.try_iter().count(), 0);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! QEMUs that are asked something and belong to no VM: their version, their CPUs, whether KVM runs
+//! a guest.
+//!
+//! They end with the process that asks, whatever ends that. The kernel sees to it by the
+//! parent-death signal, which follows the *thread* that spawned: so one thread spawns all of them,
+//! and lives as long as the process. What slips through all the same (an asker that was killed
+//! between `fork` and that setting, or one of an earlier release) the next agent finds by its
+//! environment, which names the asker, and ends ([`end_left_helpers`]).
+
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+
+use godwit_ram::end_child_with_parent;
+use tokio::process::{Child, Command};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::process::{end_process, is_alive, start_time_of};
+use crate::running::RunningProcess;
+
+/// Names the process that asks, by its number and its start time: `PID.TIME`.
+const ASKER: &str = "GODWIT_ASKED_BY";
+
+/// A QEMU to ask. It knows nothing of the caller but where programs are, and is ended when its
+/// handle is dropped. `user`: the user and group that it runs as; `None`: the caller's.
+pub(crate) fn helper(program: &Path, user: Option<(u32, u32)>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir("/").env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+    command.env(ASKER, own_name());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    if let Some((uid, gid)) = user {
+        // The standard library drops supplementary groups with the change of user (Rust 1.95).
+        command.uid(uid).gid(gid);
+    }
+    end_child_with_parent(command.as_std_mut());
+    command
+}
+
+/// Starts a helper, in the thread that lives as long as this process.
+///
+/// # Errors
+/// The program cannot be started.
+pub(crate) async fn spawn(command: Command) -> io::Result<Child> {
+    let (answer, spawned) = oneshot::channel();
+    let job = Job { command, runtime: Handle::current(), answer };
+    let gone = || io::Error::other("the thread that starts helpers has ended");
+    spawner()?.send(job).map_err(|_| gone())?;
+    spawned.await.map_err(|_| gone())?
+}
+
+struct Job {
+    command: Command,
+    /// The runtime that waits for the child.
+    runtime: Handle,
+    /// Takes the child. Where nobody waits any more it is dropped, which ends it.
+    answer: oneshot::Sender<io::Result<Child>>,
+}
+
+fn spawner() -> io::Result<&'static Sender<Job>> {
+    static SPAWNER: OnceLock<Sender<Job>> = OnceLock::new();
+    if let Some(spawner) = SPAWNER.get() {
+        return Ok(spawner);
+    }
+    let (jobs, coming) = channel::<Job>();
+    // Should two come here at once, the thread of the one that is not kept ends before it has
+    // spawned anything.
+    std::thread::Builder::new().name("helpers".to_owned()).spawn(move || {
+        for Job { mut command, runtime, answer } in coming {
+            let _entered = runtime.enter();
+            let _ = answer.send(command.spawn());
+        }
+    })?;
+    Ok(SPAWNER.get_or_init(|| jobs))
+}
+
+fn own_name() -> String {
+    let pid = std::process::id().cast_signed();
+    format!("{pid}.{}", start_time_of(pid).unwrap_or_default())
+}
+
+/// Ends the helpers of processes that are gone, and returns how many there were. `is_trusted`: the
+/// users that helpers run as. What a process of another user says of itself counts for nothing.
+///
+/// # Errors
+/// /proc cannot be read, or one of them cannot be ended.
+pub async fn end_left_helpers(is_trusted: impl Fn(u32) -> bool) -> io::Result<usize> {
+    let own = rustix::process::geteuid().as_raw();
+    let left: Vec<RunningProcess> = RunningProcess::all()?
+        .filter(|process| process.is_wholly(|user| user == own || is_trusted(user)))
+        // Elsewhere the asker's number may mean another process.
+        .filter(|process| is_left(process) && process.shares_numbers())
+        .collect();
+    for process in &left {
+        tracing::warn!(pid = process.pid, "a QEMU that an earlier agent asked something is ended");
+        end_process(process.pid, process.start_time).await?;
+    }
+    Ok(left.len())
+}
+
+fn is_left(process: &RunningProcess) -> bool {
+    let asker = process.variable(ASKER).and_then(|asker| {
+        let (pid, start_time) = asker.split_once('.')?;
+        Some((pid.parse().ok()?, start_time.parse().ok()?))
+    });
+    asker.is_some_and(|(pid, start_time)| !is_alive(pid, start_time))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+
+    use super::*;
+
+    fn sleeper(asker: &str, user: Option<u32>) -> std::process::Child {
+        let mut command = std::process::Command::new("/bin/sleep");
+        command.arg("1000").env(ASKER, asker);
+        if let Some(user) = user {
+            command.uid(user);
+        }
+        let child = command.spawn().unwrap();
+        // It is there before the kernel has set its environment up.
+        while RunningProcess::of(child.id().cast_signed()).unwrap().variable(ASKER).is_none() {
+            std::thread::yield_now();
+        }
+        child
+    }
+
+    #[tokio::test]
+    async fn helpers_of_the_dead_are_ended_and_no_others() {
+        let own = own_name();
+        let (pid, start_time) = own.split_once('.').unwrap();
+        let another = format!("{pid}.{}", start_time.parse::<u64>().unwrap() + 1);
+        let mut spared = vec![sleeper(&own, None), sleeper("", None)];
+        if rustix::process::geteuid().is_root() {
+            // It says of itself what it likes.
+            spared.push(sleeper(&another, Some(1_999_940_000)));
+        }
+        let mut left = sleeper(&another, None);
+        end_left_helpers(|_| false).await.unwrap();
+        // Whether this or the one that ended it has reaped it, it is gone.
+        let _ = left.wait();
+        assert_eq!(RunningProcess::of(left.id().cast_signed()), None);
+        for mut child in spared {
+            assert!(child.try_wait().unwrap().is_none(), "ended: {child:?}");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_helper_outlives_the_thread_and_the_runtime_that_asked_for_it() {
+        // A blocking thread of a runtime ends with it; the helper's end must not come from there.
+        let asking = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let child = runtime.block_on(async {
+                let mut command = helper(Path::new("/bin/sleep"), None);
+                command.arg("1000").kill_on_drop(false);
+                spawn(command).await.unwrap()
+            });
+            let pid = child.id().unwrap().cast_signed();
+            (pid, start_time_of(pid).unwrap())
+        };
+        let (pid, start_time) = std::thread::spawn(asking).join().unwrap();
+        assert!(is_alive(pid, start_time));
+        let number = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
+    }
+}

@@ -1,0 +1,96 @@
+//! Habits of the source tree that no lint checks.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders with code that runs in the product, and beside it in labs.
+const FOLDERS: [&str; 2] = ["crates", "lab"];
+/// Calls that make a channel without a bound, beside `channel()` itself.
+const UNBOUNDED: [&str; 5] =
+    ["unbounded_channel", "futures::channel::mpsc::unbounded", "crossbeam", "flume", "async_channel"];
+
+/// Every Rust file below a folder that is no test's, bench's or example's.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    const LEFT_OUT: [&str; 5] = ["tests", "benches", "examples", "target", "corpus"];
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if entry.is_dir() {
+            if !LEFT_OUT.contains(&name.as_str()) {
+                sources(&entry, found);
+            }
+        } else if name.ends_with(".rs") && name != "tests.rs" && !name.ends_with("_tests.rs") {
+            found.push(entry);
+        }
+    }
+}
+
+/// The lines of a file before its unit tests, with their numbers, without comments.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let begin_of_tests = "#[cfg(test)]\nmod tests {";
+    let code = text.split(begin_of_tests).next().unwrap_or_default();
+    let is_code = |(_, line): &(usize, &str)| !line.trim_start().starts_with("//");
+    (1..).zip(code.lines()).filter(is_code)
+}
+
+/// Whether a line makes a channel that has no bound. A oneshot channel takes one message.
+fn is_unbounded(line: &str) -> bool {
+    if UNBOUNDED.iter().any(|call| line.contains(call)) {
+        return true;
+    }
+    line.match_indices("channel").any(|(at, word)| {
+        let (before, after) = (&line[..at], &line[at + word.len()..]);
+        let is_whole = !before.ends_with(|last: char| last.is_alphanumeric() || last == '_');
+        let call = match after.strip_prefix("::<") {
+            // The types of the message, up to the call.
+            Some(types) => types.find(">(").map_or("", |end| &types[end + 1..]),
+            None => after,
+        };
+        is_whole && call.starts_with("()") && !before.ends_with("oneshot::")
+    })
+}
+
+#[test]
+fn no_channel_is_without_a_bound() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    FOLDERS.iter().for_each(|folder| sources(&root.join(folder), &mut files));
+    assert!(files.len() > 100, "the sources are elsewhere");
+    let mut found = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for (number, line) in code(&text).filter(|(_, line)| is_unbounded(line)) {
+            found.push(format!("{}:{number}: {}", file.display(), line.trim()));
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "these channels have no bound, so that who writes to them decides how much memory they take:\n{}\n\
+        use `sync_channel` or tokio's `channel` with a bound, and list it with what happens when it is full \
+        in docs/security.md",
+        found.join("\n")
+    );
+}
+
+#[test]
+fn channels_without_a_bound_are_recognised() {
+    for line in [
+        "let (a, b) = mpsc::channel();",
+        "let (a, b) = std::sync::mpsc::channel::<(Instant, Input)>();",
+        "let (a, b) = mpsc::channel::<Vec<u8>>();",
+        "let (a, b) = channel();",
+        "let (a, b) = mpsc::unbounded_channel();",
+        "use crossbeam_channel::unbounded;",
+    ] {
+        assert!(is_unbounded(line), "{line}");
+    }
+    for line in [
+        "let (a, b) = mpsc::channel(64);",
+        "let (a, b) = mpsc::channel::<&str>(1);",
+        "let (a, b) = mpsc::sync_channel(1);",
+        "let (a, b) = oneshot::channel();",
+        "let (a, b) = watch::channel(None);",
+    ] {
+        assert!(!is_unbounded(line), "{line}");
+    }
+}
