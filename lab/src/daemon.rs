@@ -1,5 +1,4 @@
-//! The lab's own processes: `godwit lab daemon KIND --config FILE`. `up` starts them; they have no
-//! other use.
+//! The lab's own processes: `godwit lab daemon KIND --config FILE`, which `up` starts and nobody else needs.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{client, door, emulator};
 
-/// Kind of process.
+/// Which process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DaemonKind {
     /// The link emulator.
@@ -57,7 +56,7 @@ pub fn run(kind: DaemonKind, config: &Path) -> Result<()> {
     }
 }
 
-/// Returns the command that runs the process.
+/// The command that runs it.
 pub(crate) fn command(godwit: &Path, kind: DaemonKind, config: &Path) -> Command {
     let mut command = Command::new(godwit);
     command.args(["lab", "daemon", kind.name(), "--config"]).arg(config);

@@ -12,7 +12,7 @@
 //! - an agent per host on port 7700 of the first migration network, and the hosts file with which
 //!   the CLI finds them.
 //!
-//! [`down()`] removes all of it, also after a crash.
+//! [`down()`] leaves nothing of it behind, also after a crash.
 
 mod agents;
 pub mod client;

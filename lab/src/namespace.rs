@@ -11,13 +11,13 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const DIRECTORY: &str = "/run/netns";
 
-/// Returns the path where a namespace is bound.
+/// Where a namespace is bound.
 #[must_use]
 pub fn path(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(name)
 }
 
-/// Returns whether a namespace of that name exists.
+/// Whether a namespace of that name is there.
 #[must_use]
 pub fn exists(name: &str) -> bool {
     path(name).exists()
@@ -26,7 +26,7 @@ pub fn exists(name: &str) -> bool {
 /// Returns the names of all namespaces.
 ///
 /// # Errors
-/// The directory cannot be read.
+/// The directory can't be read.
 pub fn list() -> Result<Vec<String>> {
     let entries = match std::fs::read_dir(DIRECTORY) {
         Ok(entries) => entries,
@@ -37,8 +37,8 @@ pub fn list() -> Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Runs `closure` on a separate thread inside the namespace: sockets opened, devices created and
-/// processes started there belong to it. The caller's own thread stays in its namespace.
+/// Runs `closure` on a thread of its own inside the namespace: sockets opened, devices made and processes
+/// started there belong to it. The caller's own thread stays where it is.
 ///
 /// # Errors
 /// No such namespace, no right to enter it (root), or the closure panicked.

@@ -26,15 +26,13 @@ use crate::topology::{LabPaths, Topology};
 const DAEMON_LIMIT: Duration = Duration::from_secs(10);
 const AGENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Brings the lab up according to `options`; its processes run the binary `godwit`.
+/// Brings the lab up as `options` say; `godwit` is the binary that its processes run.
 ///
-/// The call is idempotent: a lab with the same options stays unchanged, and its processes that
-/// ended are restarted. A lab that came up only partly is taken down first. A failed attempt is
-/// undone.
+/// Idempotent: a lab with the same options stays as it is, and processes of it that ended are started again. A
+/// lab that only came up halfway is taken down first. What fails is undone.
 ///
 /// # Errors
-/// Not root, a tool is missing, a lab with other options is up (unless `replace`), or a part does
-/// not start.
+/// No root, a tool missing, a lab with other options is up (unless `replace`), or a part does not start.
 pub fn up(options: &LabOptions, godwit: &Path) -> Result<LabStatus> {
     options.check()?;
     if !rustix::process::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! `godwit watch ADDR`: probes one guest in the foreground and reports each gap.
+//! `godwit watch ADDR`: probes one guest in the foreground and tells each gap.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -14,24 +14,23 @@ use crate::client::record::Gaps;
 use crate::clock;
 use crate::namespace::in_namespace;
 
-/// Parameters of a watch.
+/// Whom to watch, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchOptions {
     /// The guest.
     pub target: IpAddr,
-    /// Its echo port, usually 7.
+    /// Its echo port, 7 as a rule.
     pub port: u16,
-    /// Minimum length of gaps that are reported.
+    /// Gaps from this length on are told.
     pub least_gap: Duration,
-    /// Duration of the watch; `None`: until it is stopped.
+    /// How long to watch; `None` until told to stop.
     pub duration: Option<Duration>,
-    /// Network namespace to watch from; `None`: the caller's own.
+    /// The network namespace to watch from; `None` is the caller's own.
     pub namespace: Option<String>,
 }
 
 impl WatchOptions {
-    /// Creates options that watch `target` from the caller's own namespace until stopped, and
-    /// report gaps from 10 ms on.
+    /// Watches `target` from the caller's own namespace until told to stop, telling gaps from 10 ms on.
     #[must_use]
     pub fn new(target: IpAddr) -> WatchOptions {
         WatchOptions {
@@ -44,40 +43,40 @@ impl WatchOptions {
     }
 }
 
-/// Event that a watcher sees. Times are `CLOCK_MONOTONIC` nanoseconds.
+/// Something that a watcher sees. Times are `CLOCK_MONOTONIC` nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum WatchEvent {
-    /// The first answer arrived.
+    /// The first answer came.
     Answering {
-        /// Time of the answer.
+        /// When.
         at_ns: u64,
     },
     /// No answer for a second.
     Silent {
-        /// Time of the last answer; zero if there was none.
+        /// When the last one came; zero if none ever did.
         last_ns: u64,
     },
     /// A gap has ended.
     Gap {
-        /// Time of the answer before the gap.
+        /// When the answer before it came.
         start_ns: u64,
-        /// Length of the gap.
+        /// How long it was.
         length_ns: u64,
     },
 }
 
-/// Watches until the time is over or `is_stopped` returns true (polled each millisecond), and
-/// passes events to `report`. Returns the statistics of the whole watch.
+/// Watches until the time is over or `is_stopped` says so (asked each millisecond), telling `report` what it
+/// sees; gives the figures of all.
 ///
 /// # Errors
-/// No such namespace, or no socket is available. A target that does not answer is not an error.
+/// No such namespace, or no socket can be had. A target that does not answer is no error.
 pub fn watch(
     options: &WatchOptions,
     is_stopped: &(dyn Fn() -> bool + Sync),
     report: &mut (dyn FnMut(WatchEvent) + Send),
 ) -> Result<Gaps> {
-    // Only the socket must belong to the namespace.
+    // Only the socket must be of the namespace.
     let make = || Target::new(options.target, options.port);
     let target = match &options.namespace {
         Some(namespace) => in_namespace(namespace, make)??,
@@ -111,7 +110,7 @@ pub fn watch(
 
 const SILENT_AFTER_NS: u64 = 1_000_000_000;
 
-/// Converts answers to events.
+/// Turns answers into events.
 struct Silence {
     least_gap_ns: u64,
     first_ns: Option<u64>,

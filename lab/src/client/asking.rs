@@ -1,4 +1,4 @@
-//! Client side of the client daemon's protocol.
+//! The asking side of the client daemon.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -13,41 +13,41 @@ use serde_json::Value;
 use crate::client::record::Gaps;
 use crate::client::{Refusal, Request};
 
-/// Longest time for an answer, in addition to the requested wait.
+/// Longest that an answer takes beyond what was asked to wait for.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Reason why the client daemon gave no answer.
+/// Why the client daemon gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// The daemon does not listen.
+    /// It does not listen.
     #[error("the lab's client does not answer on {}: {source}; `godwit lab up` starts it", socket.display())]
     Connect {
-        /// Its socket.
+        /// Where it should.
         socket: PathBuf,
-        /// The cause.
+        /// Why not.
         source: io::Error,
     },
-    /// The connection broke.
+    /// The conversation broke.
     #[error("the lab's client broke off: {0}; `godwit lab status` tells whether it runs")]
     Io(#[from] io::Error),
-    /// The answer has another format.
+    /// It answered something else.
     #[error(
         "the lab's client gave an answer of another version: {0}; bring the lab up anew with this godwit"
     )]
     Protocol(#[from] serde_json::Error),
-    /// The daemon refused the request.
+    /// It refused.
     #[error("{message}; {mend}")]
     Refused {
-        /// Code for programs: `not_watched`, `failed`, `bad_request`.
+        /// For programs: `not_watched`, `failed`, `bad_request`.
         code: String,
-        /// Description and cause.
+        /// What and why.
         message: String,
-        /// The remedy.
+        /// What to do.
         mend: String,
     },
 }
 
-/// Connection to the client daemon. It blocks and handles one request at a time.
+/// A connection to the client daemon. Blocking; one request at a time.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
@@ -57,14 +57,14 @@ impl Client {
     /// Connects to the daemon's socket.
     ///
     /// # Errors
-    /// No process listens there.
+    /// Nobody listens there.
     pub fn connect(socket: &Path) -> Result<Client, AskError> {
         let stream = UnixStream::connect(socket)
             .map_err(|source| AskError::Connect { socket: socket.to_owned(), source })?;
         Ok(Client { stream: BufReader::new(stream) })
     }
 
-    /// Starts probing `target`. The target may be watched already, and need not exist yet.
+    /// Has `target` probed from now on; no matter if it is already, or does not exist yet.
     ///
     /// # Errors
     /// There are too many targets, or the daemon is gone.
@@ -72,7 +72,7 @@ impl Client {
         self.ask(&Request::Watch { target }, Duration::ZERO).map(|_: Value| ())
     }
 
-    /// Stops probing `target` and discards its records.
+    /// Has `target` left alone; its records are gone.
     ///
     /// # Errors
     /// The daemon is gone.
@@ -80,20 +80,19 @@ impl Client {
         self.ask(&Request::Unwatch { target }, Duration::ZERO).map(|_: Value| ())
     }
 
-    /// Returns the results of the probes to `target` in a span of time (`CLOCK_MONOTONIC`, see
-    /// [`monotonic_ns`](crate::clock::monotonic_ns)). The daemon keeps eight minutes.
+    /// What the probes to `target` say of a span of time (`CLOCK_MONOTONIC`, see
+    /// [`monotonic_ns`](crate::clock::monotonic_ns)); eight minutes are kept.
     ///
     /// # Errors
-    /// The target is not watched, or the daemon is gone.
+    /// It is not watched, or the daemon is gone.
     pub fn gaps(&mut self, target: IpAddr, since_ns: u64, until_ns: u64) -> Result<Gaps, AskError> {
         self.ask(&Request::Gaps { target, since_ns, until_ns }, Duration::ZERO)
     }
 
-    /// Waits until `target` has answered at or after `since_ns`. Returns the time of the answer, or
-    /// `None` past the limit.
+    /// Waits until `target` has answered at or after `since_ns`; gives when, or `None` past the limit.
     ///
     /// # Errors
-    /// The target is not watched, or the daemon is gone.
+    /// It is not watched, or the daemon is gone.
     pub fn wait_answer(
         &mut self,
         target: IpAddr,
@@ -109,7 +108,7 @@ impl Client {
         Ok(answered.answered_ns)
     }
 
-    /// Returns the targets that are watched.
+    /// Who is watched.
     ///
     /// # Errors
     /// The daemon is gone.

@@ -1,8 +1,7 @@
-//! The client outside: it contacts guests all the time, as their users do, and so measures the
-//! blackout.
+//! The client outside: it talks to guests all the time, as their users do, and so measures the blackout.
 //!
-//! A daemon in the client's namespace probes each target that it is given. It accepts requests on a
-//! unix socket, one JSON line per request and one per answer:
+//! A daemon in the client's namespace probes each target it is told, and is asked over a unix socket, a JSON
+//! line a request and a JSON line an answer:
 //!
 //! ```text
 //! {"cmd":"watch","target":"10.88.0.21"}                                → {"ok":true}
@@ -12,8 +11,8 @@
 //! {"cmd":"unwatch","target":"10.88.0.21"}                              → {"ok":true}
 //! ```
 //!
-//! Times are `CLOCK_MONOTONIC` nanoseconds, which all processes of a machine share. A request that
-//! cannot be carried out is answered with `{"error":{"code","message","mend"}}`.
+//! Times are `CLOCK_MONOTONIC` nanoseconds, which all processes of a machine share. What can't be done is
+//! answered by `{"error":{"code","message","mend"}}`.
 
 mod asking;
 pub mod prober;
@@ -38,13 +37,13 @@ use crate::clock;
 
 /// Longest request that is read.
 const MAX_REQUEST_BYTES: u64 = 4096;
-/// Longest wait of one request.
+/// Longest that one request waits.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 
-/// Configuration of the daemon.
+/// What the daemon is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientConfig {
-    /// The socket on which it listens.
+    /// Where it listens.
     pub socket: PathBuf,
 }
 
@@ -59,7 +58,7 @@ pub(crate) enum Request {
     Targets,
 }
 
-/// Reason for refusing a request.
+/// Why a request was not done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     pub(crate) code: String,
@@ -67,11 +66,10 @@ pub(crate) struct Refusal {
     pub(crate) mend: String,
 }
 
-/// Listens, calls `ready`, then probes until the process is ended. Call it inside the client's
-/// namespace.
+/// Listens, calls `ready`, then probes until it is ended. To be run inside the client's namespace.
 ///
 /// # Errors
-/// The socket is unavailable, or the kernel cannot wait for sockets.
+/// The socket can't be had, or the kernel can't wait for sockets.
 pub fn run(config: &ClientConfig, ready: impl FnOnce() -> Result<()>) -> Result<()> {
     let socket = &config.socket;
     match std::fs::remove_file(socket) {
@@ -89,7 +87,7 @@ pub fn run(config: &ClientConfig, ready: impl FnOnce() -> Result<()>) -> Result<
     prober.run()
 }
 
-/// Starts a thread per connection; there are only a few clients.
+/// A thread per connection: a handful of askers.
 fn listen(listener: &UnixListener, prober: &Arc<Prober>) {
     for stream in listener.incoming().flatten() {
         let prober = Arc::clone(prober);
@@ -98,7 +96,7 @@ fn listen(listener: &UnixListener, prober: &Arc<Prober>) {
     }
 }
 
-/// Serves one client until it closes the connection.
+/// Answers one asker until he hangs up.
 fn serve(stream: &UnixStream, prober: &Prober) -> Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
@@ -179,7 +177,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let prober = Arc::new(Prober::new().unwrap());
         let asked = Arc::clone(&prober);
-        // Both end with the test's process, because they wait for clients forever.
+        // Both end with the test's process: they wait for askers for ever.
         std::thread::spawn(move || listen(&listener, &asked));
         let mut client = Client::connect(&path).unwrap();
         let target: IpAddr = "127.0.0.9".parse().unwrap();

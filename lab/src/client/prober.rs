@@ -1,8 +1,7 @@
-//! Sends a probe to each target each millisecond, and records when each answer arrives.
+//! Sends a probe to each target each millisecond, and notes when each answer comes.
 //!
-//! A probe is a UDP datagram to the target's echo port. It holds its sequence number (8 bytes,
-//! big-endian) and a mark of this prober (8 bytes), so that answers to an earlier prober are not
-//! mistaken for its own.
+//! A probe is a UDP datagram to the target's echo port: its sequence number (8 bytes, big-endian), then a mark
+//! of this prober (8 bytes), so that the answers of an earlier one are not taken for its own.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -22,14 +21,14 @@ use crate::clock::{self, TimeKeeper};
 
 /// The echo port (RFC 862).
 pub const ECHO_PORT: u16 = 7;
-/// Interval between probes.
+/// Time from one probe to the next.
 pub const PROBE_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum targets of one prober; each may take 8 MiB of records.
+/// Targets of one prober; each may take 8 MiB of records.
 pub const MAX_TARGETS: usize = 64;
 
 const PROBE_BYTES: usize = 16;
 
-/// One target and the results of its probes.
+/// One target and what became of its probes.
 pub struct Target {
     address: SocketAddr,
     socket: UdpSocket,
@@ -39,13 +38,12 @@ pub struct Target {
 }
 
 impl Target {
-    /// Creates a target, which may not exist yet.
+    /// A target that may not exist yet.
     ///
-    /// The socket is not connected: a connected one would fail with each `ECONNREFUSED` of a guest
-    /// that boots.
+    /// The socket is not connected: a connected one would fail with each `ECONNREFUSED` of a guest that boots.
     ///
     /// # Errors
-    /// No socket is available.
+    /// No socket can be had.
     pub fn new(address: IpAddr, port: u16) -> Result<Target> {
         let any: IpAddr =
             if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -57,19 +55,19 @@ impl Target {
         Ok(Target { address, socket, mark, log: Mutex::default(), answered: Condvar::new() })
     }
 
-    /// Returns the target's address.
+    /// Whom it probes.
     #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address.ip()
     }
 
-    /// Returns the results of its probes.
+    /// What became of its probes.
     pub fn log(&self) -> MutexGuard<'_, ProbeLog> {
         // A panic elsewhere leaves at worst one record unwritten.
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits up to `limit` until an answer has arrived at or after `since_ns`. Returns its time.
+    /// Waits until an answer has come at or after `since_ns`, at most `limit`; gives when it came.
     pub fn wait_answer(&self, since_ns: u64, limit: Duration) -> Option<u64> {
         let unanswered = |log: &mut ProbeLog| log.answered_since(since_ns).is_none();
         let waited = self.answered.wait_timeout_while(self.log(), limit, unanswered);
@@ -77,8 +75,8 @@ impl Target {
         log.answered_since(since_ns)
     }
 
-    /// Sends one probe. A probe that cannot be sent (no route, no neighbour yet) counts as sent and
-    /// lost: the client could not reach the target.
+    /// Sends one probe. One that can't be sent (no route, no neighbour yet) counts as sent and lost: the
+    /// client could not reach the target.
     pub fn send_probe(&self) {
         let sequence = self.log().sent(clock::monotonic_ns());
         let mut probe = [0; PROBE_BYTES];
@@ -87,10 +85,10 @@ impl Target {
         drop(self.socket.send_to(&probe, self.address));
     }
 
-    /// Records all answers that have arrived. Returns the time of the last one.
+    /// Notes all answers that have come; gives the time of the last one.
     pub fn take_answers(&self) -> Option<u64> {
         let mut last = None;
-        // Bounded, so that a flood does not keep the prober from its other targets.
+        // Bounded: a flood must not keep the prober from its other targets.
         for _ in 0..1024 {
             let mut answer = [0; PROBE_BYTES + 1];
             let received = match self.socket.recv_from(&mut answer) {
@@ -116,30 +114,29 @@ impl Target {
         last
     }
 
-    /// Returns the socket, to wait for answers.
+    /// The socket, to wait for answers.
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }
 }
 
-/// Timer that fires each [`PROBE_INTERVAL`], counted from one start, so that delays do not
-/// accumulate.
+/// A timer that fires each [`PROBE_INTERVAL`], counted from one start, so that lateness does not add up.
 pub struct Pace {
     timer: OwnedFd,
 }
 
 impl Pace {
-    /// Creates a stopped timer.
+    /// A timer that stands still.
     ///
     /// # Errors
-    /// No timer is available.
+    /// No timer can be had.
     pub fn new() -> Result<Pace> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
             .context("can't make a timer")?;
         Ok(Pace { timer })
     }
 
-    /// Starts or stops the timer.
+    /// Starts it, or stops it.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -150,8 +147,8 @@ impl Pace {
         Ok(())
     }
 
-    /// Returns whether the timer has fired since the last call. Missed intervals are not made up
-    /// for: a burst of probes would give no information.
+    /// Whether it has fired since last asked. Intervals missed are not made up for: a burst of probes would
+    /// tell nothing.
     #[must_use]
     pub fn has_fired(&self) -> bool {
         rustix::io::read(&self.timer, &mut [0; 8]).is_ok()
@@ -164,39 +161,39 @@ impl AsFd for Pace {
     }
 }
 
-/// Prober whose targets may come and go while it runs.
+/// The prober: its targets may come and go while it runs.
 pub struct Prober {
     targets: Mutex<Arc<Vec<Arc<Target>>>>,
     pace: Pace,
-    /// Notifies the running prober that its targets have changed.
+    /// Tells the running prober that its targets have changed.
     changed: OwnedFd,
 }
 
 impl Prober {
-    /// Creates a prober without targets, which costs nothing.
+    /// A prober without targets, which costs nothing.
     ///
     /// # Errors
-    /// No timer is available.
+    /// No timer can be had.
     pub fn new() -> Result<Prober> {
         let changed =
             eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).context("can't make an eventfd")?;
         Ok(Prober { targets: Mutex::default(), pace: Pace::new()?, changed })
     }
 
-    /// Returns the present targets.
+    /// Its targets at present.
     pub fn targets(&self) -> Arc<Vec<Arc<Target>>> {
         Arc::clone(&self.lock())
     }
 
-    /// Returns the target with that address, if there is one.
+    /// The target of that address, if it is one.
     pub fn target(&self, address: IpAddr) -> Option<Arc<Target>> {
         self.targets().iter().find(|target| target.address() == address).cloned()
     }
 
-    /// Adds a target. A known target continues.
+    /// Takes a target up; one that is known goes on.
     ///
     /// # Errors
-    /// There are [`MAX_TARGETS`] already, or no socket is available.
+    /// There are [`MAX_TARGETS`] already, or no socket can be had.
     pub fn watch(&self, address: IpAddr) -> Result<()> {
         let mut targets = self.lock();
         if targets.iter().any(|target| target.address() == address) {
@@ -213,10 +210,10 @@ impl Prober {
         Ok(())
     }
 
-    /// Removes a target and its records.
+    /// Lets go of a target and its records.
     ///
     /// # Errors
-    /// The timer cannot be stopped.
+    /// The timer can't be stopped.
     pub fn unwatch(&self, address: IpAddr) -> Result<()> {
         let mut targets = self.lock();
         let rest: Vec<Arc<Target>> =
@@ -229,10 +226,10 @@ impl Prober {
         Ok(())
     }
 
-    /// Probes forever.
+    /// Probes for ever.
     ///
     /// # Errors
-    /// The kernel cannot wait for sockets.
+    /// The kernel can't wait for sockets.
     pub fn run(&self) -> Result<()> {
         clock::be_punctual(TimeKeeper::Prober);
         loop {
@@ -253,7 +250,7 @@ impl Prober {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error).context("waiting for answers failed"),
             }
-            // Answers come first: their time is what is measured.
+            // Answers first: their time is what is measured.
             for (target, _) in targets.iter().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty()) {
                 target.take_answers();
             }
@@ -272,8 +269,7 @@ impl Prober {
     }
 
     fn tell_changed(&self) {
-        // The write fails only if the counter is full, and then the prober has been notified
-        // already.
+        // It fails only when the counter is full, and then the prober is told already.
         let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
 }
@@ -282,7 +278,7 @@ impl Prober {
 mod tests {
     use super::*;
 
-    /// Starts an echo on loopback that answers `answers` probes.
+    /// An echo on loopback that answers `answers` probes.
     fn echo(answers: usize) -> (SocketAddr, std::thread::JoinHandle<()>) {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();

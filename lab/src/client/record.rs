@@ -1,15 +1,15 @@
-//! Results of the probes, and statistics over a span of time. Pure: times are passed in as numbers.
+//! What became of each probe, and what that says of a span of time. Pure: times come in as numbers.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// Probes kept per target: eight minutes at 1 kHz, 16 bytes each.
+/// Probes kept of each target: eight minutes at 1 kHz, 16 bytes each.
 pub const MAX_PROBES: usize = 1 << 19;
-/// Age at which an unanswered probe is lost even if no later one was answered.
+/// A probe that old without an answer is lost even if no later one was answered.
 const LOST_AFTER_NS: u64 = 1_000_000_000;
 
-/// One probe; its sequence number is its position.
+/// One probe; its sequence number is its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Probe {
     sent_ns: u64,
@@ -17,7 +17,7 @@ struct Probe {
     received_ns: u64,
 }
 
-/// Latest [`MAX_PROBES`] probes of one target.
+/// The probes of one target, the latest [`MAX_PROBES`] of them.
 #[derive(Debug, Default)]
 pub struct ProbeLog {
     first_sequence: u64,
@@ -25,36 +25,35 @@ pub struct ProbeLog {
     highest_answered: Option<u64>,
 }
 
-/// Statistics of the probes in a span of time. Times are `CLOCK_MONOTONIC` nanoseconds.
+/// What the probes say of a span of time. Times are `CLOCK_MONOTONIC` nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gaps {
     /// Probes sent in the span.
     pub sent: u64,
-    /// Probes that were answered.
+    /// Those of them that were answered.
     pub received: u64,
-    /// Probes that were not answered and will not be.
+    /// Those that were not, and will not be.
     pub lost: u64,
-    /// Probes that may still be answered: the last ones sent.
+    /// Those that may still be answered: the last ones sent.
     pub pending: u64,
-    /// Longest time between two consecutive answers within the span: the blackout. `None` if fewer
-    /// than two arrived.
+    /// Longest time between two consecutive answers that both came in the span: the blackout. `None` where
+    /// fewer than two came.
     pub longest_gap_ns: Option<u64>,
-    /// Time of the answer before that gap.
+    /// When the answer before that gap came.
     pub gap_start_ns: Option<u64>,
-    /// Time from the last answer to the end of the span (or now, if that is earlier); the whole
-    /// span if no answer arrived.
+    /// From the last answer to the end of the span (or now, if that is earlier); the whole span where none came.
     pub open_gap_ns: u64,
-    /// Most consecutive probes lost.
+    /// Most probes lost in a row.
     pub longest_lost_run: u64,
-    /// Median round trip of the probes.
+    /// Median time from a probe to its answer.
     pub median_rtt_ns: Option<u64>,
-    /// Longest time between two probes sent. If it is far above the interval, the prober itself was
-    /// delayed, and a gap of that length says nothing about the target.
+    /// Longest time between two probes sent: where it is far above the interval, the prober itself was held up,
+    /// and a gap of that length tells nothing of the target.
     pub longest_send_gap_ns: u64,
 }
 
 impl ProbeLog {
-    /// Records a probe sent at `now_ns`. Returns its sequence number.
+    /// Notes a probe sent at `now_ns`; gives its sequence number.
     pub fn sent(&mut self, now_ns: u64) -> u64 {
         if self.probes.len() == MAX_PROBES {
             self.probes.pop_front();
@@ -64,8 +63,7 @@ impl ProbeLog {
         self.first_sequence + self.probes.len() as u64 - 1
     }
 
-    /// Records an answer. Returns false if the probe was never sent, is forgotten, or was answered
-    /// before.
+    /// Notes an answer. False for one that was never sent, is forgotten, or was answered before.
     pub fn received(&mut self, sequence: u64, now_ns: u64) -> bool {
         let place = sequence.checked_sub(self.first_sequence).and_then(|place| usize::try_from(place).ok());
         let Some(probe) = place.and_then(|place| self.probes.get_mut(place)) else {
@@ -79,7 +77,7 @@ impl ProbeLog {
         true
     }
 
-    /// Returns the time of the latest answer at or after `since_ns`, or `None` if there is none.
+    /// When the latest answer came at or after `since_ns`; `None` if there is none.
     #[must_use]
     pub fn answered_since(&self, since_ns: u64) -> Option<u64> {
         let recent =
@@ -89,7 +87,7 @@ impl ProbeLog {
             .find(|received_ns| *received_ns != 0 && *received_ns >= since_ns)
     }
 
-    /// Returns the statistics of `since_ns ..= until_ns`, computed at `now_ns`.
+    /// What the probes say of `since_ns ..= until_ns`, asked at `now_ns`.
     #[must_use]
     pub fn gaps(&self, since_ns: u64, until_ns: u64, now_ns: u64) -> Gaps {
         let mut gaps = Gaps::default();
@@ -137,8 +135,7 @@ impl ProbeLog {
         gaps.median_rtt_ns = (!round_trips.is_empty()).then(|| *round_trips.select_nth_unstable(middle).1);
     }
 
-    /// Returns whether a probe is lost. The path keeps order, so a probe is lost once a later one
-    /// was answered, or after a second.
+    /// The path keeps order: a probe is lost once a later one was answered, or after a second.
     fn is_lost(&self, sequence: u64, probe: Probe, now_ns: u64) -> bool {
         self.highest_answered.is_some_and(|highest| highest > sequence)
             || now_ns.saturating_sub(probe.sent_ns) >= LOST_AFTER_NS
@@ -153,8 +150,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const START: u64 = 1_000 * MS;
 
-    /// Returns a log with a probe each millisecond from START, answered after 0.2 ms if
-    /// `is_answered(sequence)`.
+    /// A probe each millisecond from START, answered after 0.2 ms where `is_answered(sequence)`.
     fn log_of(probes: u64, is_answered: impl Fn(u64) -> bool) -> ProbeLog {
         let mut log = ProbeLog::default();
         for number in 0..probes {
@@ -243,7 +239,7 @@ mod tests {
             prop_assert_eq!(gaps.sent, gaps.received + gaps.lost + gaps.pending);
             prop_assert!(gaps.longest_lost_run <= gaps.lost);
             prop_assert!(gaps.longest_gap_ns.unwrap_or(0) <= span * MS);
-            // Answers are in order, so a gap in the middle of the span is a run of lost probes.
+            // Answered one after the other, a gap in the middle of the span is a run of lost probes.
             if let Some(gap) = gaps.longest_gap_ns {
                 prop_assert!(gap / MS <= gaps.longest_lost_run + 1);
             }

@@ -47,7 +47,7 @@ const READ_BATCH: usize = 8;
 const DEVICE_QUEUE_TRAINS: u32 = 2000;
 const DEVICE_QUEUE_PACKETS: u32 = 8000;
 
-/// Configuration of the emulator's process.
+/// What the emulator's process is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmulatorConfig {
     /// The migration networks, each with a switch of its own.

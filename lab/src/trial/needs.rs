@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::image;
 
-/// If this variable is set, a test that cannot run fails: for machines on which all tests must run.
+/// Set to anything, a test that can't run is a failure: for machines on which all must run.
 const REQUIRED: &str = "GODWIT_REQUIRE_TRIALS";
 
 /// Requirements of a trial.
@@ -82,8 +82,7 @@ fn is_in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// Returns the `godwit` binary that was built with this program: in its folder, or above it for a
-/// test (`target/release/deps`).
+/// The `godwit` that was built with this program: in its folder, or above it for a test (`target/release/deps`).
 ///
 /// # Errors
 /// It has not been built.

@@ -7,7 +7,7 @@ use rustix::event::poll;
 
 use crate::clock;
 
-/// Time limit for an action that takes a second or two on an idle machine.
+/// How long anything may take that takes a second or two on an idle machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// Poll interval.
 const PACE: Duration = Duration::from_millis(20);
