@@ -23,7 +23,7 @@ pub fn exists(name: &str) -> bool {
     path(name).exists()
 }
 
-/// Returns the names of all namespaces.
+/// Names of all namespaces.
 ///
 /// # Errors
 /// The directory can't be read.
@@ -55,10 +55,10 @@ pub fn in_namespace<T: Send>(name: &str, closure: impl FnOnce() -> T + Send) -> 
         .with_context(|| format!("can't enter network namespace {name}; it needs root"))
 }
 
-/// Returns the processes in the namespace.
+/// Processes that live in the namespace.
 ///
 /// # Errors
-/// /proc cannot be read.
+/// /proc can't be read.
 pub fn processes(name: &str) -> Result<Vec<i32>> {
     let Ok(wanted) = std::fs::metadata(path(name)) else {
         return Ok(Vec::new());
@@ -72,8 +72,8 @@ pub fn processes(name: &str) -> Result<Vec<i32>> {
     Ok(pids.filter(same).collect())
 }
 
-/// Sets sysctls inside the namespace, each as (path below /proc/sys, value). With `optional`,
-/// sysctls that this kernel lacks are skipped.
+/// Sets sysctls inside the namespace, each (path below /proc/sys, value). One that this kernel lacks is skipped
+/// where `optional`.
 ///
 /// # Errors
 /// A value is refused.
@@ -91,10 +91,10 @@ pub(crate) fn set_sysctls(name: &str, values: &[(String, String)], optional: boo
     })?
 }
 
-/// Reads a sysctl inside the namespace. Returns `None` if this kernel lacks it.
+/// Reads a sysctl inside the namespace; `None` where this kernel lacks it.
 ///
 /// # Errors
-/// The namespace cannot be entered.
+/// The namespace can't be entered.
 pub(crate) fn sysctl(name: &str, key: &str) -> Result<Option<String>> {
     in_namespace(name, || std::fs::read_to_string(Path::new("/proc/sys").join(key)).ok())
 }
