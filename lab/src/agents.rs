@@ -123,7 +123,10 @@ pub(crate) fn run_dir(paths: &LabPaths, host: &str) -> PathBuf {
     paths.host(host).join("run")
 }
 
-/// Where a host's agent is told where to wait, and tells where it came.
+/// What is made of it, below a host's folder.
+const FOR_HOLDS: [&str; 4] = ["holds/hold", "holds/reached", "holds/fail", "holds/failed"];
+
+/// Where a host's agent is told where to wait and which writes fail, and tells where it came and what has failed.
 pub(crate) fn holds(paths: &LabPaths, host: &str) -> PathBuf {
     paths.host(host).join("holds")
 }
@@ -142,6 +145,7 @@ pub(crate) fn hook_environment(
     let mut environment = Vec::new();
     if options.hooks.holds {
         environment.push((godwit_migration::hold::VARIABLE, holds(paths, host)));
+        environment.push((godwit_migration::fail_writes::VARIABLE, holds(paths, host)));
     }
     if let Some(library) = &options.hooks.clock {
         environment.push(("LD_PRELOAD", library.clone()));
@@ -230,7 +234,7 @@ pub(crate) fn url(host: &Host, options: &LabOptions) -> Option<String> {
 
 /// Makes each host's directories.
 pub(crate) fn make_directories(topology: &Topology, options: &LabOptions, paths: &LabPaths) -> Result<()> {
-    let for_holds = if options.hooks.holds { &["holds/hold", "holds/reached"][..] } else { &[] };
+    let for_holds = if options.hooks.holds { &FOR_HOLDS[..] } else { &[] };
     for host in &topology.hosts {
         for name in ["state", "run", "ram"].iter().chain(for_holds) {
             let directory = paths.host(&host.name).join(name);

@@ -16,6 +16,7 @@ mod oom;
 mod soak;
 mod stage;
 mod verdict;
+mod writes;
 
 pub use cells::{Cell, Place, matrix, singles};
 pub use clock::build_clock;
@@ -25,3 +26,4 @@ pub use moment::Moment;
 pub use soak::{SoakPlan, SoakReport, soak};
 pub use stage::{CellReport, Stage, StagePlan};
 pub use verdict::{remove_ended, settled};
+pub use writes::{FailingWrite, Write, WriteError};

@@ -64,7 +64,7 @@ pub struct LabOptions {
 /// What tests of faults need of the hosts, and nobody else.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hooks {
-    /// Agents stop where they are told to (`godwit_migration::hold`).
+    /// Agents stop where they are told to (`godwit_migration::hold`), and have writes fail (`godwit_migration::fail_writes`).
     pub holds: bool,
     /// Each host's state folder is a tmpfs of its own, of one MiB.
     pub small_state: bool,

@@ -181,7 +181,7 @@ impl Trial {
     /// # Errors
     /// The agent says no.
     pub fn create(&self, host: &str, spec: VmSpec) -> Result<VmInfo, ClientError> {
-        self.ask(self.agent(host).create_vm(&CreateVm { spec, start: true }))
+        self.ask(self.agent(host).create_vm(&CreateVm { spec, start: true, vm_dirs_only: false }))
     }
 
     /// Ends a VM and forgets it.

@@ -208,6 +208,10 @@ pub struct CreateVm {
     /// Start it at once; if that fails, nothing is left, not even the definition.
     #[serde(default)]
     pub start: bool,
+    /// Refuse files that are not below the host's `vm_dirs`, links followed, backing files of disks
+    /// included. The manager sets it for operators below the role admin.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vm_dirs_only: bool,
 }
 
 /// `POST /v1/vms/{name}/resolve`: an operator's word on a VM in doubt, who has made sure of it.

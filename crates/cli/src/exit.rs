@@ -106,8 +106,15 @@ impl Exit {
 }
 
 /// Codes of the engine for what may happen before its first phase is over (`FailureCode`).
-const ENGINE_FAILURES: [&str; 6] =
-    ["lane-lost", "internal", "version-mismatch", "protocol-broken", "memory-failed", "unknown-migration"];
+const ENGINE_FAILURES: [&str; 7] = [
+    "lane-lost",
+    "internal",
+    "version-mismatch",
+    "protocol-broken",
+    "memory-failed",
+    "unknown-migration",
+    "guest-shut-down",
+];
 
 /// Why the command did not do what it was asked.
 #[derive(Clone, Debug, Serialize)]
@@ -259,6 +266,7 @@ mod tests {
             ("peer-unreachable", vec![], Exit::Unreachable),
             ("hypervisor-failed", vec![], Exit::MigrationFailed),
             ("lane-lost", vec![], Exit::MigrationFailed),
+            ("guest-shut-down", vec![], Exit::MigrationFailed),
             ("not-converging", moving.clone(), Exit::MigrationFailed),
             ("hypervisor-failed", moving, Exit::MigrationFailed),
         ] {

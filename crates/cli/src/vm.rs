@@ -31,7 +31,7 @@ pub(crate) async fn run(
             let spec = create::specification(*options)?;
             refuse_second(&spec.name, hosts, output).await?;
             let (_, client) = hosts.one(only)?;
-            told(&client.create_vm(&CreateVm { spec, start }).await?, output)
+            told(&client.create_vm(&CreateVm { spec, start, vm_dirs_only: false }).await?, output)
         }
         // Asks the manager: main has run it.
         VmCommand::Preflight(_) => Ok(Exit::Ok),

@@ -5,10 +5,12 @@
 
 mod cpu;
 mod doubt;
+mod ended;
 mod host;
 mod lifecycle;
 mod moving;
 mod recovery;
+mod vm_files;
 mod watching;
 #[cfg(test)]
 mod writes_fail;
@@ -36,6 +38,8 @@ use crate::protection::Protection;
 use crate::references::References;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
+
+pub(crate) use ended::shut_down;
 
 /// The longest answer of another agent that is read; the longest there is tells a minute of a probe's readings, 0.1 MB.
 const PEER_ANSWER_BYTES: usize = 1 << 20;
@@ -253,11 +257,12 @@ impl Agent {
     }
 
     fn describe(&self, name: &VmName, slot: &Slot) -> VmInfo {
-        let migration = match &slot.condition {
+        let condition = slot.condition.shown();
+        let migration = match condition {
             Condition::MigratingOut { migration } => Some(migration.clone()),
             _ => None,
         };
-        let reason = match &slot.condition {
+        let reason = match condition {
             Condition::MigratingIn { from } if slot.reason.is_none() => {
                 Some(format!("arriving from host {from}, which runs it"))
             }
@@ -266,9 +271,9 @@ impl Agent {
         VmInfo {
             name: name.to_string(),
             host: self.config.name.clone(),
-            state: slot.condition.state(),
+            state: condition.state(),
             reason,
-            in_doubt: slot.condition.is_in_doubt(),
+            in_doubt: condition.is_in_doubt(),
             incarnation: slot.ownership.incarnation,
             epoch: slot.ownership.epoch,
             pid: slot.vm.as_ref().map(|vm| vm.process.pid),
@@ -310,6 +315,14 @@ impl Agent {
             slot.condition = condition;
             slot.vm = vm;
             slot.reason = reason;
+        }
+    }
+
+    /// Notes with which specification a VM's process was started: backing chains may have been
+    /// recorded in it.
+    fn know_spec(&self, vm: &Vm) {
+        if let Some(slot) = self.table().get_mut(&vm.name) {
+            slot.spec = Arc::new(vm.spec.clone());
         }
     }
 

@@ -12,6 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use godwit_migration::fail_writes;
 pub(crate) use godwit_migration::handover::Role;
 use godwit_migration::handover::{Incarnation, Known, Ownership, Standing};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName};
@@ -313,13 +314,14 @@ impl Store {
     fn write(&self, record: &SavedVm) -> Result<(), StoreError> {
         let dir = self.vms.join(&record.spec.name);
         self.disk.make_dir(&dir).map_err(|source| failed(&dir, "made", source))?;
-        self.replace(&dir.join("vm.json"), record)
+        self.replace(&dir.join("vm.json"), record, kind_of(record))
     }
 
-    fn replace(&self, path: &Path, content: &impl Serialize) -> Result<(), StoreError> {
+    fn replace(&self, path: &Path, content: &impl Serialize, kind: &str) -> Result<(), StoreError> {
         let text = serde_json::to_vec_pretty(content)
             .map_err(|error| StoreError::Format { path: path.to_owned(), why: error.to_string() })?;
-        self.disk.replace(path, &text).map_err(|source| failed(path, "written", source))
+        let replaced = fail_writes::check(kind).and_then(|()| self.disk.replace(path, &text));
+        replaced.map_err(|source| failed(path, "written", source))
     }
 
     /// Forgets a VM that this host owned, or was handing over; what it answers a host that asks later is kept. To be called before
@@ -329,7 +331,7 @@ impl Store {
         let &SavedVm { incarnation, epoch, ref spec, .. } = record;
         self.forget_oldest()?;
         let gone = GoneVm { format: FORMAT, name: spec.name.to_string(), incarnation, epoch };
-        self.replace(&self.gone_path(spec.uuid, incarnation), &gone)
+        self.replace(&self.gone_path(spec.uuid, incarnation), &gone, "gone")
     }
 
     /// Keeps the number of VMs that are gone within its bound.
@@ -371,7 +373,7 @@ impl Store {
     /// Writes the hosts that a manager names.
     pub(crate) fn save_peers(&self, peers: &BTreeMap<String, String>) -> Result<(), StoreError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() })
+        self.replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() }, "peers")
     }
 
     /// Forgets a VM; no error when there is none.
@@ -379,7 +381,8 @@ impl Store {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = self.vms.join(name);
         let path = dir.join("vm.json");
-        self.disk.remove(&path).map_err(|source| failed(&path, "removed", source))?;
+        let removed = fail_writes::check("removal").and_then(|()| self.disk.remove(&path));
+        removed.map_err(|source| failed(&path, "removed", source))?;
         // Nobody reads a directory without a record, and the agent's start removes it.
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -388,6 +391,18 @@ impl Store {
             _ => {}
         }
         Ok(())
+    }
+}
+
+/// What kind of write it is to save a record, by the names that tests have it fail by ([`fail_writes`]).
+fn kind_of(record: &SavedVm) -> &'static str {
+    match (record.role, &record.other) {
+        (Role::Owner, None) => "owner",
+        (Role::Owner, Some(_)) => "owner-migrating",
+        (Role::HandingOver, _) => "handing-over",
+        (Role::Shadow, _) => "shadow",
+        (Role::TakingOver, _) => "taking-over",
+        (Role::Stranded, _) => "stranded",
     }
 }
 

@@ -266,7 +266,7 @@ impl Vm {
 
     /// Lets paused vCPUs go on.
     pub async fn resume(&self) -> Result<(), ApiError> {
-        self.process.qmp.cont().await.map_err(|error| self.hypervisor_failed("let the vCPUs run", &error))
+        self.process.qmp.resume().await.map_err(|error| self.hypervisor_failed("let the vCPUs run", &error))
     }
 
     /// Whether the vCPUs run; none when QEMU does not answer.

@@ -27,7 +27,7 @@ fn web() -> VmName {
 /// An agent, and a VM "web" that it runs.
 async fn with_vm(host: &TestHost) -> Arc<Agent> {
     let agent = Agent::open(host.config.clone()).await.unwrap();
-    agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+    agent.create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false }).await.unwrap();
     agent
 }
 
@@ -129,7 +129,7 @@ fn a_certificate_tells_who_may_what() {
     host.with_agent(async |_| {
         let from_b = client_of(&authority, &b, address, "a");
         assert_eq!(from_b.host().await.unwrap().name, "a");
-        let create = CreateVm { spec, start: false };
+        let create = CreateVm { spec, start: false, vm_dirs_only: false };
         assert_eq!(from_b.create_vm(&create).await.unwrap_err().code(), Some(ErrorCode::Forbidden));
         client_of(&authority, &admin, address, "a").create_vm(&create).await.unwrap();
         assert_eq!(from_b.vm("web").await.unwrap().name, "web");
@@ -319,7 +319,7 @@ fn the_source_is_marked_kept_and_released() {
             assert!(refused.code == ErrorCode::Busy && refused.message.contains("m1"), "{refused}");
         }
         vm.process.qmp.stop().await.unwrap();
-        vm.process.qmp.cont().await.unwrap();
+        vm.process.qmp.resume().await.unwrap();
         agent.end_migration(&web()).await;
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Running);
         agent.end_migration(&web()).await;
@@ -541,13 +541,16 @@ fn what_has_a_record_that_can_not_be_read_is_not_made_anew() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent.create(CreateVm { spec: host.spec("web"), start: false }).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false }).await.unwrap();
     });
     let record = host.config.state_dir.join("vms/web/vm.json");
     std::fs::write(&record, "{").unwrap();
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        let refused = agent.create(CreateVm { spec: host.spec("web"), start: false }).await.unwrap_err();
+        let refused = agent
+            .create(CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
+            .await
+            .unwrap_err();
         assert!(refused.code == ErrorCode::AlreadyExists && refused.message.contains("vm.json"), "{refused}");
         let spec = agent.resolve(host.spec("other")).await.unwrap();
         let spec = ResolvedSpec { name: web(), ..spec };
@@ -582,7 +585,10 @@ fn a_qemu_that_does_not_answer_is_not_started_twice() {
 fn a_migration_is_followed_to_its_report() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        client
+            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .await
+            .unwrap();
         // Nobody listens there: whatever the engine, this fails and the guest runs on here.
         let accepted = client.migrate("web", &MigrationRequest::to("b")).await.unwrap();
         let mut events = client.migration_events(&accepted.id).await.unwrap();
@@ -611,7 +617,10 @@ fn limits_that_make_no_sense_are_refused_clearly() {
     let Some(mut host) = TestHost::new() else { return };
     host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
     host.with_agent(async |client| {
-        client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        client
+            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .await
+            .unwrap();
         let put = async |path: &str, limit: &str| {
             let body = serde_json::json!({ "limit": limit });
             client.put::<_, serde_json::Value>(path, &body).await
@@ -666,7 +675,10 @@ fn limits_are_set_shown_and_kept_by_migrations() {
             (shown.host, shown.migration, shown.lanes[&lane]),
             (limit("none"), limit("2gbit"), limit("1gbit"))
         );
-        client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        client
+            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .await
+            .unwrap();
         for (asked, expected) in
             [(None, "2gbit"), (Some(limit("300mbit")), "300mbit"), (Some(RateLimit::NONE), "none")]
         {

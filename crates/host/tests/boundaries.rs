@@ -56,7 +56,7 @@ fn ask(socket: &Path, request: &str) -> std::io::Result<String> {
 }
 
 async fn started(client: &Client, host: &TestHost, name: &str) -> VmInfo {
-    client.create_vm(&CreateVm { spec: host.spec(name), start: true }).await.unwrap()
+    client.create_vm(&CreateVm { spec: host.spec(name), start: true, vm_dirs_only: false }).await.unwrap()
 }
 
 /// What the kernel tells of a process: the words behind a key of its status.
@@ -226,7 +226,7 @@ fn a_vms_user_has_kvm_while_its_vm_runs_and_no_longer() {
         list
     };
     host.with_agent(async |client| {
-        let vm = client.create_vm(&CreateVm { spec, start: true }).await.unwrap();
+        let vm = client.create_vm(&CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
         let (pid, user) = (vm.pid.unwrap(), user_of(&vm));
         assert_ne!(user, 0);
         let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
@@ -351,7 +351,8 @@ fn a_program_that_others_may_change_is_not_started_as_qemu() {
         // /tmp is everybody's: what lies below may be replaced.
         let mut spec = host.spec("web");
         spec.qemu = Some(program);
-        let refused = client.create_vm(&CreateVm { spec, start: false }).await.unwrap_err();
+        let refused =
+            client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await.unwrap_err();
         assert!(refused.to_string().contains("others than root may change it"), "{refused}");
     });
 }

@@ -24,7 +24,7 @@ fn spec(host: &TestHost, name: &str) -> VmSpec {
 }
 
 async fn create(agent: &Arc<Agent>, spec: VmSpec, start: bool) -> Ownership {
-    let info = agent.create(CreateVm { spec, start }).await.unwrap();
+    let info = agent.create(CreateVm { spec, start, vm_dirs_only: false }).await.unwrap();
     Ownership { incarnation: info.incarnation, epoch: info.epoch }
 }
 
@@ -75,7 +75,10 @@ fn a_second_vm_of_one_uuid_is_refused_in_clear_words() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         create(&agent, spec(&host, "web"), false).await;
-        let again = agent.create(CreateVm { spec: spec(&host, "db"), start: false }).await.unwrap_err();
+        let again = agent
+            .create(CreateVm { spec: spec(&host, "db"), start: false, vm_dirs_only: false })
+            .await
+            .unwrap_err();
         let arrival = agent.resolve(spec(&host, "db")).await.unwrap();
         let arrival = agent.prepare_incoming(arrival, arriving(2), "b", false).await.unwrap_err();
         for refused in [again, arrival] {
@@ -92,7 +95,7 @@ fn a_question_about_another_life_is_answered_as_about_a_vm_that_never_was() {
     let Some(host) = TestHost::new() else { return };
     let spec = spec(&host, "web");
     host.with_agent(async |client| {
-        let vm = client.create_vm(&CreateVm { spec, start: false }).await.unwrap();
+        let vm = client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await.unwrap();
         let ownership = Ownership { incarnation: vm.incarnation, epoch: vm.epoch };
         let known = async |which: &str| {
             client.get::<Known>(&format!("/v1/hand-overs/web?uuid={UUID}{which}")).await.unwrap()

@@ -23,7 +23,10 @@ async fn log(client: &Client, vm: &str) -> String {
 fn a_vm_outlives_its_agent() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
-        let vm = client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let vm = client
+            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .await
+            .unwrap();
         assert_eq!((vm.state, vm.host.as_str(), vm.epoch), (VmState::Running, "a", 1));
         assert_eq!(host.taps().len(), 1);
         until("the guest prints", async || log(&client, "web").await.contains('#')).await;
@@ -67,7 +70,10 @@ fn a_vm_outlives_its_agent() {
 fn a_followed_log_ends_with_its_vm() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        client
+            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .await
+            .unwrap();
         let mut log = client.log("web", LogSource::Console, true).await.unwrap();
         let mut text = Vec::new();
         while !text.contains(&b'#') {
@@ -89,14 +95,17 @@ fn a_start_that_fails_leaves_nothing() {
     host.with_agent(async |client| {
         let mut spec = host.spec("web");
         spec.extra_devices = vec!["no-such-device".into()];
-        let error = client.create_vm(&CreateVm { spec: spec.clone(), start: true }).await.unwrap_err();
+        let error = client
+            .create_vm(&CreateVm { spec: spec.clone(), start: true, vm_dirs_only: false })
+            .await
+            .unwrap_err();
         assert_eq!(error.code(), Some(ErrorCode::HypervisorFailed));
         assert!(error.to_string().contains("no-such-device"), "{error}");
         assert_eq!(host.remains(), Vec::<String>::new());
         assert!(client.vms().await.unwrap().is_empty());
 
         // Defined without being started, it stays; the start that fails leaves the definition as it was.
-        client.create_vm(&CreateVm { spec, start: false }).await.unwrap();
+        client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await.unwrap();
         client.start_vm("web").await.unwrap_err();
         assert_eq!(client.vm("web").await.unwrap().state, VmState::Stopped);
         let record = host.path().join("state/vms/web").display().to_string();
@@ -108,7 +117,9 @@ fn a_start_that_fails_leaves_nothing() {
 fn what_makes_no_sense_is_refused_and_leaves_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        let refused = async |spec| client.create_vm(&CreateVm { spec, start: true }).await.unwrap_err();
+        let refused = async |spec| {
+            client.create_vm(&CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap_err()
+        };
         let mut spec = host.spec("web");
         spec.nics[0].network = "wan".into();
         let error = refused(spec).await;
@@ -128,7 +139,10 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
         assert_eq!(refused(spec).await.code(), Some(ErrorCode::HypervisorFailed));
         assert_eq!(host.remains(), Vec::<String>::new());
 
-        client.create_vm(&CreateVm { spec: host.spec("web"), start: false }).await.unwrap();
+        client
+            .create_vm(&CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
+            .await
+            .unwrap();
         assert_eq!(refused(host.spec("web")).await.code(), Some(ErrorCode::AlreadyExists));
         let nowhere = client.migrate("web", &godwit_api::MigrationRequest::to("c")).await.unwrap_err();
         assert_eq!(nowhere.code(), Some(ErrorCode::NotFound));
@@ -141,7 +155,10 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
 fn a_qemu_that_dies_is_noticed() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
-        let vm = client.create_vm(&CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        let vm = client
+            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .await
+            .unwrap();
         kill(vm.pid.unwrap());
         until("the death is noticed", async || client.vm("web").await.unwrap().state == VmState::Failed)
             .await;
@@ -168,7 +185,10 @@ fn a_qemu_that_dies_is_noticed() {
 fn operations_at_the_same_time_do_not_meet() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        client.create_vm(&CreateVm { spec: host.spec("web"), start: false }).await.unwrap();
+        client
+            .create_vm(&CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
+            .await
+            .unwrap();
         let starts = (0..4).map(|_| client.start_vm("web"));
         let outcomes = futures::future::join_all(starts).await;
         assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);

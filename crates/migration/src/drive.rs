@@ -169,7 +169,7 @@ impl Tracking for DirtyTracker {
 }
 
 /// What the source's hypervisor tells on its own.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub enum HypervisorEvent {
     /// The vCPUs stand still; nothing writes guest memory any more but devices finishing.
     Stopped,

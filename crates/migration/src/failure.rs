@@ -60,6 +60,8 @@ codes! {
     LaneLost = 11, "lane-lost", "check the migration network between the two hosts (`godwit probe` tells which lane carries nothing, also where that is its MTU), then migrate again";
     /// More streams were asked for than a migration may have.
     TooManyStreams = 13, "too-many-streams", "ask for fewer with --streams, or leave that to measurement";
+    /// The guest powered itself off before it was handed over.
+    GuestShutDown = 14, "guest-shut-down", "start the VM again where it is to run";
     /// The destination did not answer after the commit.
     InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source only if the destination does not and can't";
 }

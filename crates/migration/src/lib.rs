@@ -9,6 +9,7 @@ pub mod destination;
 mod dirty_rate;
 pub mod drive;
 pub mod encoding;
+pub mod fail_writes;
 mod failure;
 pub mod handover;
 pub mod hold;

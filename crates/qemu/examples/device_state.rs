@@ -118,7 +118,7 @@ impl Lab {
             qemu: self.qemu.path.clone(),
             run_dir,
             ram_files: vec![self.ram.clone()],
-            files: OpenFiles::open(&self.spec).unwrap(),
+            files: OpenFiles::open(&self.spec, &|_| true).unwrap(),
             taps: Vec::new(),
             tracker: None,
             user: None,
@@ -197,7 +197,7 @@ async fn load(
     to_shadow.write_all(most).unwrap();
     if order.cont_before_last_byte {
         let cont = Instant::now();
-        shadow.qmp.cont().await.unwrap();
+        shadow.qmp.resume().await.unwrap();
         figures.time("cont (before the last byte) answered after", cont, Instant::now());
     }
     let last_written = Instant::now();
@@ -211,7 +211,7 @@ async fn load(
     let completed = at_status(&mut events, MigrationStatus::Completed).await;
     figures.time("last byte in → completed", last_written, completed);
     let cont = Instant::now();
-    shadow.qmp.cont().await.unwrap();
+    shadow.qmp.resume().await.unwrap();
     figures.time("cont answered after", cont, Instant::now());
     let resumed = at_event(&mut events, RESUME).await;
     figures.time("cont → RESUME", cont, resumed);
@@ -273,7 +273,7 @@ async fn main() {
     std::fs::File::create(&ram).unwrap().set_len(spec.memory_bytes()).unwrap();
     let lab = Lab { folder, qemu, spec, ram };
     let mut current = lab.start(0, false).await;
-    current.qmp.cont().await.unwrap();
+    current.qmp.resume().await.unwrap();
     until_quiet(&current.run_dir).await;
     let mut number = 0;
     for order in ORDERS {

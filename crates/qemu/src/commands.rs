@@ -16,7 +16,7 @@ pub const X_IGNORE_SHARED: &str = "x-ignore-shared";
 ///
 /// It costs 1 ms of every switchover: before QEMU tells that it waits, it lets a semaphore run dry by a wait of 1 ms
 /// (7.2 `migration_maybe_pause`), after [`STOP`]. Without it the state follows the stop at once; whoever relays the
-/// stream can hold it back as well, and the source takes guest and disks back by [`Qmp::cont`].
+/// stream can hold it back as well, and the source takes guest and disks back by [`Qmp::resume`].
 pub const PAUSE_BEFORE_SWITCHOVER: &str = "pause-before-switchover";
 /// Capability: an incoming VM takes its disks (and their locks) when it is let run, not when it is loaded, so that
 /// until then the source can go on. Destination only.
@@ -31,6 +31,11 @@ pub const MIGRATION: &str = "MIGRATION";
 pub const STOP: &str = "STOP";
 /// Event: the vCPUs run.
 pub const RESUME: &str = "RESUME";
+/// Event: QEMU is about to end; `guest` in its data says whether the guest requested that. QEMU's main
+/// loop sends it in the turn in which it finds the request: before it answers a later command, and
+/// before the completion of a migration whose guest was stopped after the request (7.2
+/// `main_loop_should_exit`).
+pub const SHUTDOWN: &str = "SHUTDOWN";
 
 /// What QEMU does with the guest (`query-status`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +67,15 @@ pub enum RunState {
 }
 
 impl RunState {
+    /// The name in QMP.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match serde_json::to_value(self) {
+            Ok(Value::String(name)) => name,
+            _ => "unknown".to_owned(),
+        }
+    }
+
     /// Whether the vCPUs run.
     #[must_use]
     pub fn is_running(&self) -> bool {
@@ -271,18 +285,6 @@ impl Qmp {
     /// As [`Qmp::execute`].
     pub async fn stop(&self) -> Result<(), QmpError> {
         self.execute("stop", Value::Null).await.map(drop)
-    }
-
-    /// Lets the vCPUs run. The answer may come milliseconds after [`RESUME`]: vCPUs that start take QEMU's lock first.
-    ///
-    /// While a migration comes in, it returns at once and QEMU starts the vCPUs by itself when the state is loaded:
-    /// no command stands between load and run. It takes the disks at once all the same, so the source must have
-    /// written the whole of its state before (7.2 `qmp_cont`).
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`]; and disks that another QEMU has locked.
-    pub async fn cont(&self) -> Result<(), QmpError> {
-        self.execute("cont", Value::Null).await.map(drop)
     }
 
     /// Ends QEMU. The guest is not asked.

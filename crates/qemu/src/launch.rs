@@ -30,7 +30,7 @@ mod qcow2;
 pub(crate) use arguments::SANDBOX;
 pub use arguments::{Inherited, memory_id};
 pub use error::StartError;
-pub use files::{FileError, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
+pub use files::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
 pub use qcow2::ImageError;
 pub(crate) use qcow2::backing;
 

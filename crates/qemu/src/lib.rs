@@ -13,6 +13,7 @@ mod mac;
 mod obstacle;
 mod process;
 mod qmp;
+mod resume;
 mod running;
 mod size;
 mod spec;
@@ -33,7 +34,7 @@ pub mod fuzzing {
 pub use accel::{AccelProbe, usable_accel};
 pub use commands::{
     AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,
-    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
+    PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, SHUTDOWN, STOP, X_IGNORE_SHARED,
 };
 pub use cpu::{
     AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel, HostCpu, INTEL,
@@ -44,19 +45,19 @@ pub use devices::{external_engine_obstacles, untrackable_parts};
 pub use helper::end_left_helpers;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
-    CONSOLE_LOG, FileError, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer,
-    QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile, OpenFiles,
+    OpenLayer, QEMU_LOG, QMP_SOCKET, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
 pub use obstacle::Obstacle;
-pub use process::{AdoptError, Exit, QemuProcess, end_process, ends_within, is_alive};
+pub use process::{AdoptError, Ended, Exit, QemuProcess, end_process, ends_within, is_alive};
 pub use qmp::{Qmp, QmpError, QmpEvent, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
-    Accel, Accelerator, Backing, DEFAULT_CPU_MODEL, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock, Nic,
-    ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec,
+    Accel, Accelerator, Backing, BackingFile, DEFAULT_CPU_MODEL, DEFAULT_MACHINE, Disk, DiskFormat,
+    MemoryBlock, Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -22,6 +22,8 @@ use crate::qmp::{Qmp, QmpError};
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
 /// How long the kernel may take to end a killed QEMU: it frees its memory.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time to read the last events of a process that is gone.
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(5);
 /// How long a QEMU that closed its monitor at start may take to end by itself.
 const EXIT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -48,6 +50,15 @@ impl fmt::Display for Exit {
             Exit::Unknown => f.write_str("exit code unknown"),
         }
     }
+}
+
+/// End of a QEMU process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// How the process ended.
+    pub exit: Exit,
+    /// The guest requested it: it powered itself off.
+    pub guest_shut_down: bool,
 }
 
 /// Why a process can't be adopted.
@@ -162,6 +173,14 @@ impl QemuProcess {
     /// Waits until QEMU has ended.
     pub async fn exited(&self) -> Exit {
         self.process.exited().await
+    }
+
+    /// Waits until QEMU has ended and its last event is read.
+    pub async fn ended(&self) -> Ended {
+        let exit = self.exited().await;
+        // The kernel keeps what the process wrote; the reading task may be late.
+        let _ = tokio::time::timeout(LAST_WORDS_LIMIT, self.qmp.closed()).await;
+        Ended { exit, guest_shut_down: self.qmp.guest_has_shut_down() }
     }
 
     /// How it ended, if it has.

@@ -20,6 +20,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::AbortHandle;
 
+use crate::commands::SHUTDOWN;
 use crate::obstacle::Obstacle;
 
 pub(crate) mod fuzzing;
@@ -95,6 +96,12 @@ pub enum QmpError {
         /// How long it had.
         limit: Duration,
     },
+    /// QEMU does not start the vCPUs.
+    #[error("QEMU does not let the guest run: {why}")]
+    NotResumed {
+        /// QEMU's words, or what it does instead.
+        why: String,
+    },
     /// What came is no QMP, or lacks what the command promises.
     #[error("QEMU's monitor does not keep to the protocol: {why}")]
     Protocol {
@@ -112,6 +119,7 @@ impl QmpError {
             QmpError::Closed { .. } => "qmp-closed",
             QmpError::Io { .. } => "qmp-unreachable",
             QmpError::Timeout { .. } => "qmp-timeout",
+            QmpError::NotResumed { .. } => "qmp-not-resumed",
             QmpError::Protocol { .. } => "qmp-protocol",
         }
     }
@@ -125,6 +133,9 @@ impl QmpError {
             QmpError::Io { .. } => "check that the VM's QEMU runs; only the agent may use its monitor",
             QmpError::Timeout { .. } => {
                 "check the host's load and disks, and that nobody else holds the monitor"
+            }
+            QmpError::NotResumed { .. } => {
+                "see the VM's log for what holds its QEMU up; stop the VM and start it if that stays"
             }
             QmpError::Protocol { .. } => "check that the VM runs under a stock QEMU, 7.2 or later",
         };
@@ -156,6 +167,8 @@ struct Shared {
     events: broadcast::WeakSender<QmpEvent>,
     /// Why the connection ended, once it has.
     closed: watch::Sender<Option<String>>,
+    /// The guest has shut itself down.
+    guest_has_shut_down: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -192,6 +205,7 @@ impl Qmp {
             waiting: Mutex::new(HashMap::new()),
             events: events.downgrade(),
             closed: watch::Sender::new(None),
+            guest_has_shut_down: watch::Sender::new(false),
         });
         let mut lines = Lines::new(read_half);
         let greeting =
@@ -267,6 +281,23 @@ impl Qmp {
         match closed.wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_default(),
             Err(_) => "it was dropped".to_owned(),
+        }
+    }
+
+    /// Returns whether the guest has shut itself down. QEMU ends after that.
+    ///
+    /// Set before any message that follows QEMU's [`SHUTDOWN`](crate::SHUTDOWN) event reaches a caller:
+    /// an event, an answer, the end of the connection.
+    #[must_use]
+    pub fn guest_has_shut_down(&self) -> bool {
+        *self.connection.shared.guest_has_shut_down.borrow()
+    }
+
+    /// Waits until the guest shuts itself down, for ever if it does not.
+    pub async fn until_guest_shuts_down(&self) {
+        let mut shut_down = self.connection.shared.guest_has_shut_down.subscribe();
+        if shut_down.wait_for(|shut_down| *shut_down).await.is_err() {
+            std::future::pending::<()>().await;
         }
     }
 
@@ -428,6 +459,9 @@ async fn read(mut lines: Lines<OwnedReadHalf>, events: broadcast::Sender<QmpEven
                 );
             }
             Ok(Message::Event { name, data, emitted }) => {
+                if name == SHUTDOWN && data["guest"] == true {
+                    shared.guest_has_shut_down.send_replace(true);
+                }
                 // Nobody may be listening.
                 let _ = events.send(QmpEvent { name, data, at, emitted });
             }

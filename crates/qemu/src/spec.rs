@@ -40,6 +40,8 @@ const MAX_MEMORY_BLOCKS: usize = 64;
 const MIN_MEMORY_BYTES: u64 = 1 << 20;
 /// Most vCPUs a VM may have (KVM_MAX_VCPUS of Linux 6 on x86).
 const MAX_VCPUS: u32 = 4096;
+/// Most backing files of a disk. A longer chain is a loop.
+pub(crate) const MOST_BACKING_FILES: usize = 31;
 /// Longest kernel command line that x86 takes (COMMAND_LINE_SIZE, Linux 6).
 const MAX_CMDLINE_BYTES: usize = 2047;
 
@@ -199,13 +201,62 @@ pub enum DiskFormat {
 }
 
 impl DiskFormat {
-    /// The name of QEMU's block driver.
+    /// Returns the name of QEMU's block driver.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             DiskFormat::Raw => "raw",
             DiskFormat::Qcow2 => "qcow2",
         }
+    }
+}
+
+/// A disk with its backing chain. A guest or the author of an image can change the chain in the
+/// image's header, so it is recorded when an operator names the disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResolvedDisk {
+    /// See [`Disk::path`].
+    pub path: PathBuf,
+    /// See [`Disk::format`].
+    pub format: DiskFormat,
+    /// See [`Disk::readonly`].
+    #[serde(default)]
+    pub readonly: bool,
+    /// Backing files, from the image's own down to the one without a further one. None: not
+    /// recorded, as in definitions of releases that recorded no chains. A raw image has no chain to
+    /// record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing: Option<Vec<BackingFile>>,
+}
+
+impl From<Disk> for ResolvedDisk {
+    fn from(disk: Disk) -> Self {
+        ResolvedDisk { path: disk.path, format: disk.format, readonly: disk.readonly, backing: None }
+    }
+}
+
+impl ResolvedDisk {
+    /// Returns the disk as its user describes it.
+    #[must_use]
+    pub fn to_disk(&self) -> Disk {
+        Disk { path: self.path.clone(), format: self.format, readonly: self.readonly }
+    }
+}
+
+/// A file that an image, or another backing file, is made on top of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackingFile {
+    /// Its real path, every link followed.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: DiskFormat,
+}
+
+impl fmt::Display for BackingFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.path.display(), self.format.name())
     }
 }
 
@@ -253,9 +304,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::cmdline`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cmdline: Option<String>,
-    /// See [`VmSpec::disks`].
+    /// Disks with their backing chains. See [`VmSpec::disks`].
     #[serde(default)]
-    pub disks: Vec<Disk>,
+    pub disks: Vec<ResolvedDisk>,
     /// Network interfaces with their addresses.
     #[serde(default)]
     pub nics: Vec<ResolvedNic>,
@@ -582,7 +633,7 @@ impl VmSpec {
             kernel: self.kernel,
             initrd: self.initrd,
             cmdline: self.cmdline,
-            disks: self.disks,
+            disks: self.disks.into_iter().map(ResolvedDisk::from).collect(),
             extra_devices: self.extra_devices,
             refuses_page_in: self.refuses_page_in,
             uuid: self.uuid.unwrap_or_else(Uuid::new_v4),
@@ -609,7 +660,8 @@ impl ResolvedSpec {
     /// # Errors
     /// The first thing that is wrong.
     pub fn validate(&self) -> Result<(), SpecError> {
-        self.to_vm_spec().validate()
+        self.to_vm_spec().validate()?;
+        self.disks.iter().filter_map(|disk| disk.backing.as_deref()).try_for_each(check_chain)
     }
 
     /// The same VM as a specification with every choice spelled out.
@@ -629,7 +681,7 @@ impl ResolvedSpec {
             kernel: self.kernel.clone(),
             initrd: self.initrd.clone(),
             cmdline: self.cmdline.clone(),
-            disks: self.disks.clone(),
+            disks: self.disks.iter().map(ResolvedDisk::to_disk).collect(),
             nics: self
                 .nics
                 .iter()
@@ -662,6 +714,17 @@ fn check_path(role: &'static str, path: &Path) -> Result<(), SpecError> {
         Some(_) if !path.is_absolute() => error("no absolute path"),
         Some(_) => Ok(()),
     }
+}
+
+fn check_chain(backing: &[BackingFile]) -> Result<(), SpecError> {
+    if let Some(beyond) = backing.get(MOST_BACKING_FILES) {
+        return Err(SpecError::Path {
+            role: "backing file",
+            path: beyond.path.clone(),
+            why: "beyond the longest backing chain",
+        });
+    }
+    backing.iter().try_for_each(|file| check_path("backing file", &file.path))
 }
 
 fn check_memory(blocks: &[MemoryBlock]) -> Result<(), SpecError> {

@@ -61,7 +61,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         && (settings.faults.is_empty() || settings.faults.iter().any(|name| name == "lies"));
     if settings.list {
         for cell in &cells {
-            println!("{:24} {}", cell.fault.name(), cell.moment.name());
+            println!("{:36} {}", cell.fault_name(), cell.moment.name());
         }
         return Ok(true);
     }
@@ -98,9 +98,11 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 
 fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
     let all: Vec<Cell> = matrix().into_iter().chain(singles()).collect();
-    let faults: Vec<&str> =
-        Fault::MATRIX.iter().chain(&Fault::SINGLE).map(|fault| fault.name()).chain(["lies"]).collect();
-    let moments: Vec<&str> = Moment::ALL.iter().map(|moment| moment.name()).collect();
+    let mut faults: Vec<String> =
+        Fault::MATRIX.iter().chain(&Fault::SINGLE).map(|fault| fault.name().to_owned()).collect();
+    faults.push("lies".to_owned());
+    faults.extend(all.iter().filter(|cell| cell.write.is_some()).map(|cell| cell.fault_name()));
+    let moments: Vec<String> = Moment::ALL.iter().map(|moment| moment.name().to_owned()).collect();
     check_names(&settings.faults, &faults)?;
     check_names(&settings.moments, &moments)?;
     let is_wanted =
@@ -108,18 +110,22 @@ fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
     let mut cells: Vec<Cell> = all
         .into_iter()
         .filter(|cell| {
-            is_wanted(&settings.faults, cell.fault.name()) && is_wanted(&settings.moments, cell.moment.name())
+            let is_fault_wanted = is_wanted(&settings.faults, cell.fault.name())
+                || is_wanted(&settings.faults, &cell.fault_name());
+            is_fault_wanted && is_wanted(&settings.moments, cell.moment.name())
         })
         .collect();
     // Each run in an order of its own: what one cell leaves shows in the next.
     let mixed = |number: u64| Random::new(number).next();
-    let place = |cell: &Cell| mixed(settings.seed ^ mixed((cell.fault as u64) << 8 | cell.moment as u64));
+    let write = |cell: &Cell| cell.write.map_or(0, |failing| failing.write as u64 * 2 + failing.error as u64);
+    let number = |cell: &Cell| write(cell) << 16 | (cell.fault as u64) << 8 | cell.moment as u64;
+    let place = |cell: &Cell| mixed(settings.seed ^ mixed(number(cell)));
     cells.sort_by_key(place);
     Ok(cells)
 }
 
-fn check_names(names: &[String], known: &[&str]) -> Result<()> {
-    match names.iter().find(|name| !known.contains(&name.as_str())) {
+fn check_names(names: &[String], known: &[String]) -> Result<()> {
+    match names.iter().find(|name| !known.contains(name)) {
         Some(name) => bail!("there is no `{name}`; there are {}", known.join(", ")),
         None => Ok(()),
     }
@@ -138,7 +144,7 @@ fn try_all(plan: StagePlan, cells: &[Cell]) -> Result<Vec<CellReport>> {
             (None, Some(place)) => place.name(),
             (None, None) => "?",
         };
-        let what = format!("{} at {}", cell.fault.name(), cell.moment.name());
+        let what = format!("{} at {}", cell.fault_name(), cell.moment.name());
         let verdict = Verdict::of(&report);
         print_line(verdict, &format!("{what:40} {:5.1} s", report.seconds), found, &report.told);
         reports.push(report);
@@ -195,7 +201,7 @@ fn write(document: &Path, mut found: Found) -> Result<()> {
             found.lies = before.lies;
         }
     }
-    found.cells.sort_by_key(|report| (report.cell.fault, report.cell.moment));
+    found.cells.sort_by_key(|report| (report.cell.fault, report.cell.moment, report.cell.write));
     let text = fs::read_to_string(document).with_context(|| format!("can't read {}", document.display()))?;
     let (head, rest) =
         text.split_once(table::BEGIN).context("the document lacks the table's first marker")?;

@@ -1,6 +1,6 @@
 //! What a fleet has been asked to do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a fleet has been asked to do, and how much of it at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -25,6 +25,8 @@ pub struct Counts {
     pub most_in: BTreeMap<String, u32>,
     /// The most in all at a time.
     pub most_at_once: u32,
+    /// VMs that were to be created with files below `vm_dirs` alone, by name.
+    pub held_to_vm_dirs: BTreeSet<String>,
 }
 
 impl Counts {

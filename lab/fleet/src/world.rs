@@ -215,6 +215,9 @@ impl World {
         host.vms.insert(name.clone(), vm.clone());
         host.recount();
         host.tell_vm(&name);
+        if request.vm_dirs_only {
+            self.counts.held_to_vm_dirs.insert(name);
+        }
         Ok(vm)
     }
 

@@ -11,10 +11,11 @@ use rustix::process::Signal;
 
 use super::moving::Moving;
 use super::oom::MemoryGroup;
-use super::{Fault, clock};
+use super::writes::FailingWrite;
+use super::{Cell, Fault, Moment, clock};
 use crate::emulator::Order;
 use crate::process::ProcessId;
-use crate::trial::{LIMIT, Trial, until};
+use crate::trial::{Guest, LIMIT, Trial, until};
 use crate::units::BitRate;
 
 /// How long a fault lasts that lasts until the source has given its verdict, where it gives none.
@@ -32,10 +33,12 @@ const LAST_BYTES: u64 = 8 << 20;
 
 /// A fault between two hosts of a lab.
 pub(super) struct Blow<'a> {
-    pub(super) trial: &'a Trial,
-    pub(super) fault: Fault,
-    pub(super) source: &'a str,
-    pub(super) destination: &'a str,
+    trial: &'a Trial,
+    cell: Cell,
+    /// The guest that is moved; none: several are.
+    guest: Option<&'a Guest>,
+    source: &'a str,
+    destination: &'a str,
     memory: Option<MemoryGroup>,
     /// How much of what tells of the fault was in the logs before it.
     before: Traces,
@@ -62,17 +65,24 @@ struct Traces {
 }
 
 impl<'a> Blow<'a> {
+    /// A fault that is to strike two hosts, whatever they do.
     pub(super) fn new(trial: &'a Trial, fault: Fault, source: &'a str, destination: &'a str) -> Blow<'a> {
-        Blow { trial, fault, source, destination, memory: None, before: Traces::default() }
+        let cell = Cell::at(Moment::PreCopy, fault);
+        Blow { trial, cell, guest: None, source, destination, memory: None, before: Traces::default() }
+    }
+
+    /// A fault that is to strike the migration of a guest from its host to `destination` at a moment.
+    pub(super) fn at(trial: &'a Trial, cell: Cell, guest: &'a Guest, destination: &'a str) -> Blow<'a> {
+        Blow { cell, guest: Some(guest), ..Blow::new(trial, cell.fault, &guest.host, destination) }
     }
 
     /// Strikes.
     pub(super) fn strike(&mut self, moving: &mut Moving<'_>) -> Result<()> {
         self.before = self.traces();
         let Blow { trial, source, destination, .. } = *self;
-        match self.fault {
+        match self.cell.fault {
             Fault::KillSourceAgent => trial.end_agent(source, Signal::KILL),
-            Fault::KillDestinationAgent => trial.end_agent(destination, Signal::KILL),
+            Fault::KillDestinationAgent | Fault::CreatedAgain => trial.end_agent(destination, Signal::KILL),
             Fault::KillSourceQemu => self.kill_qemu(source),
             Fault::KillDestinationQemu => self.kill_qemu(destination),
             Fault::KillCli => moving.kill_cli(),
@@ -88,6 +98,8 @@ impl<'a> Blow<'a> {
             Fault::ClockBackward => self.step(-STEP_S),
             Fault::CorruptByte => trial
                 .order_links(&Order::CorruptNext { namespace: trial.namespace(source), payload_bytes: 4096 }),
+            Fault::WriteFails => self.failing()?.begin(trial, source, destination),
+            Fault::GuestShutDown => self.power_off(),
         }
     }
 
@@ -95,8 +107,9 @@ impl<'a> Blow<'a> {
     pub(super) fn last(&self, moving: &Moving<'_>) -> Lasted {
         let waited = |limit| Lasted { report: moving.report(limit), effect: Ok(()) };
         let seen = |effect| Lasted { report: None, effect };
-        match self.fault {
+        match self.cell.fault {
             Fault::KillSourceAgent
+            | Fault::CreatedAgain
             | Fault::KillDestinationAgent
             | Fault::KillSourceQemu
             | Fault::KillDestinationQemu
@@ -125,6 +138,8 @@ impl<'a> Blow<'a> {
             Fault::SlowLink => Lasted { effect: self.expect_crawling(), ..waited(VERDICT_LIMIT) },
             Fault::SourceDiskFull | Fault::DestinationDiskFull => self.until_unsaved(moving),
             Fault::OutOfMemory => seen(self.until_killed()),
+            Fault::WriteFails => seen(self.until_failed()),
+            Fault::GuestShutDown => seen(self.until_off(&[self.source, self.destination])),
             Fault::ClockForward => Lasted { effect: self.expect_stepped(STEP_S), ..waited(VERDICT_LIMIT) },
             Fault::ClockBackward => Lasted { effect: self.expect_stepped(-STEP_S), ..waited(VERDICT_LIMIT) },
         }
@@ -133,9 +148,17 @@ impl<'a> Blow<'a> {
     /// Mends what can be mended.
     pub(super) fn mend(&mut self) -> Result<()> {
         let Blow { trial, source, destination, .. } = *self;
-        match self.fault {
-            Fault::KillSourceAgent | Fault::KillDestinationAgent => trial.start_missing(),
-            Fault::KillSourceQemu | Fault::KillDestinationQemu | Fault::KillCli | Fault::CorruptByte => {
+        match self.cell.fault {
+            Fault::KillSourceAgent | Fault::KillDestinationAgent | Fault::CreatedAgain => {
+                trial.start_missing()
+            }
+            Fault::KillSourceQemu
+            | Fault::KillDestinationQemu
+            | Fault::KillCli
+            | Fault::CorruptByte
+            | Fault::GuestShutDown => Ok(()),
+            Fault::WriteFails => {
+                self.failing()?.end(trial, source, destination);
                 Ok(())
             }
             Fault::CutBriefly | Fault::CutForGood => trial.cut_lanes(destination, false),
@@ -154,6 +177,41 @@ impl<'a> Blow<'a> {
             }
             Fault::ClockForward | Fault::ClockBackward => self.step(0),
         }
+    }
+
+    fn failing(&self) -> Result<FailingWrite> {
+        self.cell.write.context("no write is named that is to fail")
+    }
+
+    /// All writes that are to fail have failed.
+    fn until_failed(&self) -> Result<()> {
+        let failing = self.failing()?;
+        until(&format!("{} fails", failing.name()), VERDICT_LIMIT, || {
+            Ok(failing.has_come(self.trial, self.source, self.destination).then_some(()))
+        })
+    }
+
+    /// Has the guest power itself off. Where the migration is held meanwhile, its QEMU is gone when this returns.
+    fn power_off(&self) -> Result<()> {
+        let moment = self.cell.moment;
+        let guest = self.guest.context("no guest is named that is to power itself off")?;
+        until("the guest is asked to power itself off", LIMIT, || Ok(guest.power_off().ok()))?;
+        // At the switchover it is to stop while it does so; in page-in it waits for pages, which come slowly until it is let go.
+        if matches!(moment, Moment::Switchover | Moment::PageIn) {
+            return Ok(());
+        }
+        self.until_off(&[if moment.has_run_there() { self.destination } else { self.source }])
+    }
+
+    /// No QEMU runs on these hosts.
+    fn until_off(&self, hosts: &[&str]) -> Result<()> {
+        until("the guest's QEMU has ended", VERDICT_LIMIT, || {
+            for host in hosts {
+                let left = self.trial.hypervisors(host)?;
+                ensure!(left.is_empty(), "{} QEMUs run on host {host}", left.len());
+            }
+            Ok(Some(()))
+        })
     }
 
     /// What the logs say of faults.

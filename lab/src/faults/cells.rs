@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fault, Moment};
+use super::moment::Side;
+use super::{FailingWrite, Fault, Moment};
 
 /// A fault at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -11,6 +12,9 @@ pub struct Cell {
     pub moment: Moment,
     /// What.
     pub fault: Fault,
+    /// Which write fails, where that is the fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write: Option<FailingWrite>,
 }
 
 /// Where the guest is.
@@ -23,19 +27,25 @@ pub enum Place {
     Destination,
     /// The fault was the end of the QEMU that had it: it runs nowhere, and that is told.
     Nowhere,
+    /// It has shut itself down: it is stopped at its source, and the destination knows nothing of it.
+    StoppedAtSource,
+    /// It has shut itself down: it is stopped at the destination, and its source knows nothing of it.
+    StoppedAtDestination,
 }
 
 /// Every fault of the matrix at every moment at which there is something to strike.
 #[must_use]
 pub fn matrix() -> Vec<Cell> {
-    let at = |moment| Fault::MATRIX.map(|fault| Cell { moment, fault });
+    let at = |moment| Fault::MATRIX.map(|fault| Cell::at(moment, fault));
     Moment::ALL.into_iter().flat_map(at).filter(|cell| cell.is_possible()).collect()
 }
 
 /// The other faults, each at the moments at which it tells most.
 #[must_use]
 pub fn singles() -> Vec<Cell> {
-    use Moment::{Committed, Loaded, PageIn, PreCopy, Prepare, Release, Round, Started, Switchover};
+    use Moment::{
+        Committed, Loaded, PageIn, PreCopy, Preflight, Prepare, Release, Round, Started, Switchover,
+    };
     let cells: &[(Fault, &[Moment])] = &[
         (Fault::SilentSource, &[PreCopy, Switchover, Committed, PageIn]),
         (Fault::SilentDestination, &[Prepare, PreCopy, Switchover, Loaded, PageIn]),
@@ -47,27 +57,67 @@ pub fn singles() -> Vec<Cell> {
         (Fault::ClockForward, &[PreCopy, Switchover, PageIn]),
         (Fault::ClockBackward, &[PreCopy, Switchover, PageIn]),
         (Fault::CorruptByte, &[PreCopy, Round]),
+        (Fault::CreatedAgain, &[Committed]),
+        // A guest that stands still does nothing.
+        (Fault::GuestShutDown, &[Preflight, Prepare, PreCopy, Round, Switchover, Started, PageIn, Release]),
     ];
     let of = |(fault, moments): &(Fault, &[Moment])| {
         let fault = *fault;
-        moments.iter().map(move |moment| Cell { moment: *moment, fault }).collect::<Vec<_>>()
+        moments.iter().map(move |moment| Cell::at(*moment, fault)).collect::<Vec<_>>()
     };
-    cells.iter().flat_map(of).collect()
+    let failing = |write| Cell { write: Some(write), ..Cell::at(Preflight, Fault::WriteFails) };
+    cells.iter().flat_map(of).chain(FailingWrite::all().map(failing)).collect()
 }
 
 impl Cell {
+    /// A fault at a moment.
+    #[must_use]
+    pub fn at(moment: Moment, fault: Fault) -> Cell {
+        Cell { moment, fault, write: None }
+    }
+
+    /// Its fault's name in options, with the write that fails.
+    #[must_use]
+    pub fn fault_name(self) -> String {
+        match self.write {
+            Some(write) => format!("{}-{}", self.fault.name(), write.name()),
+            None => self.fault.name().to_owned(),
+        }
+    }
+
+    /// Its fault in a table.
+    #[must_use]
+    pub fn title(self) -> String {
+        self.write.map_or_else(|| self.fault.title().to_owned(), FailingWrite::title)
+    }
+
+    /// Who is held where; none: it is seen by the progress of a migration that goes on.
+    pub(super) fn held(self) -> Option<(Side, &'static str)> {
+        match (self.fault, self.moment) {
+            // Its last instructions are to come before it is stopped, or right when it is.
+            (Fault::GuestShutDown, Moment::Switchover) => Some((Side::Source, "source.begin-switchover")),
+            (_, moment) => moment.held(),
+        }
+    }
+
     /// Whether there is something to strike: before the destination is asked it has no QEMU.
     #[must_use]
     pub fn is_possible(self) -> bool {
-        self != Cell { moment: Moment::Preflight, fault: Fault::KillDestinationQemu }
+        self != Cell::at(Moment::Preflight, Fault::KillDestinationQemu)
     }
 
     /// The places of which the guest may be in one afterwards: as a rule one. It is where ownership was at the moment.
     #[must_use]
     pub fn allowed(self) -> &'static [Place] {
-        use Place::{Destination, Nowhere, Source};
-        let Cell { moment, fault } = self;
+        use Place::{Destination, Nowhere, Source, StoppedAtDestination, StoppedAtSource};
+        let Cell { moment, fault, write } = self;
         match fault {
+            Fault::WriteFails => write.map_or(&[], |failing| failing.write.allowed()),
+            // It is stopped for its hand-over before it comes to that, or not.
+            Fault::GuestShutDown if moment == Moment::Switchover => &[StoppedAtSource, StoppedAtDestination],
+            Fault::GuestShutDown if moment.is_before_commit() => &[StoppedAtSource],
+            Fault::GuestShutDown => &[StoppedAtDestination],
+            Fault::CreatedAgain => &[Source],
             // All that the destination needs has left the source already, or the agent has it still; or it had not.
             Fault::KillSourceQemu if matches!(moment, Moment::LastPages | Moment::PageIn) => {
                 &[Destination, Nowhere]
@@ -113,6 +163,7 @@ impl Cell {
         match self.fault {
             // As the store of records says it of any disk: it names the file.
             Fault::SourceDiskFull | Fault::DestinationDiskFull => &["is the disk full"],
+            Fault::WriteFails => self.write.map_or(&[], |failing| failing.error.reasons()),
             Fault::RamFull => &["no memory left", "insufficient-memory", "memory-failed"],
             Fault::CutForGood if self.moment < Moment::PreCopy => &["peer-unreachable", "lane-lost"],
             Fault::CutForGood if matches!(self.moment, Moment::PreCopy | Moment::Round) => {
@@ -147,6 +198,8 @@ impl Place {
             Place::Source => "source",
             Place::Destination => "destination",
             Place::Nowhere => "ended with its QEMU",
+            Place::StoppedAtSource => "stopped, source",
+            Place::StoppedAtDestination => "stopped, destination",
         }
     }
 }
@@ -173,6 +226,7 @@ mod tests {
             "cut-for-good at committed",
             "kill-source-qemu at page-in",
             "slow-link at switchover",
+            "guest-shut-down at switchover",
         ];
         assert_eq!(either.len(), expected.len(), "{either:?}");
         assert!(expected.iter().all(|name| either.iter().any(|found| found == name)), "{either:?}");
@@ -182,6 +236,7 @@ mod tests {
                 Fault::KillDestinationAgent,
                 Fault::KillDestinationQemu,
                 Fault::OutOfMemory,
+                Fault::CreatedAgain,
             ];
             assert_eq!(cell.reasons().is_empty(), says_nothing.contains(&cell.fault), "{cell:?}");
         }
@@ -197,5 +252,16 @@ mod tests {
         for cell in cells.iter().filter(|cell| !kills.contains(&cell.fault)) {
             assert!(!cell.allowed().contains(&Place::Nowhere), "{cell:?}");
         }
+        // Only a guest stops itself.
+        let is_stopped =
+            |place: &Place| matches!(place, Place::StoppedAtSource | Place::StoppedAtDestination);
+        for cell in &cells {
+            let is_by_guest = cell.fault == Fault::GuestShutDown;
+            assert_eq!(cell.allowed().iter().all(is_stopped), is_by_guest, "{cell:?}");
+            assert_eq!(cell.write.is_some(), cell.fault == Fault::WriteFails, "{cell:?}");
+        }
+        let names: std::collections::BTreeSet<String> =
+            cells.iter().map(|cell| format!("{} at {}", cell.fault_name(), cell.moment.name())).collect();
+        assert_eq!(names.len(), cells.len(), "two cells have one name");
     }
 }

@@ -41,6 +41,12 @@ pub enum Fault {
     ClockBackward,
     /// A byte is changed on its way in the clear, with TCP's checksum made to fit.
     CorruptByte,
+    /// One kind of write of a host's state fails ([`super::FailingWrite`]).
+    WriteFails,
+    /// The VM was deleted and created again under its uuid, the destination remembers its older life, and the destination's agent is killed.
+    CreatedAgain,
+    /// The guest powers itself off.
+    GuestShutDown,
 }
 
 impl Fault {
@@ -56,7 +62,7 @@ impl Fault {
     ];
 
     /// Those that are tried where they tell most.
-    pub const SINGLE: [Fault; 10] = [
+    pub const SINGLE: [Fault; 13] = [
         Fault::SilentSource,
         Fault::SilentDestination,
         Fault::SlowLink,
@@ -67,6 +73,9 @@ impl Fault {
         Fault::ClockForward,
         Fault::ClockBackward,
         Fault::CorruptByte,
+        Fault::WriteFails,
+        Fault::CreatedAgain,
+        Fault::GuestShutDown,
     ];
 
     /// The same at the other host, where it is one of the source's.
@@ -102,6 +111,9 @@ impl Fault {
             Fault::ClockForward => "clock-forward",
             Fault::ClockBackward => "clock-backward",
             Fault::CorruptByte => "corrupt-byte",
+            Fault::WriteFails => "write-fails",
+            Fault::CreatedAgain => "created-again",
+            Fault::GuestShutDown => "guest-shut-down",
         }
     }
 
@@ -126,6 +138,9 @@ impl Fault {
             Fault::ClockForward => "clocks an hour ahead",
             Fault::ClockBackward => "clocks an hour back",
             Fault::CorruptByte => "a byte changed in flight, in the clear",
+            Fault::WriteFails => "a write fails",
+            Fault::CreatedAgain => "VM created again under its uuid, destination's agent killed",
+            Fault::GuestShutDown => "the guest shuts itself down",
         }
     }
 }

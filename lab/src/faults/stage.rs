@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use godwit_api::MigrationRequest;
-use godwit_migration::{EngineKind, Outcome, PageInUse, Report};
+use godwit_migration::{EngineKind, FailureCode, Outcome, PageInUse, Report};
 use godwit_qemu::ByteSize;
 use serde::{Deserialize, Serialize};
 
@@ -155,7 +155,7 @@ impl Stage {
     }
 
     fn try_in_scene(&mut self, cell: Cell, findings: &mut Findings) -> Result<()> {
-        ensure!(cell.stage() == self.plan, "{} needs another lab", cell.fault.name());
+        ensure!(cell.stage() == self.plan, "{} needs another lab", cell.fault_name());
         let mut scene = match self.scene.take() {
             Some(scene) => scene,
             None => Scene::begin(&self.name, self.plan)?.context("a lab was there before")?,
@@ -166,7 +166,7 @@ impl Stage {
         match &tried {
             Ok(()) => self.scene = Some(scene),
             Err(_) => {
-                let name = format!("{}-{}-{}", self.name, cell.moment.name(), cell.fault.name());
+                let name = format!("{}-{}-{}", self.name, cell.moment.name(), cell.fault_name());
                 if let Err(error) = scene.trial.keep_logs(&name) {
                     eprintln!("its logs could not be kept: {error:#}");
                 }
@@ -209,13 +209,7 @@ impl Scene {
         if let Some(guest) = &self.guest {
             return Ok(guest.clone());
         }
-        let plan = GuestPlan {
-            memory: vec![ByteSize::from_bytes(MEMORY_BYTES)],
-            fill: ByteSize::from_mib(FILL_MIB),
-            workload: BUSY.to_owned(),
-            ..GuestPlan::new(VM)
-        };
-        let guest = self.trial.guest(host, &plan)?;
+        let guest = self.trial.guest(host, &plan())?;
         if self.owners.is_none() {
             self.owners = Some(OwnersFiles::of(&self.trial, host)?);
         }
@@ -223,13 +217,33 @@ impl Scene {
         Ok(guest)
     }
 
+    /// Deletes the VM where it is and creates it again as it was, when the other host remembers it in an epoch as late as that of its
+    /// next move there.
+    fn create_again(&mut self) -> Result<()> {
+        for _ in 0..2 {
+            self.move_again().context("so that the other host remembers it")?;
+        }
+        let host = self.guest.take().context("no guest")?.host;
+        let older = self.trial.vm(&host, VM)?;
+        self.trial.delete(&host, VM)?;
+        self.guest = Some(self.trial.guest_of(&host, &plan(), older.spec.clone())?);
+        let newer = self.trial.vm(&host, VM)?;
+        ensure!(newer.spec.uuid == older.spec.uuid, "it has another uuid");
+        ensure!(newer.incarnation != older.incarnation, "it is the older one");
+        Ok(())
+    }
+
     fn try_cell(&mut self, cell: Cell, findings: &mut Findings) -> Result<()> {
+        self.guest("a")?;
+        if cell.fault == Fault::CreatedAgain {
+            self.create_again()?;
+        }
         let guest = self.guest("a")?;
         let (source, destination) = (guest.host.clone(), other_host(&guest.host));
         guest.workload(if cell.moment == Moment::PageIn { VERY_BUSY } else { BUSY })?;
         let watch = self.trial.watch_vcpus(VM);
         watch.until_seen(&source)?;
-        let struck = self.strike(cell, &source, destination);
+        let struck = self.strike(cell, &guest, destination);
         let settled = struck.and_then(|report| {
             findings.told.extend(report.iter().map(told_of));
             let host = verdict::settled(&self.trial, VM, &mut findings.told)?;
@@ -239,6 +253,12 @@ impl Scene {
         let watched = watch.end();
         let (report, host) = settled?;
         findings.place = Some(match host.as_deref() {
+            None if cell.fault == Fault::GuestShutDown => {
+                match verdict::expect_stopped_once(&self.trial, VM)? == source {
+                    true => Place::StoppedAtSource,
+                    false => Place::StoppedAtDestination,
+                }
+            }
             None => Place::Nowhere,
             Some(host) if host == source => Place::Source,
             Some(_) => Place::Destination,
@@ -262,16 +282,18 @@ impl Scene {
 
     /// Begins a migration, brings it to its moment, strikes, lets it go and mends; then waits for its report, where there is still
     /// somebody to give it.
-    fn strike(&self, cell: Cell, source: &str, destination: &str) -> Result<Option<Report>> {
-        let trial = &self.trial;
-        let page_in = if cell.moment == Moment::PageIn { PageInUse::Now } else { PageInUse::Never };
+    fn strike(&self, cell: Cell, guest: &Guest, destination: &str) -> Result<Option<Report>> {
+        let (trial, source) = (&self.trial, &*guest.host);
+        let pages_in =
+            cell.moment == Moment::PageIn || cell.write.is_some_and(|failing| failing.write.is_for_page_in());
+        let page_in = if pages_in { PageInUse::Now } else { PageInUse::Never };
         let mut request = MigrationRequest { page_in, ..request_to(destination, EngineKind::Godwit) };
         if cell.fault == Fault::CutForGood {
             // Usually a cut is waited out for longer than anybody wants to wait here.
             request.cut_limit_ms = CUT_LIMIT_MS;
         }
         let side = |side| if side == Side::Source { source } else { destination };
-        let held = cell.moment.held().map(|(at, point)| trial.hold(side(at), point)).transpose()?;
+        let held = cell.held().map(|(at, point)| trial.hold(side(at), point)).transpose()?;
         let committed = trial.passing(source, "source.committed")?;
         let lacking = match cell.moment {
             Moment::PageIn => Some(trial.hold(source, "source.tell-remaining")?),
@@ -292,7 +314,7 @@ impl Scene {
         if cell.moment == Moment::Committed {
             committed.reached(LIMIT)?;
         }
-        let mut blow = Blow::new(trial, cell.fault, source, destination);
+        let mut blow = Blow::at(trial, cell, guest, destination);
         blow.strike(&mut moving).context("the fault could not be done")?;
         drop(held);
         let unlimited = || {
@@ -341,8 +363,10 @@ impl Scene {
         );
         if let Some(report) = report {
             let fits = match report.outcome {
-                Outcome::Completed => place != Place::Source,
-                Outcome::Failed | Outcome::Cancelled => place != Place::Destination,
+                Outcome::Completed => !matches!(place, Place::Source | Place::StoppedAtSource),
+                Outcome::Failed | Outcome::Cancelled => {
+                    !matches!(place, Place::Destination | Place::StoppedAtDestination)
+                }
                 // Solved since.
                 Outcome::InDoubt => true,
             };
@@ -350,6 +374,12 @@ impl Scene {
             let is_told = report.outcome == Outcome::Completed
                 || report.error.as_ref().is_some_and(|error| !error.message.is_empty());
             ensure!(is_told, "nobody says why: {report:#?}");
+            let code = report.error.as_ref().map(|error| error.code.as_str());
+            let is_by_guest = code == Some(FailureCode::GuestShutDown.name());
+            ensure!(
+                is_by_guest == (place == Place::StoppedAtSource),
+                "the guest is at {place:?}: {report:#?}"
+            );
         }
         let reasons = cell.reasons();
         if place == Place::Source && !reasons.is_empty() {
@@ -387,6 +417,16 @@ impl Scene {
         ensure!(report.outcome == Outcome::Completed, "{report:#?}");
         self.guest.iter_mut().for_each(|guest| guest.host.clone_from(&request.to));
         self.expect_whole_and_alone()
+    }
+}
+
+/// The guest.
+fn plan() -> GuestPlan {
+    GuestPlan {
+        memory: vec![ByteSize::from_bytes(MEMORY_BYTES)],
+        fill: ByteSize::from_mib(FILL_MIB),
+        workload: BUSY.to_owned(),
+        ..GuestPlan::new(VM)
     }
 }
 

@@ -12,6 +12,9 @@ use crate::trial::{LIMIT, Trial, until};
 /// How long agents may take to agree once all is mended, without an operator's hand.
 const AGREE_LIMIT: Duration = Duration::from_secs(60);
 
+/// What an agent says of a VM whose guest has powered itself off.
+const SHUT_ITSELF_DOWN: &str = "the guest shut itself down";
+
 /// Waits until both agents agree where the guest is: it runs on one host and the other knows nothing of it, or it has ended and its host
 /// says so. What is said of a VM that is not well is added to `told`. Gives the host that runs it; none: it has ended.
 ///
@@ -33,6 +36,20 @@ pub fn settled(trial: &Trial, vm: &str, told: &mut Vec<String>) -> Result<Option
         told.extend(infos(trial, vm).iter().flatten().filter(|info| !is_well(info)).map(describe_one));
     }
     settled
+}
+
+/// Checks that a VM whose guest has shut itself down is stopped on one host alone, which says so. Gives that host.
+///
+/// # Errors
+/// Something of that is not so.
+pub(super) fn expect_stopped_once(trial: &Trial, vm: &str) -> Result<String> {
+    let infos = infos(trial, vm)?;
+    match &infos[..] {
+        [info] if info.state == VmState::Stopped && info.reason.as_deref() == Some(SHUT_ITSELF_DOWN) => {
+            Ok(info.host.clone())
+        }
+        _ => bail!("it is not stopped by its guest on one host alone: {}", describe(&infos)),
+    }
 }
 
 /// Checks that no two hosts say that they run the VM, and that the host of `in_doubt` says that it does not know.

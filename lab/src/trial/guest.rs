@@ -1,5 +1,6 @@
 //! The lab's guests in a trial: booted, asked from the client's namespace, checked.
 
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -279,6 +280,17 @@ impl Guest {
         let answer = self.ask_at(self.ipv4.into(), &Request::Kernels { millis })?;
         ensure!(answer.ok && answer.kernels.is_some(), "the guest does not compute: {answer:?}");
         Ok(answer)
+    }
+
+    /// Has it power itself off; nobody waits for its answer, which never comes.
+    ///
+    /// # Errors
+    /// It can't be reached.
+    pub fn power_off(&self) -> Result<()> {
+        let mut stream = self.connect(self.ipv4.into(), CONNECT_LIMIT)?;
+        let mut line = serde_json::to_vec(&Request::Poweroff {})?;
+        line.push(b'\n');
+        Ok(stream.write_all(&line)?)
     }
 
     /// Asks over the network, from inside the client's namespace as the guest's users do.

@@ -9,7 +9,7 @@ fn try_all(name: &str, plan: StagePlan, cells: &[(Fault, Moment)]) -> Result<()>
     let Some(mut stage) = Stage::begin(name, plan)? else { return Ok(()) };
     let mut failed = Vec::new();
     for (fault, moment) in cells {
-        let report = stage.try_cell(Cell { moment: *moment, fault: *fault });
+        let report = stage.try_cell(Cell::at(*moment, *fault));
         let what = format!("{} at {}", fault.name(), moment.name());
         let place = report.place.map_or("?", Place::name);
         eprintln!("  {what}: {place}, {:.0} s; {}", report.seconds, report.told.join("; "));
@@ -62,6 +62,16 @@ fn disks_and_memory_that_are_full() -> Result<()> {
         (Fault::OutOfMemory, Moment::Prepare),
     ];
     try_all("faults-full", StagePlan::Usual, &cells)
+}
+
+#[test]
+fn guests_that_shut_themselves_down() -> Result<()> {
+    let cells = [
+        (Fault::GuestShutDown, Moment::PreCopy),
+        (Fault::GuestShutDown, Moment::Switchover),
+        (Fault::GuestShutDown, Moment::Started),
+    ];
+    try_all("faults-shutdown", StagePlan::Usual, &cells)
 }
 
 #[test]

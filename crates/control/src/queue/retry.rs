@@ -65,6 +65,9 @@ pub fn cause(code: &str) -> Cause {
         "protocol-broken" => (NeedsAPerson, true, "what one agent sent the other could not read"),
         "wrong-state" => (NeedsAPerson, false, "the VM's state does not allow a move"),
         "invalid-request" | "too-many-streams" => (NeedsAPerson, false, "the request makes no sense"),
+        "guest-shut-down" => {
+            (NeedsAPerson, false, "the guest shut itself down: a VM that is stopped does not move")
+        }
         MOVED_ELSEWHERE => (NeedsAPerson, false, "the VM was moved to another host meanwhile"),
         _ => (
             NeedsAPerson,
@@ -143,7 +146,7 @@ mod tests {
     use super::*;
 
     /// All codes of agents and reports, as docs/api.md lists them.
-    const CODES: [&str; 26] = [
+    const CODES: [&str; 27] = [
         "invalid-request",
         "not-found",
         "already-exists",
@@ -169,6 +172,7 @@ mod tests {
         "internal",
         "lane-lost",
         "too-many-streams",
+        "guest-shut-down",
         "unknown",
     ];
 

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use godwit_api::control::{
-    CreateManagedVm, HostedVm, MoveState, PlannedPower, Problem, ProblemCode, StartManagedVm, StopManagedVm,
+    CreateManagedVm, HostedVm, MoveState, PlannedPower, Problem, ProblemCode, Role, StartManagedVm,
+    StopManagedVm,
 };
 use godwit_api::{Client, ClientError, CreateVm, ErrorCode, StopVm, VmInfo, VmState};
 use godwit_qemu::{Uuid, VmSpec};
@@ -178,10 +179,12 @@ impl Manager {
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
         let client = self.client_of(&chosen.host)?;
+        // The host alone sees links and images' headers.
+        let vm_dirs_only = caller.role < Role::Admin;
         let power = if start { PlannedPower::On } else { PlannedPower::Off };
         self.save_vm_plan(&name, Some(&VmPlan { power, labels: labels.clone() })).await?;
         let _name = self.expect_vm(&name, &chosen.host);
-        let asked = client.create_vm(&CreateVm { spec, start }).await;
+        let asked = client.create_vm(&CreateVm { spec, start, vm_dirs_only }).await;
         match settled(&client, &name, uuid, asked).await {
             Ok(info) => {
                 self.know_vm_plan(&name, Some(VmPlan { power, labels }));

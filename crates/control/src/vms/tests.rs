@@ -172,6 +172,9 @@ async fn files_programs_and_devices_of_hosts_are_not_every_operators() {
     let another = with_spec(json!({ "name": "db", "initrd": "/boot/initrd" }));
     ask(another, &Caller::root()).await.unwrap();
     assert_eq!(cluster.at("db").len(), 1);
+    // The host alone sees links and images' headers: its agent holds the operator to vm_dirs.
+    let held = cluster.fleet.counts().held_to_vm_dirs;
+    assert_eq!(held.into_iter().collect::<Vec<_>>(), ["web"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

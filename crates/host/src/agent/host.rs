@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ErrorCode, HostInfo, NetworkInfo};
-use godwit_qemu::{AccelProbe, InspectError, MOST_COPIED_BYTES, OpenFile, OpenFiles, QemuInfo, ResolvedSpec};
+use godwit_qemu::{AccelProbe, InspectError, OpenFiles, QemuInfo, ResolvedSpec};
 use godwit_ram::check_kernel;
 
 use crate::agent::Agent;
+use crate::agent::vm_files::FileRule;
 use crate::config::NetworkConfig;
-use crate::failure::{file_unusable, host_failed, qemu_unusable};
+use crate::failure::{host_failed, qemu_unusable};
 use crate::load;
 use crate::memory::{self, Promise};
 use crate::network::{link_exists, open_vhost};
@@ -26,6 +27,15 @@ pub(crate) struct MemoryFigures {
     pub(crate) available_bytes: u64,
     /// What is promised to VMs that are active.
     pub(crate) committed_bytes: u64,
+}
+
+/// What a VM that fits on this host has of it.
+#[derive(Debug)]
+pub(super) struct Fit {
+    /// Its files, open.
+    pub(super) files: OpenFiles,
+    /// The bridge of each of its NICs, in order.
+    pub(super) bridges: Vec<NetworkConfig>,
 }
 
 impl Agent {
@@ -167,47 +177,26 @@ impl Agent {
         probe
     }
 
-    /// Checks that a VM could start here: memory, networks, disks and boot files. Frees what is only kept where it needs that.
-    pub async fn check_fits(self: &Arc<Self>, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
+    /// Checks that a VM could start here: memory, networks, disks and boot files, which it opens.
+    /// Frees what is only kept where it needs that.
+    pub(super) async fn check_fits(
+        self: &Arc<Self>,
+        spec: &ResolvedSpec,
+        rule: FileRule,
+    ) -> Result<Fit, ApiError> {
         let lacking = self.check_memory(spec, 0)?;
         if lacking > 0 {
             tokio::task::block_in_place(|| self.references.free(lacking));
         }
-        self.open_files(spec, Begin::Boot)?;
-        self.check_networks(spec).await
+        let files = self.open_files(spec, rule)?;
+        Ok(Fit { files, bridges: self.check_networks(spec).await? })
     }
 
     /// Checks that a VM of another host could start here, and changes nothing.
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         self.check_memory(spec, 0)?;
-        self.open_files(spec, Begin::Incoming)?;
+        self.open_files(spec, FileRule::OtherHost)?;
         self.check_networks(spec).await.map(drop)
-    }
-
-    /// Opens the files of this host that a VM names. What an operator names is opened with the agent's rights, as operators have them;
-    /// what another host names, of a guest that it sends, has to be a VM's.
-    pub(super) fn open_files(&self, spec: &ResolvedSpec, begin: Begin) -> Result<OpenFiles, ApiError> {
-        let files = OpenFiles::open(spec).map_err(|error| file_unusable(&spec.name, &error))?;
-        let refused = files.all().find(|file| !may_be_named(file, &self.config.vm_dirs));
-        if begin != Begin::Boot
-            && let Some(OpenFile { role, path, .. }) = refused
-        {
-            let (name, host) = (&spec.name, &self.config.name);
-            let path = path.display();
-            let message = format!(
-                "VM \"{name}\" has {path} as its {role}, which host {host} opens for no guest of another host"
-            );
-            let dirs = listed(&self.config.vm_dirs);
-            let mend =
-                format!("add its directory to vm_dirs of that host's configuration, or move it below {dirs}");
-            return Err(ApiError::new(ErrorCode::Preflight, message, mend));
-        }
-        // What others may not read QEMU gets a copy of, beside the guest's memory; a longer one than may be copied is refused there.
-        match files.copied_bytes() {
-            0 => {}
-            copied => drop(self.check_memory(spec, copied.min(2 * MOST_COPIED_BYTES))?),
-        }
-        Ok(files)
     }
 
     async fn check_networks(&self, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
@@ -246,7 +235,7 @@ impl Agent {
     }
 
     /// Bytes that the VM, with so many beside its memory, needs of those that are kept of others.
-    fn check_memory(&self, spec: &ResolvedSpec, beside: u64) -> Result<u64, ApiError> {
+    pub(super) fn check_memory(&self, spec: &ResolvedSpec, beside: u64) -> Result<u64, ApiError> {
         let wanted = spec.memory_bytes().saturating_add(beside);
         let free = self.grantable_bytes(Some(&spec.name), 0)?;
         if wanted <= free {
@@ -331,26 +320,8 @@ fn roots_program(wanted: &Path) -> Result<PathBuf, ApiError> {
     ))
 }
 
-/// Whether another host may name a file: one below the directories that are for VMs, or, to read it, one that everybody on this
-/// host can read.
-fn may_be_named(file: &OpenFile, vm_dirs: &[PathBuf]) -> bool {
-    let Ok(path) = file.real_path() else { return false };
-    let is_below = |dir: &PathBuf| dir.canonicalize().is_ok_and(|dir| path.starts_with(dir));
-    vm_dirs.iter().any(is_below) || (!file.writable && is_for_all(&path))
-}
-
-/// Whether everybody on this host can read a file.
-fn is_for_all(path: &Path) -> bool {
-    let has = |path: &Path, bit| std::fs::symlink_metadata(path).is_ok_and(|data| data.mode() & bit != 0);
-    has(path, 0o004) && path.ancestors().skip(1).all(|dir| has(dir, 0o001))
-}
-
 fn machines_of(qemu: &QemuInfo) -> Vec<String> {
     qemu.machines.iter().map(|machine| machine.name.clone()).collect()
-}
-
-fn listed(dirs: &[PathBuf]) -> String {
-    dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// When a program was changed last.

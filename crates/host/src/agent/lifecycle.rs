@@ -10,6 +10,8 @@ use godwit_api::{ApiError, CreateVm, ErrorCode, StopVm, VmInfo};
 use godwit_migration::handover::{Incarnation, Ownership};
 use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, Uuid, VmName, VmSpec};
 
+use crate::agent::host::Fit;
+use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::{host_failed, spec_refused, task_failed};
 use crate::references::References;
@@ -27,8 +29,9 @@ impl Agent {
     pub async fn create(self: &Arc<Self>, request: CreateVm) -> Result<VmInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
-            let spec = agent.resolve(request.spec).await?;
-            agent.check_fits(&spec).await?;
+            let mut spec = agent.resolve(request.spec).await?;
+            let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
+            agent.check_fits(&spec, rule).await?.files.record_chains(&mut spec);
             let name = spec.name.clone();
             // A new life: what any host has recorded of an older VM of this name or uuid says nothing of it.
             let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
@@ -175,6 +178,7 @@ impl Agent {
             Ok(vm) => {
                 if let Some(slot) = self.table().get_mut(name) {
                     slot.ownership.epoch = vm.epoch();
+                    slot.spec = Arc::new(vm.spec.clone());
                 }
                 self.settle(name, Condition::Running, Some(vm), None);
                 Ok(())
@@ -197,7 +201,7 @@ impl Agent {
         }
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
         let vm = self.launch(&begun.spec, ownership, Begin::Boot).await?;
-        if let Err(error) = self.save(&begun.spec, Role::Owner, Desired::Running, ownership).await {
+        if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, ownership).await {
             vm.process.quit().await;
             vm.files.remove_all();
             return Err(error);
@@ -228,16 +232,18 @@ impl Agent {
         }
     }
 
-    /// Starts QEMU for a VM; nothing is left where that fails.
+    /// Starts QEMU for a VM; nothing is left where that fails. The backing chains of its disks are
+    /// recorded in [`Vm::spec`] where they were not before.
     pub(super) async fn launch(
         self: &Arc<Self>,
         spec: &ResolvedSpec,
         ownership: Ownership,
         begin: Begin,
     ) -> Result<Arc<Vm>, ApiError> {
-        let bridges = self.check_fits(spec).await?;
-        let opened = self.open_files(spec, begin)?;
-        let qemu = self.qemu_of(spec, begin).await?;
+        let Fit { files, bridges } = self.check_fits(spec, FileRule::of(begin)).await?;
+        let mut spec = spec.clone();
+        files.record_chains(&mut spec);
+        let qemu = self.qemu_of(&spec, begin).await?;
         let site = LaunchSite {
             host: &self.config.name,
             places: &self.places,
@@ -246,7 +252,7 @@ impl Agent {
             bridges: &bridges,
             sandbox: self.config.qemu_sandbox,
         };
-        Vm::launch(&site, spec, opened, ownership, begin).await.map(Arc::new)
+        Vm::launch(&site, &spec, files, ownership, begin).await.map(Arc::new)
     }
 
     async fn stop_now(&self, name: &VmName, request: StopVm) -> Result<(), ApiError> {

@@ -13,6 +13,7 @@ use godwit_migration::{
 };
 use godwit_qemu::{ResolvedSpec, VmName};
 
+use crate::agent::ended::explain_shut_down;
 use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
@@ -146,14 +147,16 @@ impl Agent {
             Ok(report) => report,
             Err(error) => self.defect(&vm, &request, begun, &error, engine_began.load(Ordering::Relaxed)),
         };
+        let report = explain_shut_down(&vm, report).await;
         match report.outcome {
             // The engine has released it.
             Outcome::Completed => {}
             Outcome::Failed | Outcome::Cancelled => {
                 self.end_migration(&vm.name).await;
-                let lost =
-                    report.error.as_ref().is_some_and(|error| error.code == FailureCode::LaneLost.name());
-                if lost || report.outcome == Outcome::Cancelled {
+                let unheard = [FailureCode::LaneLost, FailureCode::GuestShutDown].map(FailureCode::name);
+                let unheard =
+                    report.error.as_ref().is_some_and(|error| unheard.contains(&error.code.as_str()));
+                if unheard || report.outcome == Outcome::Cancelled {
                     // It may not have heard of it.
                     self.forget_at(&vm, request.to.clone());
                 }
@@ -247,6 +250,10 @@ impl Agent {
     /// Takes the marks away where the guest stays here; where it had been offered, in a new epoch. Its vCPUs' own word decides whether
     /// it runs or is paused. Without effect on a VM that is not migrating (its process ended meanwhile, or it has been released).
     pub async fn end_migration(self: &Arc<Self>, name: &VmName) {
+        let ended = self.vm(name).ok().flatten().filter(|vm| vm.process.exit().is_some());
+        if let Some(vm) = ended {
+            return self.end_migration_of_ended(&vm).await;
+        }
         let Ok(begun) = self.begin(name, &Operation::EndMigration) else {
             return;
         };
@@ -266,8 +273,9 @@ impl Agent {
             tracing::error!(vm = name.as_str(), %error, "the end of a hand-over could not be saved; it is tried again");
             tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
         }
-        if let Some(exit) = vm.process.exit() {
-            self.process_ended(vm, exit, false).await;
+        if vm.process.exit().is_some() {
+            // It ended meanwhile, when the VM was still the migration's.
+            self.process_ended(vm, vm.process.ended().await).await;
         } else if vm.is_running().await == Some(false) {
             self.vcpus_changed(vm, false);
         }
@@ -354,6 +362,7 @@ impl Agent {
             };
             match made.await {
                 Ok(vm) => {
+                    agent.know_spec(&vm);
                     agent.settle(&name, Condition::MigratingIn { from }, Some(vm.clone()), None);
                     agent.watch(&vm);
                     hold("incoming-prepared");
@@ -386,9 +395,9 @@ impl Agent {
             return tracing::error!(vm = vm.name.as_str(), %error, "a guest that arrived is no shadow any more");
         }
         self.settle(&vm.name, Condition::Running, Some(vm.clone()), None);
-        if let Some(exit) = vm.process.exit() {
+        if vm.process.exit().is_some() {
             // While it was a shadow its end was left to the migration.
-            return self.process_ended(vm, exit, false).await;
+            return self.process_ended(vm, vm.process.ended().await).await;
         }
         let stale = self.record(&vm.name);
         let is_paused = vm.is_running().await == Some(false);

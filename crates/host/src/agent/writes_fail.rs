@@ -8,14 +8,18 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ApiError, CreateVm, Resolve, SetPeers, StopVm, VmInfo, VmState};
+use godwit_api::{ApiError, CreateVm, MigrationRequest, Resolve, SetPeers, StopVm, VmInfo, VmState};
 use godwit_migration::handover::{Incarnation, Known, Ownership};
-use godwit_qemu::{Uuid, VmName, VmSpec};
+use godwit_migration::{EngineKind, FailureCode, Outcome};
+use godwit_qemu::{ByteSize, MemoryBlock, Uuid, VmName, VmSpec};
 use rustix::io::Errno;
+use serde_json::json;
 
 use self::support::{TestHost, until};
 use crate::agent::Agent;
+use crate::agent::ended::SHUT_ITSELF_DOWN;
 use crate::store::{Desired, Role, SavedVm};
+use crate::vm::Vm;
 
 fn web() -> VmName {
     VmName::new("web").unwrap()
@@ -44,6 +48,10 @@ enum Act {
     Promote,
     Strand,
     Discard,
+    /// The guest shuts itself down.
+    ShutDown,
+    ShutDownMoving,
+    ShutDownArriving,
 }
 
 impl Act {
@@ -53,7 +61,7 @@ impl Act {
         let start = !matches!(self, Act::Start | Act::Delete);
         match self {
             Act::Create | Act::CreateAndStart | Act::Arrive => return,
-            Act::TakeOver | Act::Promote | Act::Strand | Act::Discard => {
+            Act::TakeOver | Act::Promote | Act::Strand | Act::Discard | Act::ShutDownArriving => {
                 let spec = agent.resolve(spec).await.unwrap();
                 let shadow = agent.prepare_incoming(spec, ARRIVING, "b", false).await.unwrap();
                 if self != Act::TakeOver {
@@ -61,7 +69,7 @@ impl Act {
                 }
                 return;
             }
-            _ => drop(agent.create(CreateVm { spec, start }).await.unwrap()),
+            _ => drop(agent.create(CreateVm { spec, start, vm_dirs_only: false }).await.unwrap()),
         }
         match self {
             Act::Resume => {
@@ -69,13 +77,18 @@ impl Act {
                 until("it is paused", async || state(agent) == Some(VmState::Paused)).await;
             }
             Act::HandOver => drop(agent.begin_migration("web", "m1").unwrap()),
-            Act::EndHandOver | Act::Release | Act::TakeBack | Act::GiveUp | Act::DeleteInDoubt => {
+            Act::EndHandOver
+            | Act::ShutDownMoving
+            | Act::Release
+            | Act::TakeBack
+            | Act::GiveUp
+            | Act::DeleteInDoubt => {
                 let vm = agent.begin_migration("web", "m1").unwrap();
                 agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
                 if self == Act::Release {
                     vm.process.qmp.stop().await.unwrap();
                 }
-                if !matches!(self, Act::EndHandOver | Act::Release) {
+                if !matches!(self, Act::EndHandOver | Act::ShutDownMoving | Act::Release) {
                     agent.hold_in_doubt(&web(), "b").await;
                 }
             }
@@ -89,7 +102,7 @@ impl Act {
         match (self, vm) {
             (Act::Create | Act::CreateAndStart, _) => {
                 let start = self == Act::CreateAndStart;
-                agent.create(CreateVm { spec, start }).await.map(drop)
+                agent.create(CreateVm { spec, start, vm_dirs_only: false }).await.map(drop)
             }
             (Act::Start | Act::Resume, _) => agent.start(&web()).await.map(drop),
             (Act::Stop, _) => agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.map(drop),
@@ -135,19 +148,36 @@ impl Act {
                 agent.discard(&vm).await;
                 Ok(())
             }
+            (Act::ShutDown | Act::ShutDownMoving | Act::ShutDownArriving, Some(vm)) => {
+                power_off(&vm).await;
+                vm.process.ended().await;
+                match self {
+                    Act::ShutDownMoving => agent.end_migration(&web()).await,
+                    Act::ShutDownArriving => agent.promote(&vm).await,
+                    _ => {}
+                }
+                until_stopped(&agent).await;
+                Ok(())
+            }
             (_, None) => panic!("{self:?} has no process"),
         }
     }
 
     /// Whether it returns only when the disk has taken what is to be saved.
     fn waits_for_the_disk(self) -> bool {
-        matches!(self, Act::Promote | Act::Strand)
+        matches!(self, Act::Promote | Act::Strand) || self.shuts_down()
+    }
+
+    fn shuts_down(self) -> bool {
+        matches!(self, Act::ShutDown | Act::ShutDownMoving | Act::ShutDownArriving)
     }
 
     /// What it comes to where it succeeds; none: nothing is left.
     fn success(self) -> Option<VmState> {
         match self {
-            Act::Create | Act::Stop => Some(VmState::Stopped),
+            Act::Create | Act::Stop | Act::ShutDown | Act::ShutDownMoving | Act::ShutDownArriving => {
+                Some(VmState::Stopped)
+            }
             Act::CreateAndStart | Act::Start | Act::Resume | Act::EndHandOver | Act::TakeBack => {
                 Some(VmState::Running)
             }
@@ -168,6 +198,34 @@ impl Act {
             }
             _ => None,
         }
+    }
+}
+
+/// Has the guest power itself off: by the registers of its machine, which the monitor writes in its place. Their base is set as firmware
+/// sets it (ICH9, LPC function: PMBASE at 0x40, its switch at 0x44; PM1a control is 4 bytes above the base).
+async fn power_off(vm: &Vm) {
+    // Firmware writes the same registers: the guest begins when that is over, and says so.
+    if vm.is_running().await == Some(true) {
+        let mut look = tokio::time::interval(Duration::from_millis(20));
+        let console = vm.files.console_log();
+        while !std::fs::read_to_string(&console).is_ok_and(|text| text.contains('#')) {
+            look.tick().await;
+        }
+    }
+    for line in ["o/w 0xcf8 0x8000f840", "o/w 0xcfc 0x601", "o/w 0xcf8 0x8000f844", "o/w 0xcfc 0x80"] {
+        vm.process.qmp.execute("human-monitor-command", json!({"command-line": line})).await.unwrap();
+    }
+    let sleep = json!({"command-line": "o/h 0x604 0x2000"});
+    // QEMU ends by it, and may not come to answer.
+    let _ = vm.process.qmp.execute("human-monitor-command", sleep).await;
+    vm.process.qmp.until_guest_shuts_down().await;
+}
+
+/// Returns when a VM is shown as stopped; the test's own limit ends it else.
+async fn until_stopped(agent: &Agent) {
+    let mut look = tokio::time::interval(Duration::from_millis(20));
+    while state(agent) != Some(VmState::Stopped) {
+        look.tick().await;
     }
 }
 
@@ -326,6 +384,89 @@ fn while_a_guest_arrives() {
 }
 
 #[test]
+fn while_a_guest_shuts_itself_down() {
+    every_write_fails(&[Act::ShutDown, Act::ShutDownMoving, Act::ShutDownArriving]);
+}
+
+/// What is shown of the end of a guest whose host has a full disk, and what is recorded.
+async fn end_is_as_recorded(host: &TestHost, agent: &Agent, desired: Desired) {
+    let record = agent.store.read(&web()).unwrap().unwrap();
+    assert_eq!((record.role, record.desired), (Role::Owner, desired));
+    assert_eq!(contradiction(host, agent), None);
+}
+
+#[test]
+fn an_end_is_shown_as_it_is_recorded_also_on_a_full_disk() {
+    let Some(host) = TestHost::new() else { return };
+    let shuts_down_on_a_full_disk = async |agent: &Arc<Agent>| {
+        agent.store.disk.faults.plan(0, Errno::NOSPC.raw_os_error(), true);
+        power_off(&agent.vm("web").unwrap().unwrap()).await;
+        until("its end is shown", async || state(agent) != Some(VmState::Running)).await;
+        let info = agent.vm_info("web").unwrap();
+        assert_eq!(info.state, VmState::Failed);
+        let reason = info.reason.unwrap();
+        assert!(reason.starts_with(SHUT_ITSELF_DOWN) && reason.contains("could not be saved"), "{reason}");
+        end_is_as_recorded(&host, agent, Desired::Running).await;
+    };
+    host.run(async {
+        let agent = opened(&host).await;
+        let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
+        agent.create(CreateVm { spec, start: true }).await.unwrap();
+        shuts_down_on_a_full_disk(&agent).await;
+        agent.store.disk.faults.heal();
+        until("its end is saved", async || state(&agent) == Some(VmState::Stopped)).await;
+        assert_eq!(agent.vm_info("web").unwrap().reason.as_deref(), Some(SHUT_ITSELF_DOWN));
+        end_is_as_recorded(&host, &agent, Desired::Stopped).await;
+        // What is begun after it is not undone by what was to be saved of it.
+        agent.start(&web()).await.unwrap();
+        shuts_down_on_a_full_disk(&agent).await;
+        agent.store.disk.faults.heal();
+        until("it starts again", async || agent.start(&web()).await.is_ok()).await;
+        assert_eq!(state(&agent), Some(VmState::Running));
+        end_is_as_recorded(&host, &agent, Desired::Running).await;
+        shuts_down_on_a_full_disk(&agent).await;
+    });
+    host.run(async {
+        let agent = opened(&host).await;
+        assert_eq!(state(&agent), Some(VmState::Failed), "as the agent before it showed");
+        end_is_as_recorded(&host, &agent, Desired::Running).await;
+    });
+}
+
+#[test]
+fn a_guest_that_shuts_itself_down_while_the_destination_prepares_ends_the_migration() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = opened(&host).await;
+        let memory = vec![MemoryBlock::shared(ByteSize::from_bytes((16 << 20) + 8192))];
+        let spec = VmSpec { memory, uuid: Some(UUID), ..host.spec("web") };
+        agent.create(CreateVm { spec, start: true }).await.unwrap();
+        let destination = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", destination.local_addr().unwrap());
+        agent.set_peers(SetPeers { peers: [("c".to_owned(), url)].into() }).unwrap();
+        let request = MigrationRequest { engine: EngineKind::Qemu, ..MigrationRequest::to("c") };
+        let id = agent.migrate(&web(), request).unwrap().id;
+        let (preparing, _) = destination.accept().await.unwrap();
+        power_off(&agent.vm("web").unwrap().unwrap()).await;
+        until("its QEMU has ended", async || host.qemus().is_empty()).await;
+        assert_eq!(state(&agent), Some(VmState::MigratingOut), "the migration has it");
+        drop((preparing, destination));
+        let mut report = None;
+        until("the migration ends", async || {
+            report = agent.migrations().status(&id).unwrap().report;
+            report.is_some()
+        })
+        .await;
+        let report = report.unwrap();
+        assert_eq!(report.outcome, Outcome::Failed);
+        assert_eq!(report.error.unwrap().code, FailureCode::GuestShutDown.name());
+        let info = agent.vm_info("web").unwrap();
+        assert_eq!((info.state, info.reason.as_deref()), (VmState::Stopped, Some(SHUT_ITSELF_DOWN)));
+        end_is_as_recorded(&host, &agent, Desired::Stopped).await;
+    });
+}
+
+#[test]
 fn while_other_hosts_are_named() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
@@ -351,7 +492,7 @@ fn a_record_that_can_not_be_read_decides_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = opened(&host).await;
-        agent.create(CreateVm { spec: host.spec("web"), start: true }).await.unwrap();
+        agent.create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false }).await.unwrap();
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).await.unwrap();
         let path = host.path().join("state/vms/web/vm.json");

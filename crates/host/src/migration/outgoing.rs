@@ -11,7 +11,8 @@ use godwit_api::{
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{CONNECT_LIMIT, Carries, Interrupt, Lane, Stream};
 use godwit_migration::drive::{
-    self, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, Unsent, lane_failure,
+    self, HypervisorEvent, Inbox, Kept, LaneFigures, SourceJob, SourceResult, Throttled, Throttling, Unsent,
+    lane_failure,
 };
 use godwit_migration::handover::Ownership;
 use godwit_migration::{
@@ -30,7 +31,7 @@ use super::qemu_source::QemuSource;
 use super::state_stream::{self, qemu_failure};
 use super::vcpu_quota::VcpuQuota;
 use super::verdict::{self, HandOver};
-use crate::agent::Agent;
+use crate::agent::{Agent, shut_down};
 use crate::failure::of_peer;
 use crate::hold::hold;
 use crate::migrations::{MigrationControl, ProgressTeller};
@@ -247,6 +248,11 @@ impl Outgoing {
             result = &mut running => result,
             () = control.cancelled() => {
                 inbox.cancel();
+                running.await
+            }
+            // At once, and not when the memory of a QEMU that is gone can't be read. After the commit it changes nothing.
+            () = self.vm.process.qmp.until_guest_shuts_down() => {
+                inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(shut_down(&self.vm.name)));
                 running.await
             }
         };

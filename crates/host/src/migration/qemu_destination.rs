@@ -159,7 +159,7 @@ impl DestinationHypervisor for QemuDestination {
         // That it is this host's alone is written down after: a shadow whose vCPUs run is known to be (Agent::open).
         let (qmp, events) = (&self.vm.process.qmp, &mut self.events);
         let running = self.runtime.block_on(async {
-            let mut answer = std::pin::pin!(qmp.cont());
+            let mut answer = std::pin::pin!(qmp.resume());
             let answered = loop {
                 tokio::select! {
                     biased;
@@ -193,6 +193,10 @@ impl DestinationHypervisor for QemuDestination {
     }
 
     fn promote(&mut self) {
+        // Page-in that could not be prepared whole leaves the source's name behind.
+        if !self.vm.files.missing().exists() {
+            self.vm.files.remove_missing();
+        }
         self.runtime.block_on(async {
             self.agent.promote(&self.vm).await;
             if self.offers {

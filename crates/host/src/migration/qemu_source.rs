@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
 use godwit_migration::{Failure, FailureCode};
-use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, STOP};
+use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, STOP, VmName};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
@@ -15,7 +15,7 @@ use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 
 use super::state_stream::{self, STREAM, qemu_failure};
-use crate::agent::Agent;
+use crate::agent::{Agent, shut_down};
 use crate::vm::Vm;
 
 /// How long QEMU may take to end a migration that was cancelled.
@@ -80,6 +80,7 @@ impl QemuSource {
         let relay = Relay {
             qmp: self.qmp().clone(),
             host: self.agent.config().name.clone(),
+            vm: self.vm.name.clone(),
             state: StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox: inbox.clone() },
             inbox: inbox.clone(),
             told_stopped: false,
@@ -94,11 +95,14 @@ impl QemuSource {
 /// # Errors
 /// The guest can't be made to run here, or its QEMU does not answer.
 pub(crate) async fn undo_hand_over(vm: &Vm, runs: bool) -> Result<(), ApiError> {
-    let qmp = &vm.process.qmp;
+    roll_back(&vm.process.qmp, &vm.name, runs).await
+}
+
+async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), ApiError> {
     let limit = Instant::now() + CANCEL_LIMIT;
     let mut events = qmp.events();
     let failed = |what: &str, why: &dyn std::fmt::Display| {
-        let message = format!("QEMU of VM \"{}\" would not {what}: {why}", vm.name);
+        let message = format!("QEMU of VM \"{vm}\" would not {what}: {why}");
         ApiError::new(ErrorCode::HypervisorFailed, message, "see its log with `godwit vm logs --qemu`")
     };
     let mut cancelled = false;
@@ -119,12 +123,12 @@ pub(crate) async fn undo_hand_over(vm: &Vm, runs: bool) -> Result<(), ApiError> 
         }
         let _ = tokio::time::timeout(patience, events.recv()).await;
     }
-    if runs && vm.is_running().await != Some(true) {
+    if runs && !qmp.status().await.is_ok_and(|state| state.is_running()) {
         // Also takes disks back that were let go for the destination (QEMU's qmp_cont).
-        qmp.cont().await.map_err(|error| failed("let the guest run on", &error))?;
+        qmp.resume().await.map_err(|error| failed("let the guest run on", &error))?;
     }
     if let Err(error) = state_stream::reset(qmp).await {
-        tracing::warn!(vm = vm.name.as_str(), %error, "migration capabilities stay set");
+        tracing::warn!(vm, %error, "migration capabilities stay set");
     }
     Ok(())
 }
@@ -173,6 +177,7 @@ impl SourceHypervisor for QemuSource {
 struct Relay {
     qmp: Qmp,
     host: String,
+    vm: VmName,
     state: StateReader,
     inbox: Inbox,
     /// The stop has been told.
@@ -226,7 +231,7 @@ impl Relay {
             Some(MigrationStatus::Completed) => {
                 // QEMU has flushed its stream before it says so: what is left is in the socket.
                 self.state.pass_on(read_now);
-                self.inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
+                self.inbox.hypervisor(Instant::now(), completed(&self.qmp, self.vm.as_str()));
                 true
             }
             Some(status @ (MigrationStatus::Failed | MigrationStatus::Cancelled)) => {
@@ -279,6 +284,15 @@ impl StateReader {
     }
 }
 
+/// What a migration that QEMU has completed comes to. A shutdown that the guest had asked for when it was stopped is not in the device
+/// state: a destination would run on what has ended.
+fn completed(qmp: &Qmp, vm: &str) -> HypervisorEvent {
+    match qmp.guest_has_shut_down() {
+        true => HypervisorEvent::Failed(shut_down(vm)),
+        false => HypervisorEvent::DeviceStateEnded,
+    }
+}
+
 /// Reads what the socket holds at this moment, by the kernel's word. Tokio's own `try_read` knows only what its last look at
 /// all sockets found: it may say that nothing is there when there is.
 fn read_now(stream: &UnixStream, into: &mut [u8]) -> std::io::Result<usize> {
@@ -291,8 +305,98 @@ mod tests {
     use std::io::Write;
 
     use godwit_migration::drive::{MOST_DEVICE_STATE_BYTES, inbox};
+    use serde_json::{Value, json};
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::UnixListener;
 
     use super::*;
+
+    /// A QMP server in the place of a QEMU; `answers` gives the lines for a command, each but events with its id.
+    async fn stand_in(mut answers: impl FnMut(&str) -> Vec<Value> + Send + 'static) -> Qmp {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("qmp")).unwrap();
+        tokio::spawn(async move {
+            let mut stream = BufReader::new(listener.accept().await.unwrap().0);
+            let greeting = json!({"QMP": {"version": {"qemu": {"major": 7}}, "capabilities": []}});
+            let mut lines = vec![greeting];
+            loop {
+                for line in lines {
+                    stream.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
+                }
+                let mut request = String::new();
+                if stream.read_line(&mut request).await.unwrap() == 0 {
+                    return;
+                }
+                let request: Value = serde_json::from_str(&request).unwrap();
+                let with_id = |mut line: Value| {
+                    if line.get("event").is_none() {
+                        line["id"] = request["id"].clone();
+                    }
+                    line
+                };
+                let command = request["execute"].as_str().unwrap();
+                lines = match command {
+                    "qmp_capabilities" => vec![with_id(json!({"return": {}}))],
+                    _ => answers(command).into_iter().map(with_id).collect(),
+                };
+            }
+        });
+        Qmp::connect(dir.path().join("qmp")).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_roll_back_waits_until_qemu_has_finished_its_migration() {
+        let (told, mut commands) = tokio::sync::mpsc::unbounded_channel();
+        let (mut refusals, mut runs) = (20, false);
+        let qmp = stand_in(move |command| {
+            told.send(command.to_owned()).unwrap();
+            vec![match command {
+                "query-migrate" => json!({"return": {"status": "completed"}}),
+                "query-status" => {
+                    let state = if runs { "running" } else { "finish-migrate" };
+                    json!({"return": {"status": state, "running": runs}})
+                }
+                "cont" if refusals > 0 => {
+                    refusals -= 1;
+                    json!({"error": {"class": "GenericError", "desc": "Migration is not finalized yet"}})
+                }
+                "cont" => {
+                    runs = true;
+                    json!({"return": {}})
+                }
+                _ => json!({"return": {}}),
+            }]
+        })
+        .await;
+        roll_back(&qmp, "web", true).await.unwrap();
+        assert!(qmp.status().await.unwrap().is_running());
+        let mut asked = 0;
+        while let Ok(command) = commands.try_recv() {
+            asked += usize::from(command == "cont");
+        }
+        assert_eq!(asked, 21);
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_shut_down_before_its_migration_completed_is_not_handed_over() {
+        for by_guest in [false, true] {
+            let qmp = stand_in(move |_| {
+                let at = json!({"seconds": 1, "microseconds": 2});
+                let shutdown = json!({"event": "SHUTDOWN", "data": {"guest": by_guest}, "timestamp": at});
+                vec![shutdown, json!({"return": {"status": "completed"}})]
+            })
+            .await;
+            assert_eq!(completed(&qmp, "web"), HypervisorEvent::DeviceStateEnded);
+            qmp.query_migrate().await.unwrap();
+            match completed(&qmp, "web") {
+                HypervisorEvent::Failed(failure) => {
+                    assert!(by_guest);
+                    assert_eq!(failure.code, FailureCode::GuestShutDown);
+                }
+                event => assert!(!by_guest, "{event:?}"),
+            }
+        }
+    }
 
     #[tokio::test]
     async fn what_the_socket_holds_is_read_also_before_the_runtime_knows_of_it() {

@@ -50,6 +50,8 @@ pub(crate) enum Condition {
     },
     /// The process is gone and nobody asked for it.
     Failed,
+    /// The process is gone, and that is being saved: until it is, the VM is shown as it was.
+    Ending(Box<Condition>),
 }
 
 /// What somebody wants to do with a VM.
@@ -84,6 +86,11 @@ pub(crate) enum Operation {
     Promote,
     /// The shadow is not needed.
     Discard,
+    /// Its process has ended by itself, and that is to be saved.
+    NoteEnd {
+        /// The migration that had it is over, and the guest was its source's.
+        of_migration: bool,
+    },
 }
 
 impl Operation {
@@ -97,6 +104,7 @@ impl Operation {
             Operation::TakeBack => "taken back",
             Operation::Promote => "taken over",
             Operation::Discard => "discarded",
+            Operation::NoteEnd { .. } => "noted as ended",
         }
     }
 
@@ -137,6 +145,13 @@ impl Condition {
             (C::MigratingOut { .. } | C::KeepsPages { .. } | C::InDoubt { .. } | C::Failed, O::Release) => {
                 C::Stopping
             }
+            (
+                C::Running | C::Paused | C::LacksPages { .. } | C::Adopting | C::Failed,
+                O::NoteEnd { of_migration: false },
+            )
+            | (C::MigratingOut { .. }, O::NoteEnd { of_migration: true }) => {
+                C::Ending(Box::new(self.clone()))
+            }
             _ => return Err(self.refusal(vm, operation)),
         })
     }
@@ -167,6 +182,9 @@ impl Condition {
             Condition::Starting => busy("a start is under way", "wait for it"),
             Condition::Stopping => busy("a stop is under way", "wait for it"),
             Condition::Deleting => busy("a deletion is under way", ""),
+            Condition::Ending(_) => {
+                busy("it has just ended by itself", "see `godwit vm show`, then try again")
+            }
             Condition::Running | Condition::Paused if matches!(operation, Operation::Delete { .. }) => {
                 wrong("stop it first")
             }
@@ -278,6 +296,15 @@ impl Condition {
             Condition::MigratingOut { .. } => VmState::MigratingOut,
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
+            Condition::Ending(before) => before.state(),
+        }
+    }
+
+    /// The condition that users see.
+    pub(crate) fn shown(&self) -> &Condition {
+        match self {
+            Condition::Ending(before) => before.shown(),
+            condition => condition,
         }
     }
 
@@ -302,7 +329,14 @@ impl Condition {
     /// Whether an operation is under way that ends the process, or has not made it yet: its end is no news then.
     #[must_use]
     pub(crate) fn expects_exit(&self) -> bool {
-        matches!(self, Condition::Starting | Condition::Stopping | Condition::Deleting | Condition::Stopped)
+        matches!(
+            self,
+            Condition::Starting
+                | Condition::Stopping
+                | Condition::Deleting
+                | Condition::Stopped
+                | Condition::Ending(_)
+        )
     }
 }
 

@@ -18,8 +18,8 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use godwit_migration::fail_writes;
 use godwit_qemu::{Accelerator, Backing, QemuLimits, ResolvedSpec, RunningProcess, VmGroups, VmName};
-
 use rustix::process::{Pid, Resource, Rlimit};
 
 use crate::kvm;
@@ -152,11 +152,13 @@ impl VmFiles {
     /// Notes that the guest that arrives has not been told to run: until [`VmFiles::note_told`], or until the host loses power, nobody
     /// has to ask whether it has.
     pub(crate) fn note_unrun(&self) -> io::Result<()> {
+        fail_writes::check("unrun")?;
         fs::write(self.unrun(), "")
     }
 
     /// To be called right before it is told to run.
     pub(crate) fn note_told(&self) -> io::Result<()> {
+        fail_writes::check("unrun-removal")?;
         remove_if_there(fs::remove_file(self.unrun()))
     }
 
@@ -167,6 +169,7 @@ impl VmFiles {
 
     /// Notes which host has the pages that will be missing.
     pub(crate) fn note_missing_from(&self, host: &str) -> io::Result<()> {
+        fail_writes::check("missing-from")?;
         fs::write(self.missing_from(), host)?;
         fs::set_permissions(self.missing_from(), Permissions::from_mode(0o600))
     }
@@ -211,6 +214,7 @@ impl VmFiles {
 
     /// Takes a user for the VM's QEMU, until its other files are removed. The run directory is there.
     pub(crate) fn claim_user(&self, accel: Accelerator) -> io::Result<User> {
+        fail_writes::check("qemu-user")?;
         let user = self.places.users.claim(&self.places.run_dir.join("vms"), &self.name)?;
         let is_its_own = matches!(*self.places.users, QemuUsers::Each(..));
         Ok(if is_its_own && accel == Accelerator::Kvm { kvm::let_in(user) } else { user })
@@ -245,6 +249,7 @@ impl VmFiles {
     /// Notes the process, so that the next agent finds it. The start time tells it from another process that got
     /// the same number later.
     pub fn write_pid(&self, pid: i32, start_time: u64) -> io::Result<()> {
+        fail_writes::check("qemu-pid")?;
         fs::write(self.dir.join("qemu.pid"), format!("{pid} {start_time}\n"))
     }
 

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use serde_json::{Value, json};
 
 use super::{CONSOLE_LOG, Launch, path_in_qemu};
-use crate::spec::{Accelerator, Backing, Disk, DiskFormat, ResolvedSpec};
+use crate::spec::{Accelerator, Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
 
 /// Where blocks of at least this size begin in QEMU's address space: only so can huge pages of the file be mapped as such.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -204,7 +204,7 @@ fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
 fn add_disk(
     arguments: &mut Arguments,
     index: usize,
-    (disk, layers): (&Disk, &[(RawFd, DiskFormat)]),
+    (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
     is_booted: bool,
 ) {
     // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, and the dirty tracking does not see it. What

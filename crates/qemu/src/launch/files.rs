@@ -4,6 +4,11 @@
 //! a user has another number on each), and what a path means is decided once. Disk images go into QEMU's descriptor sets: QEMU's
 //! locks are those of the open file, which its duplicates share (`F_OFD_SETLK`; QEMU 7.2 to 10.0). An image made on top of another
 //! brings that one along, as its header names it: see [`super::qcow2`].
+//!
+//! A header can name any file of the host, and opening a device can have effects of its own. So
+//! each file is found first ([`FoundFile`]): links are followed once, and nothing is opened. It is
+//! opened when the caller allows it and, as a backing file, when it is the recorded one. What is
+//! opened is what was found.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,25 +19,42 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use super::qcow2::{self, ImageError};
-use crate::spec::{Disk, DiskFormat, ResolvedSpec};
+use crate::spec::{BackingFile, DiskFormat, MOST_BACKING_FILES, ResolvedDisk, ResolvedSpec};
 
 /// Longest kernel, initrd or library that is copied into memory, as QEMU's user may not read the file.
 pub const MOST_COPIED_BYTES: u64 = 256 << 20;
-/// Most images one on top of another that a disk may be made of. More are a loop.
-const MOST_LAYERS: usize = 32;
-
 /// The bit of a mode that lets others read.
 const READ_BY_ALL: u32 = 0o004;
+
+/// A file of the host that a VM or an image names, not yet open.
+#[derive(Debug)]
+pub struct FoundFile {
+    /// What it is to the VM: `kernel`, `initrd`, `disk`, `backing file`.
+    pub role: &'static str,
+    /// Its path as named.
+    pub path: PathBuf,
+    /// Its real path, every link followed.
+    pub real: PathBuf,
+    /// Whether QEMU may write to it.
+    pub writable: bool,
+    /// Whether it is a block device.
+    pub is_device: bool,
+    /// Whether its own mode lets every user read it; the directories above it may still keep users
+    /// out.
+    pub read_by_all: bool,
+    /// Refers to the file and opens nothing (`O_PATH`).
+    reference: OwnedFd,
+}
 
 /// A file of the host, open.
 #[derive(Debug)]
 pub struct OpenFile {
     /// What it is to the VM: `kernel`, `initrd`, `disk`, `backing file`.
     pub role: &'static str,
-    /// As it was named.
+    /// Its path as named.
     pub path: PathBuf,
-    /// Whether QEMU may write to it.
-    pub writable: bool,
+    /// Its real path, every link followed.
+    pub real: PathBuf,
     file: OwnedFd,
 }
 
@@ -80,9 +102,31 @@ pub enum FileError {
         why: ImageError,
     },
     /// Images one on top of another without an end.
-    #[error("the disk {} is made of more than {MOST_LAYERS} images on top of each other", path.display())]
+    #[error("cannot open disk {}: it has more than {MOST_BACKING_FILES} backing files", path.display())]
     TooDeep {
         /// The disk.
+        path: PathBuf,
+    },
+    /// The images' headers name another chain than the recorded one.
+    #[error(
+        "cannot open disk {}: its backing chain changed: recorded {}, found {}",
+        disk.display(), chain_text(recorded), chain_text(found)
+    )]
+    ChainChanged {
+        /// The disk's path.
+        disk: PathBuf,
+        /// The recorded backing files.
+        recorded: Vec<BackingFile>,
+        /// The backing files that the headers name, up to the first that differs: nothing behind it
+        /// is read.
+        found: Vec<BackingFile>,
+    },
+    /// The caller does not allow it.
+    #[error("cannot open {role} {}: it may not be opened for this VM", path.display())]
+    NotAllowed {
+        /// What it is to the VM.
+        role: &'static str,
+        /// Its path as named.
         path: PathBuf,
     },
 }
@@ -98,40 +142,70 @@ impl FileError {
                 "see `qemu-img info --backing-chain`; `qemu-img convert` makes one whole image of it"
                     .to_owned()
             }
+            FileError::ChainChanged { .. } => {
+                "restore the recorded chain (`qemu-img rebase -u -b FILE -F FORMAT IMAGE`); or, if you made \
+                 the new one, accept it: delete the VM and create it again, its disks stay"
+                    .to_owned()
+            }
+            FileError::NotAllowed { .. } => "give the VM another file".to_owned(),
         }
     }
 }
 
-impl OpenFile {
-    fn open(role: &'static str, path: &Path, writable: bool) -> Result<OpenFile, FileError> {
+/// Lists backing files for an error.
+fn chain_text(chain: &[BackingFile]) -> String {
+    match chain {
+        [] => "no backing file".to_owned(),
+        files => files.iter().map(BackingFile::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+impl FoundFile {
+    fn find(role: &'static str, path: &Path, writable: bool) -> Result<FoundFile, FileError> {
+        let failed = |why: io::Error| FileError::Open { role, path: path.to_owned(), why };
+        let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let found = found.and_then(|reference| Ok((rustix::fs::fstat(&reference)?, reference)));
+        let (stat, reference) = found.map_err(|why| failed(why.into()))?;
+        let is_device = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+            rustix::fs::FileType::RegularFile => false,
+            rustix::fs::FileType::BlockDevice => true,
+            rustix::fs::FileType::Directory => return Err(failed(rustix::io::Errno::ISDIR.into())),
+            _ => return Err(failed(rustix::io::Errno::INVAL.into())),
+        };
+        let real = std::fs::read_link(magic_link(&reference)).map_err(failed)?;
+        let (path, read_by_all) = (path.to_owned(), stat.st_mode & READ_BY_ALL != 0);
+        Ok(FoundFile { role, path, real, writable, is_device, read_by_all, reference })
+    }
+
+    /// Opens the file that was found, whatever its path leads to by now.
+    fn open(self) -> Result<OpenFile, FileError> {
+        let FoundFile { role, path, real, writable, reference, .. } = self;
         let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-        // NONBLOCK: a pipe at that path holds nobody up; nothing else heeds it.
-        let opened = rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty());
-        let checked = opened.and_then(|file| {
-            match rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {
-                rustix::fs::FileType::RegularFile | rustix::fs::FileType::BlockDevice => Ok(file),
-                rustix::fs::FileType::Directory => Err(rustix::io::Errno::ISDIR),
-                _ => Err(rustix::io::Errno::INVAL),
-            }
-        });
-        match checked {
-            Ok(file) => Ok(OpenFile { role, path: path.to_owned(), writable, file }),
-            Err(why) => Err(FileError::Open { role, path: path.to_owned(), why: why.into() }),
+        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        match rustix::fs::open(magic_link(&reference), flags, Mode::empty()) {
+            Ok(file) => Ok(OpenFile { role, path, real, file }),
+            Err(why) => Err(FileError::Open { role, path, why: why.into() }),
         }
     }
 
+    fn open_if(self, may_open: &dyn Fn(&FoundFile) -> bool) -> Result<OpenFile, FileError> {
+        if may_open(&self) {
+            return self.open();
+        }
+        Err(FileError::NotAllowed { role: self.role, path: self.path })
+    }
+}
+
+/// Returns the link that leads to what a descriptor of this process refers to.
+fn magic_link(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+impl OpenFile {
     /// What [`OpenFile::readable_by_all`] would copy of it; 0: others may read it.
     fn copied_bytes(&self) -> u64 {
         let data = rustix::fs::fstat(&self.file);
         data.map_or(0, |data| if data.st_mode & READ_BY_ALL == 0 { data.st_size.unsigned_abs() } else { 0 })
-    }
-
-    /// Where it really is, every link followed.
-    ///
-    /// # Errors
-    /// What the system says; `/proc` is not mounted.
-    pub fn real_path(&self) -> io::Result<PathBuf> {
-        std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
     /// It or, where others have no right to read the file, a copy of it in memory that they have: what a program opens once more by
@@ -179,19 +253,31 @@ impl AsFd for OpenFile {
 }
 
 impl OpenFiles {
-    /// Opens all of them, each for what QEMU does with it. Nothing is locked: that is QEMU's to do.
+    /// Opens all of them, each for what QEMU does with it. Locks nothing: QEMU does. Each file is
+    /// shown to `may_open` before it is opened, and so is each backing file before its header is
+    /// read.
     ///
     /// # Errors
-    /// The first that can't be had.
-    pub fn open(spec: &ResolvedSpec) -> Result<OpenFiles, FileError> {
+    /// The first file that is unavailable, not allowed, or not the recorded backing file.
+    pub fn open(spec: &ResolvedSpec, may_open: &dyn Fn(&FoundFile) -> bool) -> Result<OpenFiles, FileError> {
         let boot = |role, path: &Option<PathBuf>| {
-            path.as_ref().map(|path| OpenFile::open(role, path, false)).transpose()
+            let found = path.as_ref().map(|path| FoundFile::find(role, path, false)).transpose()?;
+            found.map(|file| file.open_if(may_open)).transpose()
         };
         Ok(OpenFiles {
             kernel: boot("kernel", &spec.kernel)?,
             initrd: boot("initrd", &spec.initrd)?,
-            disks: spec.disks.iter().map(open_disk).collect::<Result<_, _>>()?,
+            disks: spec.disks.iter().map(|disk| open_disk(disk, may_open)).collect::<Result<_, _>>()?,
         })
+    }
+
+    /// Records the backing chains of these open images in the specification that names them.
+    pub fn record_chains(&self, spec: &mut ResolvedSpec) {
+        for (disk, layers) in spec.disks.iter_mut().zip(&self.disks) {
+            // A raw image has no header that could name anything.
+            disk.backing = (disk.format == DiskFormat::Qcow2)
+                .then(|| layers.iter().skip(1).map(OpenLayer::as_backing).collect());
+        }
     }
 
     /// Memory that copies of them take while QEMU runs, of those that its user may not read.
@@ -199,33 +285,49 @@ impl OpenFiles {
     pub fn copied_bytes(&self) -> u64 {
         self.kernel.iter().chain(&self.initrd).map(OpenFile::copied_bytes).sum()
     }
+}
 
-    /// Each of them.
-    pub fn all(&self) -> impl Iterator<Item = &OpenFile> {
-        let layers = self.disks.iter().flatten().map(|layer| &layer.file);
-        self.kernel.iter().chain(&self.initrd).chain(layers)
+impl OpenLayer {
+    fn as_backing(&self) -> BackingFile {
+        BackingFile { path: self.file.real.clone(), format: self.format }
     }
 }
 
-fn open_disk(disk: &Disk) -> Result<Vec<OpenLayer>, FileError> {
-    let mut layers = Vec::new();
-    let mut next = Some((disk.path.clone(), disk.format));
-    while let Some((path, format)) = next {
-        if layers.len() == MOST_LAYERS {
+fn open_disk(
+    disk: &ResolvedDisk,
+    may_open: &dyn Fn(&FoundFile) -> bool,
+) -> Result<Vec<OpenLayer>, FileError> {
+    let top = FoundFile::find("disk", &disk.path, !disk.readonly)?.open_if(may_open)?;
+    let mut layers = vec![OpenLayer { file: top, format: disk.format }];
+    let mut chain: Vec<BackingFile> = Vec::new();
+    let changed = |found: &[BackingFile], recorded: &[BackingFile]| FileError::ChainChanged {
+        disk: disk.path.clone(),
+        recorded: recorded.to_vec(),
+        found: found.to_vec(),
+    };
+    while let Some((path, format)) = layers.last().map_or(Ok(None), named_backing)? {
+        if chain.len() == MOST_BACKING_FILES {
             return Err(FileError::TooDeep { path: disk.path.clone() });
         }
-        let is_first = layers.is_empty();
-        let role = if is_first { "disk" } else { "backing file" };
-        let file = OpenFile::open(role, &path, is_first && !disk.readonly)?;
-        next = match format {
-            DiskFormat::Raw => None,
-            DiskFormat::Qcow2 => backing(&file)
-                .map_err(|why| FileError::Image { role, path: path.clone(), why })?
-                .map(|backing| (qcow2::resolve(&path, &backing.file), backing.format)),
-        };
-        layers.push(OpenLayer { file, format });
+        let file = FoundFile::find("backing file", &path, false)?;
+        chain.push(BackingFile { path: file.real.clone(), format });
+        if let Some(recorded) = disk.backing.as_ref().filter(|recorded| !recorded.starts_with(&chain)) {
+            return Err(changed(&chain, recorded));
+        }
+        layers.push(OpenLayer { file: file.open_if(may_open)?, format });
     }
-    Ok(layers)
+    match &disk.backing {
+        Some(recorded) if *recorded != chain => Err(changed(&chain, recorded)),
+        _ => Ok(layers),
+    }
+}
+
+/// Reads from a layer's header which file it is made on top of, and that file's format.
+fn named_backing(layer: &OpenLayer) -> Result<Option<(PathBuf, DiskFormat)>, FileError> {
+    let OpenLayer { file, format: DiskFormat::Qcow2 } = layer else { return Ok(None) };
+    let found =
+        backing(file).map_err(|why| FileError::Image { role: file.role, path: file.path.clone(), why })?;
+    Ok(found.map(|backing| (qcow2::resolve(&file.path, &backing.file), backing.format)))
 }
 
 fn backing(file: &OpenFile) -> Result<Option<qcow2::Backing>, ImageError> {
@@ -243,6 +345,101 @@ mod tests {
 
     use super::*;
     use crate::launch::StartError;
+    use crate::launch::qcow2::tests::head;
+
+    fn open(role: &'static str, path: &Path) -> Result<OpenFile, FileError> {
+        FoundFile::find(role, path, false)?.open()
+    }
+
+    /// A disk in `folder` on top of `backing`, which is made on top of "base.img" there.
+    fn disk_on(folder: &Path, backing: &str) -> ResolvedDisk {
+        let path = folder.join("top.qcow2");
+        std::fs::write(&path, head(backing, Some("qcow2"))).unwrap();
+        std::fs::write(folder.join("middle.qcow2"), head("base.img", Some("raw"))).unwrap();
+        std::fs::write(folder.join("base.img"), "a base").unwrap();
+        ResolvedDisk { path, format: DiskFormat::Qcow2, readonly: false, backing: None }
+    }
+
+    /// Opens a disk, and lists the files that it asked for.
+    fn asked_of(disk: &ResolvedDisk) -> (Vec<PathBuf>, Result<Vec<OpenLayer>, FileError>) {
+        let asked = std::cell::RefCell::<Vec<PathBuf>>::default();
+        let may_open = |file: &FoundFile| {
+            asked.borrow_mut().push(file.real.clone());
+            true
+        };
+        let opened = open_disk(disk, &may_open);
+        (asked.take(), opened)
+    }
+
+    #[test]
+    fn a_backing_chain_that_is_not_the_recorded_one_is_refused_before_its_file_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().canonicalize().unwrap().join(name);
+        let mut disk = disk_on(folder.path(), "middle.qcow2");
+        let chain = |names: &[(&str, DiskFormat)]| -> Vec<BackingFile> {
+            names.iter().map(|&(name, format)| BackingFile { path: at(name), format }).collect()
+        };
+        let (_, opened) = asked_of(&disk);
+        let whole = chain(&[("middle.qcow2", DiskFormat::Qcow2), ("base.img", DiskFormat::Raw)]);
+        let found: Vec<BackingFile> = opened.unwrap().iter().skip(1).map(OpenLayer::as_backing).collect();
+        assert_eq!(found, whole);
+        disk.backing = Some(whole.clone());
+        assert!(asked_of(&disk).1.is_ok());
+        std::fs::write(at("secret"), "a secret").unwrap();
+        let top = |backing: &str, format| std::fs::write(at("top.qcow2"), head(backing, format)).unwrap();
+        let refused = |text: &str, most_asked: usize| {
+            let (asked, opened) = asked_of(&disk);
+            let error = opened.unwrap_err();
+            assert!(asked.len() <= most_asked && !asked.contains(&at("secret")), "{asked:?}");
+            assert!(error.to_string().contains(text), "{error}");
+            assert!(error.to_string().contains("its backing chain changed: recorded "), "{error}");
+            assert!(error.mend().contains("delete the VM and create it again"), "{}", error.mend());
+        };
+        top("secret", Some("raw"));
+        refused(&format!("found {} (raw)", at("secret").display()), 1);
+        top("middle.qcow2", Some("raw"));
+        refused("middle.qcow2 (raw)", 1);
+        top("", None);
+        refused("found no backing file", 1);
+        top("middle.qcow2", Some("qcow2"));
+        std::fs::write(at("middle.qcow2"), head("secret", Some("raw"))).unwrap();
+        refused(&format!("middle.qcow2 (qcow2), {} (raw)", at("secret").display()), 2);
+        std::fs::write(at("middle.qcow2"), head("base.img", Some("raw"))).unwrap();
+        std::fs::rename(at("base.img"), at("other")).unwrap();
+        std::os::unix::fs::symlink(at("secret"), at("base.img")).unwrap();
+        refused("secret (raw)", 2);
+    }
+
+    #[test]
+    fn a_whole_image_that_gets_a_backing_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = ResolvedDisk { backing: Some(Vec::new()), ..disk_on(folder.path(), "middle.qcow2") };
+        let (asked, opened) = asked_of(&disk);
+        let error = opened.unwrap_err().to_string();
+        assert_eq!(asked.len(), 1);
+        assert!(error.contains("recorded no backing file, found "), "{error}");
+    }
+
+    #[test]
+    fn what_is_opened_is_what_was_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, secret) = (folder.path().join("disk"), folder.path().join("secret"));
+        std::fs::write(&disk, "a disk").unwrap();
+        std::fs::write(&secret, "a secret").unwrap();
+        let found = FoundFile::find("disk", &disk, false).unwrap();
+        std::fs::remove_file(&disk).unwrap();
+        std::os::unix::fs::symlink(&secret, &disk).unwrap();
+        let mut text = String::new();
+        File::from(OwnedFd::from(found.open().unwrap())).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "a disk");
+    }
+
+    #[test]
+    fn a_chain_without_an_end_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = disk_on(folder.path(), "top.qcow2");
+        assert!(matches!(asked_of(&disk).1.unwrap_err(), FileError::TooDeep { .. }));
+    }
 
     #[test]
     fn what_others_may_not_read_they_get_a_copy_of() {
@@ -251,8 +448,8 @@ mod tests {
         std::fs::write(&path, "a kernel").unwrap();
         for (mode, is_copy) in [(0o644, false), (0o600, true), (0o640, true)] {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-            let opened = OpenFile::open("kernel", &path, false).unwrap();
-            assert_eq!(opened.real_path().unwrap(), path.canonicalize().unwrap());
+            let opened = open("kernel", &path).unwrap();
+            assert_eq!(opened.real, path.canonicalize().unwrap());
             let handed = opened.readable_by_all().unwrap();
             let name = format!("/proc/self/fd/{}", handed.as_raw_fd());
             assert_eq!(std::fs::read(&name).unwrap(), b"a kernel");
@@ -269,7 +466,7 @@ mod tests {
         File::create(&path).unwrap().set_len(MOST_COPIED_BYTES + 1).unwrap();
         for (mode, is_copied) in [(0o600, true), (0o644, false)] {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-            let opened = OpenFile::open("initrd", &path, false).unwrap();
+            let opened = open("initrd", &path).unwrap();
             assert_eq!(opened.copied_bytes(), if is_copied { MOST_COPIED_BYTES + 1 } else { 0 });
             match opened.readable_by_all() {
                 Ok(_) => assert!(!is_copied),
@@ -289,7 +486,7 @@ mod tests {
         let pipe = folder.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
         for path in [folder.path(), &pipe, Path::new("/dev/null"), &folder.path().join("missing")] {
-            let error = OpenFile::open("disk", path, false).unwrap_err();
+            let error = open("disk", path).unwrap_err();
             assert!(error.to_string().contains(&path.display().to_string()), "{error}");
             assert!(!error.mend().is_empty());
         }

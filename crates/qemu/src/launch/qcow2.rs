@@ -1,5 +1,6 @@
 //! What a qcow2 image says it is made on top of: the few fields of its header that name other files (QEMU's
-//! docs/interop/qcow2.txt). Pure. A guest can't write here, but who made the image could write anything: every offset is bounded.
+//! docs/interop/qcow2.txt). Pure. Who made the image could write anything, and so could a guest
+//! that broke out of QEMU: every offset is bounded.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -152,13 +153,13 @@ fn u64_at(head: &[u8], at: usize) -> Result<u64, ImageError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
     /// As `qemu-img create` lays it out.
-    fn head(backing: &str, format: Option<&str>) -> Vec<u8> {
+    pub(in crate::launch) fn head(backing: &str, format: Option<&str>) -> Vec<u8> {
         let mut head = vec![0; 4096];
         head[..4].copy_from_slice(&MAGIC);
         head[4..8].copy_from_slice(&3_u32.to_be_bytes());

@@ -248,3 +248,93 @@ async fn an_absent_monitor_is_named() {
     assert_eq!(error.code(), "qmp-unreachable");
     assert!(error.to_string().contains("/nowhere/qmp.sock"));
 }
+
+/// Answers commands as QEMU does that has not finished with its migration: `refusals` times to `cont`, then by the state.
+async fn answer_cont(mut fake: FakeQemu, refusals: usize, state: &str) -> (FakeQemu, usize) {
+    let mut asked = 0;
+    loop {
+        let request = fake.hear().await;
+        if request["execute"] == "query-status" {
+            let answer =
+                json!({"return": {"status": state, "running": state == "running"}, "id": request["id"]});
+            fake.say(&answer.to_string()).await;
+            return (fake, asked);
+        }
+        assert_eq!(request["execute"], "cont");
+        asked += 1;
+        if asked <= refusals {
+            let error = json!({"class": "GenericError", "desc": "Migration is not finalized yet"});
+            fake.say(&json!({"error": error, "id": request["id"]}).to_string()).await;
+        } else {
+            fake.return_empty(&request).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_guest_is_resumed_when_qemu_has_finished_its_migration() {
+    for refusals in [0, 1, 5] {
+        let (qmp, fake) = connected().await;
+        let answering = tokio::spawn(answer_cont(fake, refusals, "running"));
+        qmp.resume().await.unwrap();
+        assert_eq!(answering.await.unwrap().1, refusals + 1);
+    }
+}
+
+#[tokio::test]
+async fn a_qemu_that_never_finishes_its_migration_is_named_in_the_error() {
+    let (qmp, fake) = connected().await;
+    let answering = tokio::spawn(answer_cont(fake, usize::MAX, "running"));
+    let error = qmp.resume_within(Duration::from_millis(20)).await.unwrap_err();
+    assert_eq!(error.code(), "qmp-not-resumed");
+    assert!(error.to_string().contains("Migration is not finalized yet"), "{error}");
+    answering.abort();
+}
+
+#[tokio::test]
+async fn a_guest_that_stands_still_after_cont_is_not_resumed() {
+    for (state, is_running) in [("paused", false), ("finish-migrate", false), ("io-error", true)] {
+        let (qmp, fake) = connected().await;
+        let answering = tokio::spawn(answer_cont(fake, 0, state));
+        match qmp.resume().await {
+            Ok(()) => assert!(is_running, "{state}"),
+            Err(error) => assert!(!is_running && error.to_string().contains(state), "{error}"),
+        }
+        drop(answering.await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn other_refusals_are_not_tried_again() {
+    let (qmp, mut fake) = connected().await;
+    let call = tokio::spawn(async move { qmp.resume().await });
+    let request = fake.hear().await;
+    let error = json!({"class": "GenericError", "desc": "Failed to get \"write\" lock"});
+    fake.say(&json!({"error": error, "id": request["id"]}).to_string()).await;
+    assert_eq!(call.await.unwrap().unwrap_err().code(), "qmp-command");
+}
+
+#[tokio::test]
+async fn a_shutdown_by_the_guest_is_known_before_what_follows_it() {
+    let shutdown = |guest| {
+        json!({"event": "SHUTDOWN", "data": {"guest": guest, "reason": "x"},
+            "timestamp": {"seconds": 1, "microseconds": 2}})
+        .to_string()
+    };
+    let (qmp, mut fake) = connected().await;
+    let asking = qmp.clone();
+    fake.say(&shutdown(false)).await;
+    let call = tokio::spawn(async move { asking.execute("query-status", Value::Null).await });
+    let request = fake.hear().await;
+    assert!(!qmp.guest_has_shut_down(), "that is QEMU's own end");
+    fake.say(&shutdown(true)).await;
+    fake.return_empty(&request).await;
+    call.await.unwrap().unwrap();
+    assert!(qmp.guest_has_shut_down());
+    // What QEMU does afterwards does not take it back.
+    fake.say(&shutdown(false)).await;
+    qmp.until_guest_shuts_down().await;
+    drop(fake);
+    qmp.closed().await;
+    assert!(qmp.guest_has_shut_down());
+}

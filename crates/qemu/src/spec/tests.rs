@@ -134,3 +134,27 @@ fn what_this_qemu_lacks_is_named() {
     let features = VmSpec { cpu_model: Some("Nehalem,+avx2".into()), ..bootable() };
     assert_eq!(features.resolve(&qemu(), &no_kvm()).unwrap().cpu_model, "Nehalem,+avx2");
 }
+
+#[test]
+fn a_recorded_backing_chain_is_short_and_has_absolute_paths() {
+    let disk = |backing: Vec<&str>| {
+        let backing: Vec<_> =
+            backing.iter().map(|path| serde_json::json!({"path": path, "format": "raw"})).collect();
+        let spec: ResolvedSpec = serde_json::from_value(serde_json::json!({
+            "name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
+            "machine": "pc-q35-7.2", "accel": "tcg",
+            "disks": [{"path": "/srv/top.qcow2", "format": "qcow2", "backing": backing}],
+        }))
+        .unwrap();
+        spec.validate()
+    };
+    disk(vec!["/srv/base.img"; MOST_BACKING_FILES]).unwrap();
+    for (chain, text) in [
+        (vec!["/srv/base.img"; MOST_BACKING_FILES + 1], "beyond the longest backing chain"),
+        (vec!["base.img"], "no absolute path"),
+        (vec!["/srv/\u{1b}[2J"], "control character"),
+    ] {
+        let error = disk(chain).unwrap_err().to_string();
+        assert!(error.contains("backing file") && error.contains(text), "{error}");
+    }
+}

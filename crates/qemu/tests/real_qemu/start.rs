@@ -32,7 +32,7 @@ async fn a_guest_starts_runs_stops_and_ends() {
         .unwrap();
     assert_eq!(session, vm.pid, "it has no session of its own");
     let mut events = vm.qmp.events();
-    vm.qmp.cont().await.unwrap();
+    vm.qmp.resume().await.unwrap();
     wait_for_event(&mut events, "RESUME", LIMIT, |event| event.name == "RESUME").await.unwrap();
     written(&vm.run_dir, 0).await;
     vm.qmp.stop().await.unwrap();
@@ -90,7 +90,7 @@ async fn the_next_agent_finds_it_again() {
     let Some(bench) = Bench::new().await else { return };
     bench.disk();
     let first = bench.start("a", &bench.spec(|_| {})).await.unwrap();
-    first.qmp.cont().await.unwrap();
+    first.qmp.resume().await.unwrap();
     let (pid, start_time, run_dir) = (first.pid, first.start_time, first.run_dir.clone());
     let other = QemuProcess::adopt(run_dir.clone(), pid, start_time + 1).await;
     assert_eq!(other.unwrap_err(), AdoptError::Gone { pid });
@@ -126,7 +126,7 @@ async fn odd_blocks_and_several_vcpus_are_taken() {
         spec.memory = vec![block((16 << 20) + 4096), block((24 << 20) + (3 * 4096))];
     });
     let vm = bench.start("a", &spec).await.unwrap();
-    vm.qmp.cont().await.unwrap();
+    vm.qmp.resume().await.unwrap();
     written(&vm.run_dir, 0).await;
     vm.quit().await;
 }
@@ -173,7 +173,7 @@ async fn qemu_may_be_another_user_and_inherits_the_tracker() {
     assert!(status.lines().any(|line| line == "NoNewPrivs:\t1"), "{status}");
     let inherited = std::fs::read_link(format!("/proc/{}/fd/{number}", vm.pid)).unwrap();
     assert!(inherited.to_string_lossy().starts_with("socket:"));
-    vm.qmp.cont().await.unwrap();
+    vm.qmp.resume().await.unwrap();
     written(&vm.run_dir, 0).await;
     vm.quit().await;
 }

@@ -17,7 +17,7 @@ pub(crate) fn render_summary(found: &Found) -> String {
         .cells
         .iter()
         .filter(|report| report.error.is_some())
-        .map(|report| format!("{} at {}", report.cell.fault.name(), report.cell.moment.name()))
+        .map(|report| format!("{} at {}", report.cell.fault_name(), report.cell.moment.name()))
         .chain(found.lies.iter().filter(|lie| lie.error.is_some()).map(|lie| lie.what.clone()))
         .collect();
     let all = found.cells.len() + found.lies.len();
@@ -47,7 +47,7 @@ pub(crate) fn render(found: &Found) -> String {
     row(&mut text, &[vec!["phase"], heads].concat());
     row(&mut text, &["---"; Fault::MATRIX.len() + 1]);
     for moment in Moment::ALL {
-        let found = Fault::MATRIX.map(|fault| word(cells, Cell { moment, fault }));
+        let found = Fault::MATRIX.map(|fault| word(cells, Cell::at(moment, fault)));
         let mut cells = vec![moment.name()];
         cells.extend(&found);
         row(&mut text, &cells);
@@ -59,7 +59,7 @@ pub(crate) fn render(found: &Found) -> String {
         let told =
             report.skipped.clone().map_or_else(|| report.told.join("; "), |why| format!("skipped: {why}"));
         let at = report.cell.moment.name();
-        row(&mut text, &[report.cell.fault.title(), at, word(cells, report.cell), &one_line(&told)]);
+        row(&mut text, &[&report.cell.title(), at, word(cells, report.cell), &one_line(&told)]);
     }
     for lie in lies {
         let found = if lie.error.is_none() { Place::Source.name() } else { "**failed**" };

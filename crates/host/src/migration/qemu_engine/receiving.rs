@@ -193,7 +193,7 @@ impl Receiving {
             let detail = format!("that the guest is told to run can't be noted: {error}");
             return End::Not(Failure::new(FailureCode::Internal, detail));
         }
-        if run && let Err(error) = self.vm.process.qmp.cont().await {
+        if run && let Err(error) = self.vm.process.qmp.resume().await {
             return End::Not(qemu_failure(&self.agent.config().name, "let the guest run", &error));
         }
         End::Runs

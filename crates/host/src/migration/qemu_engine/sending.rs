@@ -16,6 +16,7 @@ use godwit_migration::{
 use godwit_qemu::{MigrateInfo, MigrationStatus, Qmp, QmpError, QmpEvent, STOP};
 
 use super::{bandwidth, queued};
+use crate::agent::shut_down;
 use crate::migration::outgoing::Outgoing;
 use crate::migration::state_stream::qemu_failure;
 use crate::migration::verdict::{self, Answer, HandOver};
@@ -87,6 +88,10 @@ impl<'a> Sending<'a> {
 
     async fn run(mut self, control: &MigrationControl) -> Report {
         match self.follow(control).await {
+            Ok(End::Completed) if self.guest_has_shut_down().await => {
+                let failure = shut_down(&self.outgoing.vm.name);
+                self.stay(Outcome::Failed, failure.to_report()).await
+            }
             Ok(End::Completed) => self.arrive().await,
             Ok(End::Not(outcome, failure)) => self.stay(outcome, failure).await,
             Err(failure) => {
@@ -94,6 +99,18 @@ impl<'a> Sending<'a> {
                 self.stay(outcome, failure.to_report()).await
             }
         }
+    }
+
+    /// Whether the guest had shut itself down when it was stopped for its hand-over: it is not handed over then, as a destination knows
+    /// nothing of that. A destination that asks nobody has it by now.
+    async fn guest_has_shut_down(&self) -> bool {
+        if self.outgoing.request.qemu.runs_by_itself() {
+            return false;
+        }
+        // QEMU's main loop tells of a shutdown at the latest in the turn in which it takes this question.
+        let _ = self.outgoing.vm.is_running().await;
+        let _ = self.outgoing.vm.is_running().await;
+        self.qmp().guest_has_shut_down()
     }
 
     /// Nobody knows what QEMU is at: its migration is made to end, so that it does not stop the guest later. False: it may go on.
@@ -117,7 +134,7 @@ impl<'a> Sending<'a> {
     }
 
     /// It came to nothing: the guest goes on here, unless the destination's QEMU may run it.
-    async fn stay(self, outcome: Outcome, failure: FailureReport) -> Report {
+    async fn stay(self, outcome: Outcome, mut failure: FailureReport) -> Report {
         let there = verdict::forget(&self.outgoing.peer, &self.accepted.id, &self.outgoing.vm.name).await;
         let complete_there = self.stopped.is_some() && self.outgoing.request.qemu.runs_by_itself();
         if outcome == Outcome::InDoubt || (complete_there && there != Some(IncomingState::Refused)) {
@@ -131,7 +148,11 @@ impl<'a> Sending<'a> {
         }
         if self.runs && self.outgoing.vm.is_running().await == Some(false) {
             // QEMU resumes by itself where it can; a second time does no harm.
-            let _ = self.qmp().cont().await;
+            if let Err(error) = self.qmp().resume().await {
+                tracing::error!(vm = self.outgoing.vm.name.as_str(), %error, "the guest can't be let run on here");
+                failure.message =
+                    format!("{}; then the guest could not be resumed here: {error}", failure.message);
+            }
         }
         Report { error: Some(failure), ..self.report(outcome, None) }
     }
@@ -325,7 +346,7 @@ impl<'a> Sending<'a> {
                 }
                 Answer::Refused(why) => {
                     // The guest stands still here and does not run there.
-                    let resumed = if self.runs { self.qmp().cont().await } else { Ok(()) };
+                    let resumed = if self.runs { self.qmp().resume().await } else { Ok(()) };
                     let failure =
                         Failure::new(FailureCode::HypervisorFailed, format!("the destination failed: {why}"));
                     let outcome = if resumed.is_ok() { Outcome::Failed } else { Outcome::InDoubt };

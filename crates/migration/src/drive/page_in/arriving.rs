@@ -19,6 +19,7 @@ use crate::drive::destination::lock;
 use crate::drive::handshake::WelcomedStream;
 use crate::drive::lane_failure;
 use crate::drive::sweep::{by_chunk, memory_failure};
+use crate::fail_writes;
 use crate::failure::{Failure, FailureCode};
 use crate::report::nanos;
 
@@ -117,6 +118,7 @@ impl PagingIn {
         path: &Path,
     ) -> Result<Arc<PagingIn>, Failure> {
         let block_pages: Vec<u64> = regions.iter().map(|region| region.pages()).collect();
+        fail_writes::check("missing").map_err(|error| memory_failure(&error))?;
         let missing = MissingPages::create(path, &block_pages).map_err(|error| memory_failure(&error))?;
         Ok(Arc::new(PagingIn::new(faults, regions, missing, false)))
     }

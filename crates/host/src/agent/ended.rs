@@ -1,0 +1,201 @@
+//! The end of a QEMU that no operation has ended: the VM becomes `stopped` if its guest shut itself
+//! down, else `failed`.
+//!
+//! The agent saves the end before it shows it. If the disk refuses the record, the VM is shown as
+//! the old record has it, and the agent tries again until the end is saved.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::ApiError;
+use godwit_migration::{Failure, FailureCode, Outcome, Report};
+use godwit_qemu::Ended;
+
+use crate::agent::Agent;
+use crate::hold::hold;
+use crate::references::References;
+use crate::store::{Desired, Role, SavedVm};
+use crate::vm::{Condition, Operation, Vm};
+
+/// Between two attempts to save an end that a disk did not take.
+const SAVE_AGAIN: Duration = Duration::from_secs(1);
+/// How long a QEMU may take to say whether its guest has shut down, and to end when it has.
+const SHUT_DOWN_LIMIT: Duration = Duration::from_secs(20);
+
+/// Why a VM whose guest has powered itself off is stopped.
+pub(crate) const SHUT_ITSELF_DOWN: &str = "the guest shut itself down";
+
+/// State of a VM after the end of its process.
+#[derive(Clone, Debug)]
+struct End {
+    condition: Condition,
+    desired: Desired,
+    reason: String,
+}
+
+impl End {
+    fn of(vm: &Vm, ended: Ended) -> End {
+        if ended.guest_shut_down {
+            let (condition, desired) = (Condition::Stopped, Desired::Stopped);
+            return End { condition, desired, reason: SHUT_ITSELF_DOWN.to_owned() };
+        }
+        let words = vm.files.last_words().unwrap_or_else(|| "it left no word in its log".to_owned());
+        let reason =
+            format!("QEMU (process {}) ended by itself with {}: {words}", vm.process.pid, ended.exit);
+        End { condition: Condition::Failed, desired: Desired::Running, reason }
+    }
+}
+
+impl Agent {
+    /// Saves and shows the end of a process. Does nothing if an operation has ended the process, or
+    /// if a migration has the VM: the migration settles it.
+    pub(super) async fn process_ended(self: &Arc<Self>, vm: &Arc<Vm>, ended: Ended) {
+        let end = End::of(vm, ended);
+        if self.begin_end(vm, &end, false) {
+            self.carry_end_out(vm, end);
+        }
+    }
+
+    /// Ends a migration whose guest stays at its source and has no process any more. A guest that
+    /// was offered gets a new epoch.
+    pub(super) async fn end_migration_of_ended(self: &Arc<Self>, vm: &Arc<Vm>) {
+        let end = End::of(vm, vm.process.ended().await);
+        if !self.begin_end(vm, &end, true) {
+            return;
+        }
+        hold("end-migration");
+        // An unreadable record may be of a guest that was offered: no epoch is used twice.
+        if self.record(&vm.name).is_none_or(|record| record.role == Role::HandingOver) {
+            self.new_epoch(vm, vm.ownership().taken_back().epoch);
+        }
+        self.carry_end_out(vm, end);
+        hold("migration-ended");
+    }
+
+    /// Reserves the VM for the saving of its end: no other operation begins meanwhile.
+    /// `of_migration`: the migration that had the VM is over.
+    fn begin_end(&self, vm: &Arc<Vm>, end: &End, of_migration: bool) -> bool {
+        let mut table = self.table();
+        let Some(slot) = table.get_mut(&vm.name) else { return false };
+        let ours = slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm));
+        if !ours || slot.condition.expects_exit() {
+            return false;
+        }
+        let (name, reason) = (&vm.name, &end.reason);
+        match &slot.condition {
+            // The migration learns of it from QMP and discards the shadow.
+            Condition::MigratingIn { .. } => {
+                tracing::warn!(vm = name.as_str(), reason, "a shadow's QEMU ended")
+            }
+            // The destination may own the guest already: the migration knows, and settles it.
+            Condition::MigratingOut { .. } => {
+                tracing::error!(vm = name.as_str(), reason, "QEMU ended during a migration");
+            }
+            Condition::InDoubt { .. } | Condition::KeepsPages { .. } => {
+                tracing::error!(vm = name.as_str(), reason, "QEMU ended");
+                // The process is gone, the doubt is not: the record stays.
+                slot.vm = None;
+                slot.condition = Condition::InDoubt { keeps_pages_for: None };
+                slot.reason = Some(format!("another host may run it; here {reason}"));
+                return false;
+            }
+            _ => tracing::error!(vm = name.as_str(), reason, "QEMU ended"),
+        }
+        match slot.condition.admit(name, &Operation::NoteEnd { of_migration }) {
+            Ok(next) => slot.condition = next,
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Saves a reserved end, then shows it. If the disk refuses it, a task goes on trying.
+    fn carry_end_out(self: &Arc<Self>, vm: &Arc<Vm>, end: End) {
+        hold("end-of-process");
+        let saved = self.save_end(vm, &end);
+        vm.files.remove_runtime();
+        References::withdraw(vm);
+        let Err(error) = saved else {
+            return self.settle(&vm.name, end.condition, None, Some(end.reason));
+        };
+        tracing::error!(vm = vm.name.as_str(), %error, "its end could not be saved; it is tried again");
+        let reason =
+            format!("{}; that could not be saved, and is tried again: {}", end.reason, error.message);
+        self.settle(&vm.name, Condition::Failed, None, Some(reason));
+        tokio::spawn(self.clone().save_end_later(vm.clone(), end));
+    }
+
+    /// Saves the record of a VM that is this host's and has ended.
+    fn save_end(&self, vm: &Vm, end: &End) -> Result<(), ApiError> {
+        let owner = SavedVm::new(vm.spec.clone(), Role::Owner, end.desired, vm.ownership());
+        let known = self.record(&vm.name);
+        // Another host may have a shadow of it, which is still to be removed.
+        let other = known
+            .as_ref()
+            .filter(|known| known.role == Role::Owner && known.ownership() == owner.ownership())
+            .and_then(|known| known.other.clone());
+        let record = SavedVm { other, ..owner };
+        if known.as_ref() == Some(&record) {
+            return Ok(());
+        }
+        Ok(tokio::task::block_in_place(|| self.store.save(&record))?)
+    }
+
+    /// Saves an end that the disk refused, as soon as that works. Stops when another operation has
+    /// begun with the VM: that one saves its own outcome.
+    async fn save_end_later(self: Arc<Self>, vm: Arc<Vm>, end: End) {
+        let Some((identity, shown)) = self.failed_without_process(&vm.name) else { return };
+        let mut every = tokio::time::interval(SAVE_AGAIN);
+        loop {
+            every.tick().await;
+            {
+                let mut table = self.table();
+                let slot = table.get_mut(&vm.name).filter(|slot| {
+                    Arc::ptr_eq(&slot.identity, &identity) && slot.vm.is_none() && slot.reason == shown
+                });
+                let Some(slot) = slot else { return };
+                match slot.condition.admit(&vm.name, &Operation::NoteEnd { of_migration: false }) {
+                    Ok(next) => slot.condition = next,
+                    Err(_) => return,
+                }
+            }
+            if self.save_end(&vm, &end).is_ok() {
+                tracing::info!(vm = vm.name.as_str(), "its end is saved");
+                return self.settle(&vm.name, end.condition, None, Some(end.reason));
+            }
+            if let Some(slot) = self.table().get_mut(&vm.name) {
+                slot.condition = Condition::Failed;
+            }
+        }
+    }
+
+    /// Returns the identity and the shown reason of a failed VM.
+    fn failed_without_process(&self, name: &str) -> Option<(Arc<()>, Option<String>)> {
+        let table = self.table();
+        let slot = table.get(name).filter(|slot| slot.condition == Condition::Failed && slot.vm.is_none())?;
+        Some((slot.identity.clone(), slot.reason.clone()))
+    }
+}
+
+/// Replaces the error of a migration that failed because its guest shut itself down. Returns after
+/// the end of that QEMU.
+pub(super) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
+    if report.outcome != Outcome::Failed {
+        return report;
+    }
+    // QEMU's answer, or the end of its monitor, comes after its earlier events.
+    let _ = tokio::time::timeout(SHUT_DOWN_LIMIT, vm.is_running()).await;
+    if !vm.process.qmp.guest_has_shut_down() {
+        return report;
+    }
+    if tokio::time::timeout(SHUT_DOWN_LIMIT, vm.process.ended()).await.is_err() {
+        tracing::warn!(vm = vm.name.as_str(), "its guest shut itself down, and its QEMU does not end");
+    }
+    tracing::info!(vm = vm.name.as_str(), error = ?report.error, "its guest has shut itself down");
+    Report { error: Some(shut_down(&vm.name).to_report()), ..report }
+}
+
+/// Failure of a migration whose guest shut itself down before its hand-over.
+pub(crate) fn shut_down(vm: &str) -> Failure {
+    let detail = format!("{SHUT_ITSELF_DOWN}: VM \"{vm}\" is stopped at its source, and nothing was moved");
+    Failure::new(FailureCode::GuestShutDown, detail)
+}

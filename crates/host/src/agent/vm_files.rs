@@ -1,0 +1,115 @@
+//! Decides which files of this host a VM may have, by who named them. An image's header names the
+//! backing files: they obey one strict rule always. [`godwit_qemu::OpenFiles`] opens the files.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFiles, ResolvedSpec};
+
+use crate::agent::Agent;
+use crate::failure::file_unusable;
+use crate::vm::Begin;
+
+/// Which files a VM may have, by who asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileRule {
+    /// An operator of this host names any file; backing files are for VMs.
+    Operator,
+    /// An operator of the manager below the role admin names files below `vm_dirs` alone; so must
+    /// backing files be.
+    VmDirs,
+    /// Another host names files that are for VMs alone; so must backing files be.
+    OtherHost,
+}
+
+impl FileRule {
+    /// Returns the rule for a VM's start.
+    pub(super) fn of(begin: Begin) -> FileRule {
+        match begin {
+            Begin::Boot => FileRule::Operator,
+            Begin::Incoming | Begin::IncomingRuns => FileRule::OtherHost,
+        }
+    }
+
+    fn allows(self, file: &FoundFile, vm_dirs: &[PathBuf]) -> bool {
+        match self {
+            FileRule::Operator if file.role != "backing file" => true,
+            FileRule::Operator | FileRule::OtherHost => is_below(file, vm_dirs) || is_for_all(file),
+            FileRule::VmDirs => is_below(file, vm_dirs),
+        }
+    }
+}
+
+impl Agent {
+    /// Opens the files of this host that a VM names, and their recorded backing chains.
+    ///
+    /// # Errors
+    /// A file is missing, the rule does not allow it, or a backing chain is another than the
+    /// recorded one. A file that is refused was not opened.
+    pub(super) fn open_files(&self, spec: &ResolvedSpec, rule: FileRule) -> Result<OpenFiles, ApiError> {
+        let vm_dirs = &self.config.vm_dirs;
+        let files = OpenFiles::open(spec, &|file| rule.allows(file, vm_dirs));
+        let files = files.map_err(|error| match error {
+            FileError::NotAllowed { role, path } => self.file_refused(&spec.name, rule, role, &path),
+            FileError::ChainChanged { .. } => {
+                let message = format!("VM \"{}\": {error}", spec.name);
+                ApiError::new(ErrorCode::Preflight, message, error.mend())
+            }
+            _ => file_unusable(&spec.name, &error),
+        })?;
+        // What others may not read QEMU gets a copy of, beside the guest's memory; a longer one
+        // than may be copied is refused there.
+        match files.copied_bytes() {
+            0 => {}
+            copied => drop(self.check_memory(spec, copied.min(2 * MOST_COPIED_BYTES))?),
+        }
+        Ok(files)
+    }
+
+    fn file_refused(&self, vm: &str, rule: FileRule, role: &str, path: &Path) -> ApiError {
+        let (host, path) = (&self.config.name, path.display());
+        let dirs = self.config.vm_dirs.iter().map(|dir| dir.display().to_string());
+        let dirs = dirs.collect::<Vec<_>>().join(", ");
+        let (message, remedy) = match rule {
+            FileRule::OtherHost => (
+                format!(
+                    "VM \"{vm}\" has {path} as its {role}, which host {host} opens for no guest of \
+                     another host"
+                ),
+                format!("add its directory to vm_dirs of that host's configuration, or move it below {dirs}"),
+            ),
+            FileRule::VmDirs => (
+                format!(
+                    "cannot open {role} {path} of VM \"{vm}\": it is below none of the vm_dirs of \
+                     host {host}, links followed"
+                ),
+                format!("move it below {dirs}, or ask for the VM with the role admin"),
+            ),
+            FileRule::Operator => (
+                format!(
+                    "cannot open {role} {path} of VM \"{vm}\": an image names it, and it is below \
+                     none of the vm_dirs of host {host}"
+                ),
+                format!(
+                    "if it is for VMs, add its directory to vm_dirs of that host's configuration or \
+                     move it below {dirs}; `qemu-img convert` makes one whole image"
+                ),
+            ),
+        };
+        ApiError::new(ErrorCode::Preflight, message, remedy)
+    }
+}
+
+/// Whether a file lies below the directories that are for VMs, links followed.
+fn is_below(file: &FoundFile, vm_dirs: &[PathBuf]) -> bool {
+    vm_dirs.iter().any(|dir| dir.canonicalize().is_ok_and(|dir| file.real.starts_with(dir)))
+}
+
+/// Whether a file is only read, and everybody on this host can read it. No block device is: what it
+/// holds changes with what is put into it.
+fn is_for_all(file: &FoundFile) -> bool {
+    let enters = |dir: &Path| std::fs::symlink_metadata(dir).is_ok_and(|data| data.mode() & 0o001 != 0);
+    let is_readable = file.read_by_all && file.real.ancestors().skip(1).all(enters);
+    !file.writable && !file.is_device && is_readable
+}

@@ -1,0 +1,292 @@
+//! Backing files of disks: which ones a VM may have, and that the chain stays the recorded one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+#[allow(dead_code, reason = "these tests need little of it")]
+mod support;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use godwit_api::{ApiError, CreateVm, ErrorCode, VmInfo, VmState};
+use godwit_host::Agent;
+use godwit_qemu::{BackingFile, Disk, DiskFormat, ResolvedSpec, VmSpec};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use support::{TestHost, arriving, until};
+
+/// A host with a directory for VMs, one that is not, and in the first a disk "top.qcow2".
+struct Images {
+    host: TestHost,
+    images: PathBuf,
+    elsewhere: PathBuf,
+}
+
+impl Images {
+    fn new() -> Option<Images> {
+        let mut host = TestHost::new()?;
+        if !Path::new("/usr/bin/qemu-img").exists() {
+            eprintln!("skipped: there is no qemu-img (apt-get install qemu-utils)");
+            return None;
+        }
+        let root = host.path().canonicalize().unwrap();
+        let (images, elsewhere) = (root.join("images"), root.join("elsewhere"));
+        for dir in [&images, &elsewhere] {
+            fs::create_dir(dir).unwrap();
+            for file in ["base.img", "other.img"] {
+                fs::write(dir.join(file), vec![0x5a; 1 << 20]).unwrap();
+                fs::set_permissions(dir.join(file), Permissions::from_mode(0o600)).unwrap();
+            }
+        }
+        fs::copy(root.join("guest"), images.join("guest")).unwrap();
+        host.config.vm_dirs = vec![images.clone()];
+        Some(Images { host, images, elsewhere })
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.images.join("top.qcow2")
+    }
+
+    /// Makes the disk, on top of a raw file that need not be there.
+    fn make_on(&self, base: &Path) {
+        qemu_img(&["create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b"], &[base, &self.disk()], &["1M"]);
+    }
+
+    /// Has the disk's header name another file.
+    fn rename_in_header(&self, base: &Path) {
+        qemu_img(&["rebase", "-q", "-u", "-F", "raw", "-b"], &[base, &self.disk()], &[]);
+    }
+
+    fn spec(&self) -> VmSpec {
+        let disk = Disk { path: self.disk(), format: DiskFormat::Qcow2, readonly: false };
+        VmSpec {
+            kernel: Some(self.images.join("guest")),
+            disks: vec![disk],
+            nics: Vec::new(),
+            ..self.host.spec("web")
+        }
+    }
+
+    async fn create(&self, agent: &Arc<Agent>, vm_dirs_only: bool) -> Result<VmInfo, ApiError> {
+        agent.create(CreateVm { spec: self.spec(), start: false, vm_dirs_only }).await
+    }
+
+    /// The VM as another host sends it, with these recorded backing files.
+    async fn sent(&self, agent: &Arc<Agent>, recorded: Option<&[PathBuf]>) -> ResolvedSpec {
+        let mut spec = agent.resolve(self.spec()).await.unwrap();
+        let file = |path: &PathBuf| BackingFile { path: path.clone(), format: DiskFormat::Raw };
+        spec.disks[0].backing = recorded.map(|files| files.iter().map(file).collect());
+        spec
+    }
+
+    /// Lets every user of the host read a file.
+    fn open_to_all(&self, file: &Path) {
+        for path in [self.host.path(), file.parent().unwrap(), file] {
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+
+    fn record(&self) -> PathBuf {
+        self.host.path().join("state/vms/web/vm.json")
+    }
+
+    fn recorded(&self) -> serde_json::Value {
+        let record: serde_json::Value = serde_json::from_slice(&fs::read(self.record()).unwrap()).unwrap();
+        record["spec"]["disks"][0]["backing"].clone()
+    }
+
+    /// Rewrites the record as a release that recorded no chains wrote it.
+    fn forget_chain(&self) {
+        let mut record: serde_json::Value =
+            serde_json::from_slice(&fs::read(self.record()).unwrap()).unwrap();
+        record["spec"]["disks"][0].as_object_mut().unwrap().remove("backing").unwrap();
+        fs::write(self.record(), record.to_string()).unwrap();
+    }
+}
+
+fn qemu_img(before: &[&str], files: &[&Path], after: &[&str]) {
+    let made = Command::new("qemu-img").args(before).args(files).args(after).status().unwrap();
+    assert!(made.success(), "qemu-img {before:?}");
+}
+
+/// An agent, once the one before has let go of the state.
+async fn opened(host: &TestHost) -> Arc<Agent> {
+    let mut opened = None;
+    until("the lock is free", async || {
+        opened = Agent::open(host.config.clone()).await.ok();
+        opened.is_some()
+    })
+    .await;
+    opened.unwrap()
+}
+
+#[track_caller]
+fn assert_refused(refused: Result<impl Sized, ApiError>, text: &str) {
+    let Err(error) = refused else { panic!("not refused") };
+    assert_eq!(error.code, ErrorCode::Preflight, "{error}");
+    assert!(error.message.contains(text) && !error.mend.is_empty(), "{error}");
+}
+
+#[test]
+fn an_image_that_names_a_file_that_is_not_for_vms_is_refused_at_creation() {
+    let Some(all) = Images::new() else { return };
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        let (secret, link) = (all.elsewhere.join("base.img"), all.images.join("link"));
+        symlink(&secret, &link).unwrap();
+        for named in [&secret, &link, Path::new("/etc/shadow")] {
+            all.make_on(named);
+            for vm_dirs_only in [true, false] {
+                let refused = all.create(&agent, vm_dirs_only).await;
+                assert_refused(refused, &format!("cannot open backing file {}", named.display()));
+            }
+        }
+        // What every user can read is no secret; VMs of the manager's operators stay below vm_dirs.
+        all.open_to_all(&secret);
+        all.make_on(&secret);
+        assert_refused(all.create(&agent, true).await, "below none of the vm_dirs");
+        all.create(&agent, false).await.unwrap();
+        agent.delete("web", false).await.unwrap();
+        all.make_on(Path::new("base.img"));
+        all.create(&agent, true).await.unwrap();
+        agent.delete("web", false).await.unwrap();
+        assert_eq!(all.host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn links_below_vm_dirs_lead_an_operator_of_the_manager_nowhere_else() {
+    let Some(all) = Images::new() else { return };
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        symlink(all.elsewhere.join("base.img"), all.images.join("link")).unwrap();
+        let disk = Disk { path: all.images.join("link"), format: DiskFormat::Raw, readonly: true };
+        let spec = VmSpec { disks: vec![disk], ..all.spec() };
+        let ask = |vm_dirs_only| CreateVm { spec: spec.clone(), start: false, vm_dirs_only };
+        assert_refused(agent.create(ask(true)).await, "cannot open disk");
+        agent.create(ask(false)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_header_that_changed_between_creation_and_start_is_refused() {
+    let Some(all) = Images::new() else { return };
+    let (base, other) = (all.images.join("base.img"), all.images.join("other.img"));
+    let changed = format!(
+        "cannot open disk {}: its backing chain changed: recorded {} (raw), found {} (raw)",
+        all.disk().display(),
+        base.display(),
+        other.display()
+    );
+    all.make_on(Path::new("base.img"));
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        all.create(&agent, false).await.unwrap();
+        // The other file is for VMs too: another one's disk.
+        all.rename_in_header(&other);
+        assert_refused(agent.start("web").await, &changed);
+        assert_eq!(agent.vm_info("web").unwrap().state, VmState::Stopped);
+    });
+    // The record outlives the agent.
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        assert_refused(agent.start("web").await, &changed);
+        // The same file by another name in the header is the recorded chain.
+        all.rename_in_header(&base);
+        assert_eq!(agent.start("web").await.unwrap().state, VmState::Running);
+        agent.delete("web", true).await.unwrap_err();
+        agent.stop("web", serde_json::from_str(r#"{"force": true}"#).unwrap()).await.unwrap();
+        // An operator accepts another chain by creating the VM again.
+        all.rename_in_header(&other);
+        agent.delete("web", false).await.unwrap();
+        all.create(&agent, false).await.unwrap();
+        agent.start("web").await.unwrap();
+    });
+}
+
+#[test]
+fn another_host_sends_no_vm_with_another_chain_or_one_that_is_not_for_vms() {
+    let Some(all) = Images::new() else { return };
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        let (base, other) = (all.images.join("base.img"), all.images.join("other.img"));
+        let secret = all.elsewhere.join("base.img");
+        let arrive = async |recorded: Option<&[PathBuf]>| {
+            let spec = all.sent(&agent, recorded).await;
+            let shadow = agent.prepare_incoming(spec, arriving(2), "b", false).await?;
+            agent.discard(&shadow).await;
+            Ok(())
+        };
+        all.make_on(&base);
+        let changed = "its backing chain changed: recorded";
+        assert_refused(arrive(Some(std::slice::from_ref(&other))).await, changed);
+        assert_refused(arrive(Some(&[])).await, changed);
+        assert_refused(arrive(Some(&[base.clone(), other.clone()])).await, changed);
+        arrive(Some(std::slice::from_ref(&base))).await.unwrap();
+        // Of a release that recorded no chains: the rule alone decides.
+        arrive(None).await.unwrap();
+        all.make_on(&secret);
+        let not_for_vms = "opens for no guest of another host";
+        assert_refused(arrive(Some(std::slice::from_ref(&secret))).await, not_for_vms);
+        assert_refused(arrive(None).await, not_for_vms);
+        assert_eq!(all.host.remains(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_block_device_is_no_backing_file_unless_it_is_below_vm_dirs() {
+    let Some(mut all) = Images::new() else { return };
+    let device = all.elsewhere.join("device");
+    let mode = Mode::from_raw_mode(0o644);
+    if let Err(error) = mknodat(CWD, &device, FileType::BlockDevice, mode, makedev(120, 1)) {
+        return eprintln!("skipped: no block device can be made here: {error}");
+    }
+    all.open_to_all(&device);
+    all.make_on(&device);
+    let recorded = [device.clone()];
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        // Every user can read it, and still it is not for VMs.
+        for vm_dirs_only in [false, true] {
+            assert_refused(all.create(&agent, vm_dirs_only).await, "cannot open backing file");
+        }
+        let spec = all.sent(&agent, Some(&recorded)).await;
+        let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await;
+        assert_refused(refused, "opens for no guest of another host");
+    });
+    all.host.config.vm_dirs.push(all.elsewhere.clone());
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        // The rule allows it; no driver has that number (120 is for experiments).
+        let refused = all.create(&agent, false).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NotFound, "{refused}");
+    });
+}
+
+#[test]
+fn a_definition_without_a_chain_gets_it_at_the_first_start_if_its_files_are_for_vms() {
+    let Some(all) = Images::new() else { return };
+    let base = all.images.join("base.img");
+    all.make_on(&base);
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        all.create(&agent, false).await.unwrap();
+        assert_eq!(all.recorded(), serde_json::json!([{ "path": base, "format": "raw" }]));
+    });
+    all.forget_chain();
+    all.rename_in_header(&all.elsewhere.join("base.img"));
+    all.host.run(async {
+        let agent = opened(&all.host).await;
+        assert_refused(agent.start("web").await, "cannot open backing file");
+        assert!(all.recorded().is_null());
+        all.rename_in_header(&base);
+        agent.start("web").await.unwrap();
+        assert_eq!(all.recorded(), serde_json::json!([{ "path": base, "format": "raw" }]));
+        agent.stop("web", serde_json::from_str(r#"{"force": true}"#).unwrap()).await.unwrap();
+        assert_eq!(all.recorded(), serde_json::json!([{ "path": base, "format": "raw" }]));
+        all.rename_in_header(&all.images.join("other.img"));
+        assert_refused(agent.start("web").await, "its backing chain changed");
+    });
+}
