@@ -7,8 +7,8 @@ use godwit_api::{
     ApiError, EventParser, HostEvent, HostInfo, MigrationAccepted, MigrationStatus, RevocationsTaken,
     SetPeers, Told, VmInfo,
 };
+use godwit_control::cluster::inventory::{HostPlan, Inventory};
 use godwit_control::fuzzing::{MOST_TEXT_BYTES, kept_of_migration};
-use godwit_control::inventory::{HostPlan, Inventory};
 use godwit_control::preflight::with_dry_run;
 use godwit_migration::{DryRun, Report};
 use serde::de::DeserializeOwned;

@@ -5,7 +5,7 @@ import { connect } from 'node:net';
 import { extname, join, normalize } from 'node:path';
 import { pipeline } from 'node:stream';
 
-// The manager's own, in crates/control/src/server/web.rs.
+// The manager's own, in crates/control/src/http/web.rs.
 const POLICY =
   "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; object-src 'none'; " +
   "base-uri 'none'; form-action 'self'; frame-ancestors 'none'";

@@ -1,16 +1,15 @@
 //! What the manager measures of itself and of its cluster, for Prometheus (OpenMetrics text). docs/metrics.md lists all of it. No label has a
 //! VM's or a host's name: what grows with the cluster is asked of the API.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-use godwit_api::control::{Change, Move, MoveState, Waits};
-use http::header::CONTENT_TYPE;
+use axum::response::Response;
+use godwit_api::control::{Move, MoveState, Waits};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -19,13 +18,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::Instant;
 
-use crate::events::Next as NextEvents;
-use crate::inventory::Tally;
-use crate::manager::Manager;
-use crate::state::now_unix_ms;
-
-/// Moves that have been counted and whose end may be told again.
-const MOST_COUNTED: usize = 20_000;
+use crate::cluster::inventory::Tally;
+use crate::cluster::state::State;
 
 type Labels = Vec<(&'static str, String)>;
 type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
@@ -144,7 +138,7 @@ impl Metrics {
     }
 
     /// A move is over.
-    fn ended(&self, over: &Move) {
+    pub(crate) fn ended(&self, over: &Move) {
         let outcome = name(&over.state);
         let code = over.failure.as_ref().map_or(String::new(), |failure| failure.code.clone());
         let labels = vec![("outcome", outcome.clone()), ("code", code)];
@@ -164,10 +158,10 @@ impl Metrics {
         }
     }
 
-    /// What is counted when somebody asks.
-    fn look(&self, manager: &Manager) {
+    /// Counts what is counted when somebody asks; `moves` are those of the manager that leads.
+    pub(crate) fn look(&self, state: &State, moves: Option<&BTreeMap<String, Move>>) {
         let Tally { hosts, hosts_in_maintenance, hosts_faulty, vms, vms_in_doubt, name_conflicts } =
-            manager.state.inventory().tally();
+            state.inventory().tally();
         refill(
             &self.hosts,
             "state",
@@ -179,9 +173,8 @@ impl Metrics {
         set(&self.name_conflicts, name_conflicts);
         set(&self.hosts_faulty, hosts_faulty);
         let (mut states, mut codes) = (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
-        let leading = manager.leading().ok();
-        if let Some(leading) = &leading {
-            for one in leading.moves.all().values().filter(|one| !one.state.is_over()) {
+        if let Some(moves) = moves {
+            for one in moves.values().filter(|one| !one.state.is_over()) {
                 *states.entry(name(&one.state)).or_default() += 1;
                 if let Some(Waits { code, .. }) =
                     one.waits.as_ref().filter(|_| one.state == MoveState::Waiting)
@@ -192,11 +185,12 @@ impl Metrics {
         }
         refill(&self.moves, "state", states);
         refill(&self.moves_waiting, "code", codes);
-        self.is_leader.set(i64::from(leading.is_some()));
-        self.event_listeners.set(i64::try_from(manager.state.events().listeners()).unwrap_or(i64::MAX));
+        self.is_leader.set(i64::from(moves.is_some()));
+        self.event_listeners.set(i64::try_from(state.events().listeners()).unwrap_or(i64::MAX));
     }
 
-    fn text(&self) -> Result<String, fmt::Error> {
+    /// All of it, as Prometheus reads it.
+    pub(crate) fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
@@ -225,16 +219,6 @@ fn name(state: &MoveState) -> String {
     value.as_str().unwrap_or("unknown").to_owned()
 }
 
-/// `GET /metrics`.
-pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
-    METRICS.look(&manager);
-    match METRICS.text() {
-        Ok(text) => ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-            .into_response(),
-        Err(_) => http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
-}
-
 /// Times a request by the route that answers it. Of one that is followed: until its answer begins.
 pub(crate) async fn time(route: Option<MatchedPath>, request: Request, next: Next) -> Response {
     let route = route.map_or_else(|| "none".to_owned(), |route| route.as_str().to_owned());
@@ -251,31 +235,10 @@ pub(crate) async fn time(route: Option<MatchedPath>, request: Request, next: Nex
     response
 }
 
-/// Counts moves as they end, as long as there is a manager. Those that ended before it are history.
-pub(crate) async fn follow(manager: Arc<Manager>) {
-    let since_unix_ms = now_unix_ms();
-    let mut listener = manager.state.events().listen(None);
-    let mut counted = BTreeSet::new();
-    while let Some(next) = listener.next().await {
-        let NextEvents::Events(events) = next else { continue };
-        for event in events {
-            let Change::Move(over) = &event.change else { continue };
-            let is_new = over.ended_unix_ms.is_some_and(|ended| ended >= since_unix_ms);
-            if !over.state.is_over() || !is_new || !counted.insert(over.id.clone()) {
-                continue;
-            }
-            if counted.len() > MOST_COUNTED {
-                // Ids are in the order of time.
-                counted.pop_first();
-            }
-            let whole = manager.leading().ok().and_then(|leading| leading.moves.all().get(&over.id).cloned());
-            METRICS.ended(whole.as_ref().unwrap_or(over));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// Each metric that a text names.

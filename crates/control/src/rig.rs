@@ -8,17 +8,17 @@ use async_trait::async_trait;
 use godwit_api::{HostEvent, HostInfo, VmInfo};
 use godwit_pki::Identity;
 use godwit_qemu::Baseline;
-use serde_json::{Value, json};
-
-use crate::inventory::{BaselinePlan, HostPlan, Inventory};
-use crate::keeper::Keeper;
-use crate::manager::Manager;
-use crate::standby::Standby;
-use crate::state::State;
-use crate::store::{
+use godwit_store::{
     Candidate, Leader, Leadership, MemoryStore, Page, Revision, Snapshot, SqliteStore, Store, StoreError,
     Transaction, Watch,
 };
+use serde_json::{Value, json};
+
+use crate::cluster::inventory::{BaselinePlan, HostPlan, Inventory};
+use crate::cluster::state::State;
+use crate::leadership::standby::Standby;
+use crate::manager::Manager;
+use crate::storage::keeper::Keeper;
 
 fn candidate(name: &str) -> Candidate {
     Candidate { name: name.to_owned(), address: format!("http://{name}:7800") }

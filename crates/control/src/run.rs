@@ -12,22 +12,22 @@ use axum::Router;
 use axum_server::Handle;
 use godwit_api::control::Problem;
 use godwit_pki::{Description, Identity, PkiError, Revocations, ServerConfig, describe, web_server};
+use godwit_store::{Candidate, Loss, SqliteStore, Store, StoreError};
 use http::Uri;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
-use crate::campaign::Campaign;
+use crate::access::authorities::{Authorities, AuthorityError};
+use crate::cluster::state::State;
 use crate::config::Config;
-use crate::connections::{self, Patience, Places};
-use crate::doors::{DoorError, Doors};
+use crate::http as api;
+use crate::http::connections::{self, Patience, Places};
+use crate::leadership::campaign::{Campaign, CampaignError};
+use crate::leadership::prune::prune_hourly;
 use crate::manager::Manager;
-use crate::metrics;
-use crate::prune::prune_hourly;
-use crate::server;
-use crate::state::State;
-use crate::store::{Candidate, Loss, MeasuredStore, SqliteStore, Store, StoreError};
+use crate::storage::measured::MeasuredStore;
 
 /// How long requests that are being answered may take when the manager ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
@@ -51,7 +51,7 @@ pub enum RunError {
     Web(PkiError),
     /// An authority or an issuer of the configuration can't be used.
     #[error(transparent)]
-    Door(#[from] DoorError),
+    Authority(#[from] AuthorityError),
     /// A directory can't be made.
     #[error(
         "{path} can't be made: {source} (state_dir and socket of the configuration name where things go)"
@@ -105,6 +105,16 @@ pub enum RunError {
     Lost(Loss),
 }
 
+impl From<CampaignError> for RunError {
+    fn from(error: CampaignError) -> RunError {
+        match error {
+            CampaignError::Store(error) => RunError::Store(error),
+            CampaignError::State(problem) => RunError::State(problem),
+            CampaignError::Lost(loss) => RunError::Lost(loss),
+        }
+    }
+}
+
 /// Runs the manager until SIGTERM or SIGINT. Migrations go on without it.
 ///
 /// # Errors
@@ -125,7 +135,11 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     if let Some(tls) = &config.tls {
         warn_of_strange_addresses(&describe(&tls.certificate)?, &config);
     }
-    let doors = Doors::open(&config)?;
+    let authorities = Authorities::open(
+        config.authority.as_ref(),
+        config.tls.as_ref().map(|tls| tls.authority.as_path()),
+        config.oidc.as_ref(),
+    )?;
     let listeners = listen_all(&config, identity.as_ref())?;
     make_private(&config.state_dir)?;
     let store: Arc<dyn Store> = Arc::new(MeasuredStore(open_store(&config)?));
@@ -137,13 +151,13 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let manager = Manager::new(candidate.clone(), Arc::clone(&store), state, identity.clone());
     let campaign = Campaign::new(Arc::clone(&manager), store, candidate, config.audit.retention());
 
-    manager.doors.set(doors);
-    let app = server::router(Arc::clone(&manager));
+    manager.authorities.set(authorities);
+    let app = api::router(Arc::clone(&manager));
     let handle = Handle::new();
     let mut servers = JoinSet::new();
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
-    servers.spawn(serve_local(local, server::local(app.clone())));
+    servers.spawn(serve_local(local, api::local(app.clone())));
     let places = Arc::<Places>::default();
     for (listener, tls) in listeners {
         let served = connections::serve(
@@ -161,7 +175,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         });
     }
     servers.spawn(forget_idle(Arc::clone(&manager)));
-    servers.spawn(metrics::follow(Arc::clone(&manager)));
+    servers.spawn(api::metrics::follow(Arc::clone(&manager)));
     servers.spawn(prune_hourly(Arc::clone(&manager)));
     if config.insecure {
         tracing::warn!("insecure: tokens and what agents are told go unprotected");
@@ -170,7 +184,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let ended = tokio::select! {
         _ = terminate.recv() => None,
         _ = interrupt.recv() => None,
-        ended = campaign.run() => ended.err(),
+        ended = campaign.run() => ended.err().map(RunError::from),
     };
     campaign.resign().await;
     handle.graceful_shutdown(Some(LAST_ANSWERS));
@@ -189,7 +203,7 @@ fn open_store(config: &Config) -> Result<Arc<dyn Store>, RunError> {
                     "the store is etcd now, and nothing of the file that was the store is carried over: see docs/store.md"
                 );
             }
-            Ok(Arc::new(crate::store::EtcdStore::new(&etcd.settings()?)?))
+            Ok(Arc::new(godwit_store::EtcdStore::new(&etcd.settings()?)?))
         }
         #[cfg(not(feature = "etcd"))]
         Some(_) => Err(RunError::NoEtcd),

@@ -13,9 +13,13 @@ use std::sync::Arc;
 
 use godwit_api::{ApiError, CreateVm, ErrorCode, VmInfo, VmState};
 use godwit_host::Agent;
-use godwit_qemu::{BackingFile, Disk, DiskFormat, ResolvedSpec, VmSpec};
+use godwit_qemu::{BackingFile, Disk, DiskFormat, ResolvedSpec, VmName, VmSpec};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use support::{TestHost, arriving, until};
+
+fn web() -> VmName {
+    VmName::new("web").unwrap()
+}
 
 /// A host with a directory for VMs, one that is not, and in the first a disk "top.qcow2".
 struct Images {
@@ -148,10 +152,10 @@ fn an_image_that_names_a_file_that_is_not_for_vms_is_refused_at_creation() {
         all.make_on(&secret);
         assert_refused(all.create(&agent, true).await, "below none of the vm_dirs");
         all.create(&agent, false).await.unwrap();
-        agent.delete("web", false).await.unwrap();
+        agent.delete(&web(), false).await.unwrap();
         all.make_on(Path::new("base.img"));
         all.create(&agent, true).await.unwrap();
-        agent.delete("web", false).await.unwrap();
+        agent.delete(&web(), false).await.unwrap();
         assert_eq!(all.host.remains(), Vec::<String>::new());
     });
 }
@@ -186,23 +190,23 @@ fn a_header_that_changed_between_creation_and_start_is_refused() {
         all.create(&agent, false).await.unwrap();
         // The other file is for VMs too: another one's disk.
         all.rename_in_header(&other);
-        assert_refused(agent.start("web").await, &changed);
+        assert_refused(agent.start(&web()).await, &changed);
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Stopped);
     });
     // The record outlives the agent.
     all.host.run(async {
         let agent = opened(&all.host).await;
-        assert_refused(agent.start("web").await, &changed);
+        assert_refused(agent.start(&web()).await, &changed);
         // The same file by another name in the header is the recorded chain.
         all.rename_in_header(&base);
-        assert_eq!(agent.start("web").await.unwrap().state, VmState::Running);
-        agent.delete("web", true).await.unwrap_err();
-        agent.stop("web", serde_json::from_str(r#"{"force": true}"#).unwrap()).await.unwrap();
+        assert_eq!(agent.start(&web()).await.unwrap().state, VmState::Running);
+        agent.delete(&web(), true).await.unwrap_err();
+        agent.stop(&web(), serde_json::from_str(r#"{"force": true}"#).unwrap()).await.unwrap();
         // An operator accepts another chain by creating the VM again.
         all.rename_in_header(&other);
-        agent.delete("web", false).await.unwrap();
+        agent.delete(&web(), false).await.unwrap();
         all.create(&agent, false).await.unwrap();
-        agent.start("web").await.unwrap();
+        agent.start(&web()).await.unwrap();
     });
 }
 
@@ -279,14 +283,14 @@ fn a_definition_without_a_chain_gets_it_at_the_first_start_if_its_files_are_for_
     all.rename_in_header(&all.elsewhere.join("base.img"));
     all.host.run(async {
         let agent = opened(&all.host).await;
-        assert_refused(agent.start("web").await, "cannot open backing file");
+        assert_refused(agent.start(&web()).await, "cannot open backing file");
         assert!(all.recorded().is_null());
         all.rename_in_header(&base);
-        agent.start("web").await.unwrap();
+        agent.start(&web()).await.unwrap();
         assert_eq!(all.recorded(), serde_json::json!([{ "path": base, "format": "raw" }]));
-        agent.stop("web", serde_json::from_str(r#"{"force": true}"#).unwrap()).await.unwrap();
+        agent.stop(&web(), serde_json::from_str(r#"{"force": true}"#).unwrap()).await.unwrap();
         assert_eq!(all.recorded(), serde_json::json!([{ "path": base, "format": "raw" }]));
         all.rename_in_header(&all.images.join("other.img"));
-        assert_refused(agent.start("web").await, "its backing chain changed");
+        assert_refused(agent.start(&web()).await, "its backing chain changed");
     });
 }

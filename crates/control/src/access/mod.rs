@@ -1,14 +1,20 @@
-//! Who asks, and what they may: tokens, which are kept hashed, and roles. No I/O and no clock.
+//! Who asks, and what they may: tokens, which are kept hashed, and roles. No clock, and no I/O but the audit log's.
 
-mod join;
+pub(crate) mod authorities;
+pub(crate) mod certificates;
+pub(crate) mod http;
+pub(crate) mod issuer;
+pub(crate) mod known_tokens;
 mod needs;
 pub mod oidc;
-pub mod repeat;
+pub(crate) mod rates;
+pub(crate) mod record;
+pub(crate) mod refusals;
+pub(crate) mod requests;
 mod token;
 
 use godwit_api::control::{Problem, ProblemCode, Role};
 
-pub use join::{JoinTokenRecord, JoinUse, unknown_join_token};
 pub use needs::{Need, needed};
 pub use token::{Secret, TokenRecord, Tokens};
 

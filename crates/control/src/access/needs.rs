@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_table_has_every_request() {
-        let described = serde_json::to_value(crate::server::openapi()).unwrap();
+        let described = serde_json::to_value(crate::http::openapi()).unwrap();
         let mut routes: BTreeSet<(String, String)> = described["paths"]
             .as_object()
             .unwrap()
@@ -143,7 +143,7 @@ mod tests {
             })
             .collect();
         // What the router has beside the document: its own path, metrics and health.
-        let bare = include_str!("../server/mod.rs").split(".route(\"").skip(1);
+        let bare = include_str!("../http/mod.rs").split(".route(\"").skip(1);
         routes.extend(bare.map(|rest| ("GET".to_owned(), rest.split('"').next().unwrap().to_owned())));
         let without_flags = REQUESTS.iter().filter(|(_, path, _)| !path.contains('?'));
         let known: BTreeSet<_> =

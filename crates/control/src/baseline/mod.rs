@@ -1,8 +1,10 @@
 //! The cluster's CPU baseline, as an operator sets it (docs/cpu.md). What a baseline is, is `godwit_qemu`'s to say; what it keeps VMs from,
 //! preflight's and placement's.
 
+pub(crate) mod http;
+#[cfg(test)]
+mod http_tests;
 mod record;
-mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -14,19 +16,21 @@ use godwit_api::control::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, Check, CheckName, CpuBaselineChange,
     CpuBaselineInfo, Page, Problem, ProblemCode, SetCpuBaseline, Verdict,
 };
+use godwit_planner::baseline::{CpuSurvey, SurveyedHost, told_common};
+use godwit_planner::words::{Names, some_features};
 use godwit_qemu::{Baseline, CpuModel};
 use tokio::time::timeout;
 
 use crate::access::Caller;
-use crate::inventory::{BaselinePlan, Cursor};
-use crate::keeper::{Keeper, Writes};
-use crate::manager::{Manager, check_name};
-use crate::preflight::some;
-use crate::state::now_unix_ms;
-use crate::words::Names;
+use crate::agents::Hosts;
+use crate::clock::now_unix_ms;
+use crate::cluster::inventory::{BaselinePlan, Cursor, Inventory};
+use crate::cluster::names::check_name;
+use crate::cluster::state::State;
+use crate::storage::keeper::{Keeper, Writes};
+use crate::storage::planning::Planning;
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};
-use seen::{Seen, told_common};
 
 /// The longest name of a baseline, with all of its features.
 const MOST_MODEL_BYTES: usize = 2048;
@@ -38,9 +42,21 @@ const NAMED_HOSTS: usize = 16;
 /// How long an agent may take to say what CPU it has, when its host is added.
 const ASK_LIMIT: Duration = Duration::from_secs(3);
 
-impl Manager {
+/// The cluster's CPU baseline.
+#[derive(Clone)]
+pub(crate) struct CpuBaselines {
+    state: Arc<State>,
+    agents: Arc<Hosts>,
+    planning: Planning,
+}
+
+impl CpuBaselines {
+    pub(crate) fn new(state: Arc<State>, agents: Arc<Hosts>, planning: Planning) -> CpuBaselines {
+        CpuBaselines { state, agents, planning }
+    }
+
     /// The baseline, and every host against it.
-    pub(crate) async fn cpu_baseline(&self) -> Result<CpuBaselineInfo, Problem> {
+    pub(crate) async fn show(&self) -> Result<CpuBaselineInfo, Problem> {
         let (seen, plan) = self.seen_cpus();
         apart(move || {
             let (common, no_common) = match seen.common(&[]) {
@@ -61,7 +77,7 @@ impl Manager {
     }
 
     /// VMs that run with another CPU than the baseline's, by name.
-    pub(crate) async fn cpu_baseline_vms(&self, cursor: Cursor) -> Result<Page<BaselineVm>, Problem> {
+    pub(crate) async fn vms(&self, cursor: Cursor) -> Result<Page<BaselineVm>, Problem> {
         let (seen, plan) = self.seen_cpus();
         apart(move || {
             let all = plan.map(|plan| seen.restarts(&plan.baseline)).unwrap_or_default();
@@ -80,21 +96,21 @@ impl Manager {
     ///
     /// # Errors
     /// [`ProblemCode::BaselineUnmet`]: a host in use falls short of it and is not named as one that may. Nothing is changed then.
-    pub(crate) async fn set_cpu_baseline(
-        self: &Arc<Self>,
+    pub(crate) async fn set(
+        &self,
         request: SetCpuBaseline,
         plan_only: bool,
         caller: &Caller,
     ) -> Result<CpuBaselineChange, Problem> {
         check_request(&request)?;
         let set_by = caller.name.clone();
-        self.planning(move |manager, leading| async move {
-            manager.plan_cpu_baseline(&leading.keeper, request, plan_only, set_by).await
-        })
-        .await
+        let baselines = self.clone();
+        self.planning
+            .change(move |keeper| async move { baselines.plan(&keeper, request, plan_only, set_by).await })
+            .await
     }
 
-    async fn plan_cpu_baseline(
+    async fn plan(
         &self,
         keeper: &Keeper,
         request: SetCpuBaseline,
@@ -118,18 +134,20 @@ impl Manager {
     }
 
     /// The cluster has no baseline any more. Running guests keep what they have.
-    pub(crate) async fn clear_cpu_baseline(self: &Arc<Self>) -> Result<(), Problem> {
-        self.planning(|manager, leading| async move {
-            if manager.state.inventory().baseline().is_none() {
-                let (detail, mend) =
-                    ("the cluster has no CPU baseline", "see `godwit control cpu-baseline show`");
-                return Err(Problem::new(ProblemCode::NotFound, detail, mend));
-            }
-            leading.keeper.remove(BASELINE, ID).await?;
-            manager.state.change(|inventory| inventory.plan_baseline(None));
-            Ok(())
-        })
-        .await
+    pub(crate) async fn clear(&self) -> Result<(), Problem> {
+        let baselines = self.clone();
+        self.planning
+            .change(|keeper| async move {
+                if baselines.state.inventory().baseline().is_none() {
+                    let (detail, mend) =
+                        ("the cluster has no CPU baseline", "see `godwit control cpu-baseline show`");
+                    return Err(Problem::new(ProblemCode::NotFound, detail, mend));
+                }
+                keeper.remove(BASELINE, ID).await?;
+                baselines.state.change(|inventory| inventory.plan_baseline(None));
+                Ok(())
+            })
+            .await
     }
 
     /// What CPU the agent of a new host gives to guests; none: it does not answer, or does not say.
@@ -138,7 +156,7 @@ impl Manager {
         name: &str,
         address: &str,
     ) -> Result<Option<HostCpuInfo>, Problem> {
-        let client = self.hosts().client(name, address)?;
+        let client = self.agents.client(name, address)?;
         Ok(timeout(ASK_LIMIT, client.host()).await.ok().and_then(Result::ok).and_then(|info| info.cpu))
     }
 
@@ -149,7 +167,7 @@ impl Manager {
         if lacks.is_empty() {
             return Ok(());
         }
-        let evidence = falls_short(name, &baseline.cpu_model, &some(&lacks));
+        let evidence = falls_short(name, &baseline.cpu_model, &some_features(&lacks));
         let mend = "take a lower baseline first (`godwit control cpu-baseline set`), or leave the host out";
         let check = Check {
             name: CheckName::CpuBaseline,
@@ -160,10 +178,20 @@ impl Manager {
         Err(Problem { checks: Box::new([check]), ..Problem::new(ProblemCode::BaselineUnmet, evidence, mend) })
     }
 
-    fn seen_cpus(&self) -> (Seen, Option<BaselinePlan>) {
+    fn seen_cpus(&self) -> (CpuSurvey, Option<BaselinePlan>) {
         let inventory = self.state.inventory();
-        (Seen::of(&inventory), inventory.baseline_plan().cloned())
+        (survey(&inventory), inventory.baseline_plan().cloned())
     }
+}
+
+/// Takes the CPUs of all hosts and VMs, so that what is worked out of very many of them holds no lock.
+fn survey(inventory: &Inventory) -> CpuSurvey {
+    let hosts = inventory.seen_hosts().map(|host| SurveyedHost {
+        name: host.name.to_owned(),
+        in_use: !host.plan.maintenance || inventory.vms_of(host.name).next().is_some(),
+        info: inventory.host_info(host.name).cloned(),
+    });
+    CpuSurvey::new(hosts, inventory.all_vms().cloned())
 }
 
 /// Works something out that takes some time with very many hosts.
@@ -206,12 +234,12 @@ fn check_request(request: &SetCpuBaseline) -> Result<(), Problem> {
 }
 
 /// What is asked for, as it would be set.
-fn plan(seen: &Seen, request: SetCpuBaseline, set_by: String) -> Result<BaselinePlan, Problem> {
+fn plan(seen: &CpuSurvey, request: SetCpuBaseline, set_by: String) -> Result<BaselinePlan, Problem> {
     let SetCpuBaseline { model, mut without } = request;
     without.sort_unstable();
     without.dedup();
     if let Some(host) = without.iter().find(|host| !seen.has_host(host)) {
-        return Err(crate::hosts::no_host(host));
+        return Err(crate::agents::no_host(host));
     }
     let baseline = if model == COMPUTED_BASELINE {
         let common = seen.common(&without);
@@ -224,7 +252,7 @@ fn plan(seen: &Seen, request: SetCpuBaseline, set_by: String) -> Result<Baseline
     Ok(BaselinePlan { baseline, asked: model, without, set_unix_ms: now_unix_ms(), set_by })
 }
 
-fn unknown_name(seen: &Seen, model: &str) -> Problem {
+fn unknown_name(seen: &CpuSurvey, model: &str) -> Problem {
     let names = seen.known_names();
     if names.is_empty() {
         let detail =
@@ -236,7 +264,7 @@ fn unknown_name(seen: &Seen, model: &str) -> Problem {
 }
 
 /// What a baseline means, and why it is not to be set; none: it may.
-fn meaning(seen: &Seen, plan: &BaselinePlan) -> (CpuBaselineChange, Option<Problem>) {
+fn meaning(seen: &CpuSurvey, plan: &BaselinePlan) -> (CpuBaselineChange, Option<Problem>) {
     let hosts = seen.hosts(Some(&plan.baseline));
     let with = |fit: BaselineFit| move |host: &&BaselineHost| host.fit == Some(fit);
     let falls_short: Vec<BaselineHost> =
@@ -263,7 +291,8 @@ fn meaning(seen: &Seen, plan: &BaselinePlan) -> (CpuBaselineChange, Option<Probl
 fn unmet(baseline: &Baseline, hosts: &[&BaselineHost]) -> Option<Problem> {
     let first = hosts.first()?;
     let names: Vec<String> = hosts.iter().take(NAMED_HOSTS).map(|host| host.host.clone()).collect();
-    let evidence = |host: &BaselineHost| falls_short(&host.host, &baseline.cpu_model, &some(&host.lacks));
+    let evidence =
+        |host: &BaselineHost| falls_short(&host.host, &baseline.cpu_model, &some_features(&host.lacks));
     let others = match hosts.len() {
         1 => String::new(),
         count => format!(" (and {} more hosts)", count - 1),

@@ -1,10 +1,14 @@
 //! The baseline as it is saved.
 
+use std::collections::BTreeSet;
+
 use godwit_qemu::{Baseline, CpuFeatures};
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
-use crate::inventory::BaselinePlan;
-use crate::store::records::{Record, Table};
+use crate::cluster::inventory::BaselinePlan;
+use crate::cluster::state::State;
+use crate::storage::planned::Planned;
 
 pub(crate) const BASELINE: Table<SavedBaseline> = Table::new();
 /// A cluster has one.
@@ -40,5 +44,15 @@ impl From<SavedBaseline> for BaselinePlan {
     fn from(saved: SavedBaseline) -> BaselinePlan {
         let SavedBaseline { cpu_model, features, asked, without, set_unix_ms, set_by } = saved;
         BaselinePlan { baseline: Baseline { cpu_model, features }, asked, without, set_unix_ms, set_by }
+    }
+}
+
+impl Planned<State> for SavedBaseline {
+    fn known(state: &State) -> BTreeSet<String> {
+        state.inventory().baseline().map(|_| ID.to_owned()).into_iter().collect()
+    }
+
+    fn set(state: &State, _: &str, record: Option<SavedBaseline>) {
+        state.change(|inventory| inventory.plan_baseline(record.map(Into::into)));
     }
 }

@@ -1,12 +1,13 @@
 use godwit_api::control::{Change, CheckName, PreflightRanking, Verdict};
+use godwit_store::{MemoryStore, Store};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::access::Caller;
-use crate::events::Next;
-use crate::inventory::{HostPlan, Inventory};
+use crate::cluster::inventory::{HostPlan, Inventory};
+use crate::journal::events::Next;
+use crate::manager::Manager;
 use crate::rig::{cpu, follower, host, leader, over_file, put_host, until, vm};
-use crate::store::{MemoryStore, Store};
 
 fn request(model: &str, without: &[&str]) -> SetCpuBaseline {
     SetCpuBaseline {
@@ -38,13 +39,13 @@ async fn managed() -> Arc<Manager> {
 }
 
 async fn set(manager: &Arc<Manager>, request: SetCpuBaseline) -> Result<CpuBaselineChange, Problem> {
-    manager.set_cpu_baseline(request, false, &Caller::root()).await
+    manager.baseline.set(request, false, &Caller::root()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_hosts_have_in_common_is_told_with_the_names_that_all_could_have() {
     let manager = managed().await;
-    let info = manager.cpu_baseline().await.unwrap();
+    let info = manager.baseline.show().await.unwrap();
     assert_eq!(info.baseline, None);
     assert_eq!(info.common.unwrap().cpu_model, "Nehalem-v1,+aes");
     let names: Vec<_> = info.named.iter().map(|one| one.name.as_str()).collect();
@@ -58,7 +59,7 @@ async fn what_hosts_have_in_common_is_told_with_the_names_that_all_could_have() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_tells_what_a_baseline_means_and_sets_nothing() {
     let manager = managed().await;
-    let plan = manager.set_cpu_baseline(request("Haswell-v4", &[]), true, &Caller::root()).await.unwrap();
+    let plan = manager.baseline.set(request("Haswell-v4", &[]), true, &Caller::root()).await.unwrap();
     assert!(!plan.set);
     assert_eq!(plan.refused.as_deref(), Some("host old falls short of Haswell-v4: it lacks avx2"));
     let short: Vec<_> = plan.falls_short.iter().map(|host| (host.host.as_str(), host.lacks.len())).collect();
@@ -68,11 +69,11 @@ async fn a_plan_tells_what_a_baseline_means_and_sets_nothing() {
         restart,
         ["odd no host says what CPU model pentium3 holds", "plain it lacks aes, avx2 of the baseline"]
     );
-    let lower = manager.set_cpu_baseline(request("Nehalem-v1", &[]), true, &Caller::root()).await.unwrap();
+    let lower = manager.baseline.set(request("Nehalem-v1", &[]), true, &Caller::root()).await.unwrap();
     assert_eq!(lower.refused, None);
     let restart: Vec<_> = lower.must_restart.iter().map(|vm| (vm.vm.as_str(), vm.beyond.len())).collect();
     assert_eq!(restart, [("most", 2), ("new", 2), ("odd", 0)]);
-    assert_eq!(manager.cpu_baseline().await.unwrap().baseline, None);
+    assert_eq!(manager.baseline.show().await.unwrap().baseline, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,7 +109,7 @@ async fn computed_is_what_all_have_but_those_that_are_left_out() {
     let fewer = set(&manager, request("computed", &["old"])).await.unwrap();
     assert_eq!(fewer.baseline.cpu_model, "Haswell-v4");
     // In the place of the one before, as it is a change of what was written last.
-    assert_eq!(manager.cpu_baseline().await.unwrap().baseline, Some(fewer.baseline));
+    assert_eq!(manager.baseline.show().await.unwrap().baseline, Some(fewer.baseline));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,7 +128,7 @@ async fn hosts_that_run_guests_by_different_means_have_none_in_common_and_are_al
         problem.detail.starts_with("a, b, old run guests by KVM and t1, t2 run guests by TCG"),
         "{problem}"
     );
-    let info = manager.cpu_baseline().await.unwrap();
+    let info = manager.baseline.show().await.unwrap();
     assert!(info.common.is_none() && info.no_common.unwrap().contains("make two clusters"));
 }
 
@@ -168,7 +169,12 @@ async fn an_alias_is_kept_as_the_version_that_it_stands_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_vm_goes_to_a_host_that_falls_short_until_it_is_cleared() {
     let manager = managed().await;
-    let fits = async |manager: &Arc<Manager>| match manager.preflight("plain", None, false).await.unwrap() {
+    let fits = async |manager: &Arc<Manager>| match manager
+        .requests
+        .preflight("plain", None, false)
+        .await
+        .unwrap()
+    {
         godwit_api::control::Preflight::Ranking(PreflightRanking { fits, .. }) => {
             fits.into_iter().map(|one| one.host).collect::<Vec<_>>()
         }
@@ -178,12 +184,12 @@ async fn no_vm_goes_to_a_host_that_falls_short_until_it_is_cleared() {
     let mut events = manager.state.events().listen(None);
     set(&manager, request("Haswell-v4", &["old"])).await.unwrap();
     assert_eq!(fits(&manager).await, ["b", "silent"]);
-    let report = manager.preflight_report("plain", "old", false).await.unwrap();
+    let report = manager.requests.preflight_report("plain", "old", false).await.unwrap();
     let check = report.checks.iter().find(|check| check.name == CheckName::CpuBaseline).unwrap();
     assert!(check.verdict == Verdict::Fail && check.evidence.contains("avx2"), "{check:?}");
-    manager.clear_cpu_baseline().await.unwrap();
+    manager.baseline.clear().await.unwrap();
     assert_eq!(fits(&manager).await, ["b", "old", "silent"]);
-    let again = manager.clear_cpu_baseline().await.unwrap_err();
+    let again = manager.baseline.clear().await.unwrap_err();
     assert_eq!(again.code, ProblemCode::NotFound);
     let Some(Next::Events(told)) = events.next().await else { panic!("nothing is told") };
     let told: Vec<_> = told.iter().map(|event| &event.change).collect();
@@ -210,7 +216,7 @@ fn it_outlives_the_manager_and_is_changed_by_the_next() {
     });
     over_file(&path, async |manager| {
         // Also while no host has been heard: its features are kept.
-        let kept = manager.cpu_baseline().await.unwrap().baseline.unwrap();
+        let kept = manager.baseline.show().await.unwrap().baseline.unwrap();
         assert_eq!((kept.cpu_model.as_str(), kept.features.len(), kept.without.len()), ("Haswell-v4", 4, 1));
         assert_eq!(manager.state.inventory().guest_cpu_model(), Some("Haswell-v4"));
         fill(&manager);
@@ -219,7 +225,7 @@ fn it_outlives_the_manager_and_is_changed_by_the_next() {
     });
     over_file(&path, async |manager| {
         assert_eq!(manager.state.inventory().guest_cpu_model(), Some("Nehalem-v1"));
-        manager.clear_cpu_baseline().await.unwrap();
+        manager.baseline.clear().await.unwrap();
     });
     over_file(&path, async |manager| assert_eq!(manager.state.inventory().baseline(), None));
 }
@@ -238,6 +244,6 @@ async fn a_manager_that_follows_knows_it() {
     assert_eq!(set(&other, request("Haswell-v4", &["old"])).await.unwrap_err().code, ProblemCode::NoLeader);
     set(&manager, request("Haswell-v4", &["old"])).await.unwrap();
     until(&other, |inventory| inventory.guest_cpu_model() == Some("Haswell-v4")).await;
-    manager.clear_cpu_baseline().await.unwrap();
+    manager.baseline.clear().await.unwrap();
     until(&other, |inventory| inventory.baseline().is_none()).await;
 }

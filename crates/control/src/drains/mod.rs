@@ -1,6 +1,7 @@
 //! Drains as they are carried out: hosts that are emptied, and filled again where that is undone. One task owns them. What is to be done next is
-//! decided in `next.rs`, who goes where in [`crate::drain`], and who starts when by the queue; here it is only done and written down.
+//! decided in `next.rs`, who goes where in [`godwit_planner::drain`], and who starts when by the queue; here it is only done and written down.
 
+pub(crate) mod http;
 mod next;
 mod record;
 mod saved;
@@ -15,24 +16,26 @@ use godwit_api::control::{
     Change, CreateDrain, CreateMove, Drain, DrainState, HostState, Move, MoveState, Problem, ProblemCode,
 };
 use godwit_migration::Intent;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, interval};
-
-use crate::drain::{DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo};
-use crate::facts::{Arriving, begun_at_agents, datastores, estimate_ms, placement_hosts, reference_group};
-use crate::hosts::no_host;
-use crate::inventory::{HostPlan, Inventory};
-use crate::keeper::{Keeper, Writes};
-use crate::moves::{Moves, Wanted, fresh_id, job_of};
-use crate::placement::{self, Rule};
-use crate::queue::{Limits, RunningMove};
-use crate::records::{HOSTS, SavedHost};
-use crate::state::{State, now_unix_ms};
-use crate::words::millis;
-
+use godwit_planner::drain::{DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo};
+use godwit_planner::placement::{self, Rule};
+use godwit_planner::queue::{Limits, RunningMove};
+use godwit_planner::words::millis;
 use next::{Leaving, Next, next};
 use record::{HostDrain, Legs, Way};
 use saved::{DRAINS, SavedDrain, check_size};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::agents::no_host;
+use crate::agents::record::{HOSTS, SavedHost};
+use crate::clock::now_unix_ms;
+use crate::cluster::inventory::{HostPlan, Inventory};
+use crate::cluster::planner_input::{
+    Arriving, begun_at_agents, datastores, estimate_ms, placement_hosts, reference_group,
+};
+use crate::cluster::state::State;
+use crate::moves::{Moves, Wanted, fresh_id, job_of};
+use crate::storage::keeper::{Keeper, Writes};
 
 /// How often it is looked what is to be done next.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::control::{DrainState, HostState, Move, MoveState};
 use godwit_api::{VmInfo, VmState};
+use godwit_planner::drain::{DrainVm, Moved, PlannedMove};
+use godwit_planner::placement::Obstacle;
 
 use super::record::{HostDrain, Legs, Way};
-use crate::drain::{DrainVm, Moved, PlannedMove};
-use crate::facts::{datastores, estimate_ms, placement_vm};
-use crate::inventory::{Inventory, SeenHost};
-use crate::placement::Obstacle;
+use crate::cluster::inventory::{Inventory, SeenHost};
+use crate::cluster::planner_input::{datastores, estimate_ms, placement_vm};
 use crate::preflight;
 
 /// Moves that a VM gets in a drain, each to another host.
@@ -364,7 +364,7 @@ mod tests {
         // After the manager's start nobody knows where its pages are, until every host has been asked.
         inventory.heard("b", HostEvent::VmGone("db".to_owned()), 1);
         assert!(waits(&inventory, PAGES_WAIT_MS) && !waits(&inventory, PAGES_WAIT_MS + 1));
-        inventory.plan_host("c", crate::inventory::HostPlan::default());
+        inventory.plan_host("c", crate::cluster::inventory::HostPlan::default());
         assert!(waits(&inventory, 10 * PAGES_WAIT_MS));
         inventory.lost("c", "no route");
         assert!(!waits(&inventory, 10 * PAGES_WAIT_MS));

@@ -6,8 +6,8 @@ use godwit_api::QemuEngineOptions;
 use godwit_api::control::{Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority, MoveState};
 use godwit_migration::EngineKind;
 
-use crate::drain::eta::{MoveEta, Progress, eta};
-use crate::drain::{PlannedMove, Staying};
+use godwit_planner::drain::eta::{MoveEta, Progress, eta};
+use godwit_planner::drain::{PlannedMove, Staying};
 
 /// A drain as it is carried out. What its moves have come to stands with them.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use godwit_api::QemuEngineOptions;
 use godwit_api::control::{DrainState, DrainVm, MovePriority, Problem, ProblemCode};
 use godwit_migration::EngineKind;
+use godwit_planner::drain::{Expected, PlannedMove};
+use godwit_store::MOST_VALUE_BYTES;
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use super::record::{HostDrain, Way};
-use crate::drain::{Expected, PlannedMove};
-use crate::store::MOST_VALUE_BYTES;
-use crate::store::records::{Record, Table};
-use crate::words::beginning;
+use crate::cluster::text::beginning;
 
 pub(crate) const DRAINS: Table<SavedDrain> = Table::new();
 

@@ -3,12 +3,12 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use godwit_api::control::DrainVmState;
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
+use godwit_planner::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, JobFailure, Whereabouts};
 use godwit_qemu::VmSpec;
+use godwit_store::{Candidate, MemoryStore, Store, Transaction};
 
 use super::*;
 use crate::moves::{Agents, Heard, Job};
-use crate::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, JobFailure, Whereabouts};
-use crate::store::{Candidate, MemoryStore, Store, Transaction};
 
 const GIB: u64 = 1 << 30;
 

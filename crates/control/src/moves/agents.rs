@@ -6,15 +6,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_api::{ClientError, ErrorCode, VmState};
 use godwit_migration::{Outcome, Report};
+use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, JobFailure, Whereabouts};
 use tokio::time::sleep;
 
 use super::job::Job;
-use crate::bounds::MOST_REASON_BYTES;
-use crate::hosts::Hosts;
-use crate::inventory::Inventory;
-use crate::queue::lifecycle::{Action, Answer, Ended, JobEvent, JobFailure, Whereabouts};
-use crate::state::State;
-use crate::words::beginning;
+use crate::agents::Hosts;
+use crate::cluster::bounds::MOST_REASON_BYTES;
+use crate::cluster::inventory::Inventory;
+use crate::cluster::state::State;
+use crate::cluster::text::beginning;
 
 /// Before an agent is asked again that did not answer.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -7,12 +7,12 @@ use godwit_api::control::{
 };
 use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_migration::{EngineKind, Intent, PageInUse, Progress, Report};
+use godwit_store::records::{Record, Table};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use crate::queue::Priority;
-use crate::queue::lifecycle::{JobFailure, JobState};
-use crate::store::records::{Record, Table};
+use godwit_planner::queue::Priority;
+use godwit_planner::queue::lifecycle::{JobFailure, JobState};
 
 pub(crate) const MOVES: Table<SavedMove> = Table::new();
 

@@ -1,12 +1,17 @@
-//! Moves as they are carried out. One task owns all jobs: each news of a job is an event of its pure lifecycle ([`crate::queue::lifecycle`]), whose
+//! Moves as they are carried out. One task owns all jobs: each news of a job is an event of its pure lifecycle ([`godwit_planner::queue::lifecycle`]), whose
 //! actions are done in their order, and nothing after a state that could not be written. Agents are asked in tasks of their own, whose answers
 //! are events again. Nothing decides here.
 
 mod agents;
-mod facts;
+pub(crate) mod elsewhere;
+pub(crate) mod http;
 mod job;
+pub(crate) mod limits;
+pub(crate) mod preflight_http;
 mod reports;
+pub(crate) mod requests;
 mod samples;
+mod situation;
 #[cfg(test)]
 mod tests;
 
@@ -17,17 +22,18 @@ use std::time::Duration;
 use godwit_api::MigrationStatus;
 use godwit_api::control::{Change, Move, MoveSamples, MoveState, Problem, ProblemCode, Waits};
 use godwit_migration::Report;
+use godwit_planner::queue::lifecycle::{Action, Ended, JobEvent, JobFailure, JobState, step};
+use godwit_planner::queue::retry::RetryPolicy;
+use godwit_planner::queue::{Served, Situation, schedule};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::bounds::Fault;
-use crate::following::News;
-use crate::keeper::{Keeper, Writes};
-use crate::queue::lifecycle::{Action, Ended, JobEvent, JobFailure, JobState, step};
-use crate::queue::retry::RetryPolicy;
-use crate::queue::{Served, Situation, schedule};
-use crate::state::{State, now_unix_ms};
+use crate::agents::following::News;
+use crate::clock::now_unix_ms;
+use crate::cluster::bounds::Fault;
+use crate::cluster::state::State;
+use crate::storage::keeper::{Keeper, Writes};
 
 pub(crate) use agents::{Agents, FollowedAgents, Heard};
 use samples::Samples;
@@ -450,7 +456,7 @@ impl Driver {
         let now_ms = now_unix_ms();
         let (known, limits) = {
             let inventory = self.state.inventory();
-            (facts::known(&self.jobs, &inventory), inventory.limits())
+            (situation::known(&self.jobs, &inventory), inventory.limits())
         };
         for (id, waits) in known.unable {
             self.set_waits(&id, waits);
@@ -464,11 +470,13 @@ impl Driver {
             served: &self.served,
         });
         for wait in schedule.waits {
-            self.set_waits(&wait.job, Waits { code: facts::code(&wait.reason), text: wait.text });
+            self.set_waits(&wait.job, Waits { code: situation::code(&wait.reason), text: wait.text });
         }
         for start in schedule.starts {
             let Some(job) = self.jobs.get(&start.job) else { continue };
-            let Some(epoch) = facts::epoch(&self.state.inventory(), &job.vm, &start.source) else { continue };
+            let Some(epoch) = situation::epoch(&self.state.inventory(), &job.vm, &start.source) else {
+                continue;
+            };
             let migration = job.next_migration();
             let starts = JobEvent::Start { migration, target: start.target, epoch };
             if let Err(problem) = self.advance(&start.job, starts).await {

@@ -2,13 +2,13 @@
 
 use godwit_api::control::Problem;
 use godwit_migration::Report;
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::job::{Job, MOVES};
-use crate::keeper::{Keeper, Writes};
-use crate::store::records::{Record, Table};
-use crate::words::beginning;
+use crate::cluster::text::beginning;
+use crate::storage::keeper::{Keeper, Writes};
 
 /// The most that is kept of a report, as JSON: ten thousand of them are to fit a store beside all else. Of a longer one the middles of its lists are left out.
 const MOST_BYTES: usize = 128 << 10;

@@ -3,12 +3,12 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use godwit_api::control::CreateMove;
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
+use godwit_planner::queue::lifecycle::{Answer, Ended, Whereabouts};
 use godwit_qemu::VmSpec;
+use godwit_store::{Candidate, MemoryStore, Store};
 
 use super::*;
-use crate::inventory::HostPlan;
-use crate::queue::lifecycle::{Answer, Ended, Whereabouts};
-use crate::store::{Candidate, MemoryStore, Store};
+use crate::cluster::inventory::HostPlan;
 
 /// Agents that do at once what they are asked to, and remember it.
 #[derive(Default)]

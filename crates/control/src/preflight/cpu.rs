@@ -1,13 +1,11 @@
 //! CPU and accelerator: what a guest has, and what it would find.
 
 use godwit_api::HostCpuInfo;
-use godwit_qemu::{Accelerator, CpuFeatures};
+use godwit_planner::words::some_features;
+use godwit_qemu::Accelerator;
 
 use super::{Found, Subject};
-use crate::inventory::SeenHost;
-
-/// The features named in a message; the rest are counted.
-const NAMED_FEATURES: usize = 12;
+use crate::cluster::inventory::SeenHost;
 
 pub(super) fn accelerator(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let (accel, name) = (subject.vm.info.accel.as_str(), to.name);
@@ -80,7 +78,7 @@ pub(super) fn baseline(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
             "host {} falls short of the cluster's baseline {}: it lacks {}",
             to.name,
             baseline.cpu_model,
-            some(&lacking)
+            some_features(&lacking)
         ),
         "take another host, or lower the baseline",
     )
@@ -88,13 +86,4 @@ pub(super) fn baseline(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 
 pub(super) fn untold(host: &str) -> Found {
     Found::unknown(format!("host {host} has told nothing of itself yet"), "wait until it is heard")
-}
-
-/// The first of many, and how many more there are.
-pub(crate) fn some(features: &CpuFeatures) -> String {
-    let named: Vec<&str> = features.iter().take(NAMED_FEATURES).map(String::as_str).collect();
-    match features.len().saturating_sub(NAMED_FEATURES) {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
 }

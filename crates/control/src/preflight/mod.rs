@@ -5,7 +5,6 @@
 //! Placement and drains get the same checks as [`Obstacles`].
 
 mod answers;
-mod asked;
 mod cpu;
 mod pair;
 mod ranking;
@@ -15,16 +14,14 @@ mod vm;
 
 use godwit_api::control::{Check, CheckName, PreflightReport, Verdict};
 use godwit_migration::EngineKind;
+use godwit_planner::placement::{Obstacle, Obstacles};
 use godwit_qemu::CpuModel;
 
-use crate::inventory::{Inventory, SeenHost, SeenVm};
-use crate::placement::{Obstacle, Obstacles};
-
-pub(crate) use asked::check_qemu;
-pub(crate) use cpu::some;
+use crate::cluster::inventory::{Inventory, SeenHost, SeenVm};
 
 pub use answers::with_dry_run;
-use answers::without_answer;
+pub(crate) use answers::without_answer;
+pub(crate) use ranking::first;
 
 /// How a check came out.
 pub(crate) struct Found {
@@ -120,7 +117,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// What keeps a VM from each host, beside what placement sees for itself: for [`crate::placement::rank`] and drains.
+/// What keeps a VM from each host, beside what placement sees for itself: for [`godwit_planner::placement::rank`] and drains.
 #[must_use]
 pub fn obstacles(inventory: &Inventory, vm: &str) -> Obstacles {
     Subject::of(inventory, vm, EngineKind::default()).map(|subject| subject.obstacles()).unwrap_or_default()

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use godwit_api::control::{CheckName, HostState};
+use godwit_planner::words::Bytes;
 
 use super::cpu::{accelerator, baseline, cpu, untold};
 use super::{Found, Subject};
-use crate::inventory::SeenHost;
-use crate::words::Bytes;
+use crate::cluster::inventory::SeenHost;
 
 type OfPair = fn(&Subject<'_>, SeenHost<'_>) -> Found;
 

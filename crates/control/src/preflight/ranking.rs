@@ -4,11 +4,11 @@ use godwit_api::control::{
     Check, CheckName, PlacementScore, PreflightRanking, Problem, ProblemCode, RankedHost, RuledOutHost,
     Verdict,
 };
+use godwit_planner::placement::{Exclusion, Host, Obstacles, Rule, Score, rank};
+use godwit_planner::words::Count;
 
 use super::{Found, Subject};
-use crate::facts::placement_vm;
-use crate::placement::{Exclusion, Host, Obstacles, Rule, Score, rank};
-use crate::words::Count;
+use crate::cluster::planner_input::placement_vm;
 
 /// Hosts that a message names, with what rules them out.
 const NAMED_HOSTS: usize = 3;

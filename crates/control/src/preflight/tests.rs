@@ -1,12 +1,12 @@
 use godwit_api::control::{CheckName, PreflightRanking, ProblemCode, Verdict};
 use godwit_api::{HostEvent, HostInfo, VmInfo};
+use godwit_planner::queue::Limits;
 use serde_json::{Value, json};
 
 use super::ranking::first;
 use super::*;
-use crate::facts::{Arriving, placement_hosts};
-use crate::inventory::HostPlan;
-use crate::queue::Limits;
+use crate::cluster::inventory::HostPlan;
+use crate::cluster::planner_input::{Arriving, placement_hosts};
 
 const GIB: u64 = 1 << 30;
 

@@ -1,7 +1,9 @@
-//! Rules about where VMs may be, as operators make them. What placement does with them is `placement/rules.rs`; whether each is kept at
-//! present is `kept.rs`.
+//! Rules about where VMs may be, as operators make them. What placement does with them is `godwit_planner::placement`; whether each is kept at
+//! present is `cluster::rule_state`.
 
-mod kept;
+pub(crate) mod http;
+#[cfg(test)]
+mod http_tests;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -12,12 +14,14 @@ use std::sync::Arc;
 use godwit_api::control::{
     CreateRule, Page, Problem, ProblemCode, RuleHosts, RuleInfo, RuleKind, RuleStrength,
 };
+use godwit_planner::placement::{self, Hosts, Rule, Strength};
 
-use crate::inventory::{Cursor, Inventory, RuleFilter};
-use crate::manager::{Manager, check_name};
-use crate::placement::{self, Hosts, Rule, Strength};
+use crate::cluster::inventory::{Cursor, Inventory, RuleFilter};
+use crate::cluster::names::check_name;
+use crate::cluster::rule_state::told;
+use crate::cluster::state::State;
+use crate::storage::planning::Planning;
 
-pub(crate) use kept::told;
 pub(crate) use record::{RULES, SavedRule};
 
 /// The most rules that a cluster has: each is asked of every host for every VM that it names.
@@ -27,44 +31,59 @@ const MOST_NAMES: usize = 256;
 /// The most labels that hosts are named by, as a host has no more.
 const MOST_LABELS: usize = 64;
 
-impl Manager {
+/// Rules about where VMs may be.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    state: Arc<State>,
+    planning: Planning,
+}
+
+impl Rules {
+    pub(crate) fn new(state: Arc<State>, planning: Planning) -> Rules {
+        Rules { state, planning }
+    }
+
     /// Makes a rule. VMs and hosts that it names may come later.
-    pub(crate) async fn create_rule(self: &Arc<Self>, request: CreateRule) -> Result<RuleInfo, Problem> {
+    pub(crate) async fn create(&self, request: CreateRule) -> Result<RuleInfo, Problem> {
         let rule = read(request)?;
-        self.planning(|manager, leading| async move {
-            check_beside_others(&rule, &manager.state.inventory().rules())?;
-            leading.keeper.insert(RULES, &rule.name, &SavedRule::from(&rule)).await?;
-            let name = rule.name.clone();
-            manager.state.change(|inventory| inventory.plan_rule(&name, Some(rule)));
-            manager.rule(&name)
-        })
-        .await
+        let rules = self.clone();
+        self.planning
+            .change(|keeper| async move {
+                check_beside_others(&rule, &rules.state.inventory().rules())?;
+                keeper.insert(RULES, &rule.name, &SavedRule::from(&rule)).await?;
+                let name = rule.name.clone();
+                rules.state.change(|inventory| inventory.plan_rule(&name, Some(rule)));
+                rules.show(&name)
+            })
+            .await
     }
 
     /// One rule, with every VM by which it is broken.
-    pub(crate) fn rule(&self, name: &str) -> Result<RuleInfo, Problem> {
+    pub(crate) fn show(&self, name: &str) -> Result<RuleInfo, Problem> {
         let inventory = self.state.inventory();
         let rule = inventory.rule(name).ok_or_else(|| no_rule(name))?;
         Ok(told(rule, &inventory, usize::MAX))
     }
 
     /// A page of them, by name.
-    pub(crate) fn rules(&self, filter: &RuleFilter, cursor: &Cursor) -> Page<RuleInfo> {
+    pub(crate) fn list(&self, filter: &RuleFilter, cursor: &Cursor) -> Page<RuleInfo> {
         self.state.inventory().rules_page(filter, cursor)
     }
 
     /// Removes a rule; no VM is moved by that.
-    pub(crate) async fn delete_rule(self: &Arc<Self>, name: &str) -> Result<(), Problem> {
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), Problem> {
         let name = name.to_owned();
-        self.planning(|manager, leading| async move {
-            if manager.state.inventory().rule(&name).is_none() {
-                return Err(no_rule(&name));
-            }
-            leading.keeper.remove(RULES, &name).await?;
-            manager.state.change(|inventory: &mut Inventory| inventory.plan_rule(&name, None));
-            Ok(())
-        })
-        .await
+        let rules = self.clone();
+        self.planning
+            .change(|keeper| async move {
+                if rules.state.inventory().rule(&name).is_none() {
+                    return Err(no_rule(&name));
+                }
+                keeper.remove(RULES, &name).await?;
+                rules.state.change(|inventory: &mut Inventory| inventory.plan_rule(&name, None));
+                Ok(())
+            })
+            .await
     }
 }
 

@@ -1,11 +1,13 @@
 //! A rule as it is saved.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use godwit_planner::placement::{Hosts, Rule, RuleKind, Strength};
+use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
-use crate::placement::{Hosts, Rule, RuleKind, Strength};
-use crate::store::records::{Record, Table};
+use crate::cluster::state::State;
+use crate::storage::planned::Planned;
 
 pub(crate) const RULES: Table<SavedRule> = Table::new();
 
@@ -78,5 +80,16 @@ impl SavedRule {
             SavedStrength::Should => Strength::Should,
         };
         Rule { name: name.to_owned(), strength, kind, vms: self.vms }
+    }
+}
+
+impl Planned<State> for SavedRule {
+    fn known(state: &State) -> BTreeSet<String> {
+        state.inventory().rules().into_iter().map(|rule| rule.name).collect()
+    }
+
+    fn set(state: &State, id: &str, record: Option<SavedRule>) {
+        let rule = record.map(|saved| saved.rule(id));
+        state.change(|inventory| inventory.plan_rule(id, rule));
     }
 }

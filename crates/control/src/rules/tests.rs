@@ -1,13 +1,13 @@
 use std::slice;
 
 use godwit_api::control::{Change, RuleState};
+use godwit_store::records::Record;
+use godwit_store::{MemoryStore, Store};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::events::Next;
+use crate::journal::events::Next;
 use crate::rig::{LateStore, ask_and_go, follower, host, leader, over_file, put_host, until, vm};
-use crate::store::records::Record;
-use crate::store::{MemoryStore, Store};
 
 fn request(value: Value) -> CreateRule {
     serde_json::from_value(value).unwrap()
@@ -145,19 +145,19 @@ fn rules_outlive_the_manager() {
     over_file(&path, async |manager| {
         for name in ["r1", "r2"] {
             let asked = json!({ "name": name, "kind": "apart", "vms": ["x", "y"] });
-            manager.create_rule(request(asked)).await.unwrap();
+            manager.rules.create(request(asked)).await.unwrap();
         }
-        manager.delete_rule("r1").await.unwrap();
+        manager.rules.delete("r1").await.unwrap();
     });
     over_file(&path, async |manager| {
-        let page = manager.rules(&RuleFilter::default(), &Cursor { behind: None, limit: 10 });
+        let page = manager.rules.list(&RuleFilter::default(), &Cursor { behind: None, limit: 10 });
         assert_eq!((page.total, page.items[0].name.as_str()), (1, "r2"));
         // It is known to the store too: it can be removed, and made anew.
-        manager.delete_rule("r2").await.unwrap();
+        manager.rules.delete("r2").await.unwrap();
         let asked = json!({ "name": "r2", "kind": "together", "vms": ["x", "y"] });
-        manager.create_rule(request(asked)).await.unwrap();
+        manager.rules.create(request(asked)).await.unwrap();
     });
-    over_file(&path, async |manager| assert_eq!(manager.rule("r2").unwrap().kind, RuleKind::Together));
+    over_file(&path, async |manager| assert_eq!(manager.rules.show("r2").unwrap().kind, RuleKind::Together));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,14 +165,14 @@ async fn a_manager_that_follows_knows_them_and_changes_none() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let manager = leader(Arc::clone(&store)).await;
     let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
-    manager.create_rule(request(asked.clone())).await.unwrap();
+    manager.rules.create(request(asked.clone())).await.unwrap();
     let (other, _standby) = follower(&store);
     until(&other, |inventory| inventory.rule("r1").is_some()).await;
     let refused =
-        other.create_rule(request(json!({ "name": "r2", "kind": "apart", "vms": ["x", "z"] }))).await;
+        other.rules.create(request(json!({ "name": "r2", "kind": "apart", "vms": ["x", "z"] }))).await;
     assert_eq!(refused.unwrap_err().code, ProblemCode::NoLeader);
-    assert!(other.rule("r2").is_err());
-    manager.delete_rule("r1").await.unwrap();
+    assert!(other.rules.show("r2").is_err());
+    manager.rules.delete("r1").await.unwrap();
     until(&other, |inventory| inventory.rule("r1").is_none()).await;
 }
 
@@ -185,10 +185,10 @@ async fn changes_are_told() {
     });
     let mut events = manager.state.events().listen(None);
     let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
-    manager.create_rule(request(asked.clone())).await.unwrap();
-    assert_eq!(manager.create_rule(request(asked)).await.unwrap_err().code, ProblemCode::AlreadyExists);
-    manager.delete_rule("r1").await.unwrap();
-    assert_eq!(manager.delete_rule("r1").await.unwrap_err().code, ProblemCode::NotFound);
+    manager.rules.create(request(asked.clone())).await.unwrap();
+    assert_eq!(manager.rules.create(request(asked)).await.unwrap_err().code, ProblemCode::AlreadyExists);
+    manager.rules.delete("r1").await.unwrap();
+    assert_eq!(manager.rules.delete("r1").await.unwrap_err().code, ProblemCode::NotFound);
     let Some(Next::Events(told)) = events.next().await else { panic!("nothing is told") };
     let [Change::Rule(made), Change::RuleGone(gone)] = [&told[0].change, &told[1].change] else {
         panic!("{told:?}")
@@ -199,14 +199,13 @@ async fn changes_are_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_at_once_that_contradict_each_other_one_kind_is_made() {
     let manager = leader(Arc::new(MemoryStore::new())).await;
-    let asked =
-        (0..16).map(|number| {
-            let kind = if number % 2 == 0 { "apart" } else { "together" };
-            let (manager, name) = (Arc::clone(&manager), format!("r{number}"));
-            async move {
-                manager.create_rule(request(json!({ "name": name, "kind": kind, "vms": ["x", "y"] }))).await
-            }
-        });
+    let asked = (0..16).map(|number| {
+        let kind = if number % 2 == 0 { "apart" } else { "together" };
+        let (manager, name) = (Arc::clone(&manager), format!("r{number}"));
+        async move {
+            manager.rules.create(request(json!({ "name": name, "kind": kind, "vms": ["x", "y"] }))).await
+        }
+    });
     let made: Vec<_> = futures::future::join_all(asked).await;
     assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 8);
     let kinds: BTreeSet<RuleKind> = made.into_iter().flatten().map(|rule| rule.kind).collect();
@@ -218,7 +217,7 @@ async fn what_was_begun_is_done_and_known_also_where_who_asked_has_gone() {
     let store: Arc<dyn Store> = Arc::new(LateStore::default());
     let manager = leader(Arc::clone(&store)).await;
     let asked = json!({ "name": "r1", "kind": "apart", "vms": ["x", "y"] });
-    ask_and_go(&*store, manager.create_rule(request(asked))).await;
+    ask_and_go(&*store, manager.rules.create(request(asked))).await;
     until(&manager, |inventory| inventory.rule("r1").is_some()).await;
-    manager.delete_rule("r1").await.unwrap();
+    manager.rules.delete("r1").await.unwrap();
 }

@@ -2,10 +2,10 @@
 
 use godwit_api::HostCpuInfo;
 use godwit_api::control::{Check, CheckName, Problem, ProblemCode, Verdict};
+use godwit_planner::words::some_features;
 use godwit_qemu::{Baseline, CpuFeatures, CpuModel, DEFAULT_CPU_MODEL, VmSpec};
 
-use crate::inventory::Inventory;
-use crate::preflight::some;
+use crate::cluster::inventory::Inventory;
 
 /// What a model has that the baseline has not.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Excess {
             Excess::Features { model, baseline, features } => {
                 format!(
                     "{model} is more than the cluster's baseline {baseline}, which has not: {}",
-                    some(&features)
+                    some_features(&features)
                 )
             }
             Excess::Unknown { model, baseline } => {

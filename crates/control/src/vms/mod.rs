@@ -2,7 +2,11 @@
 //! says no nothing of it remains. What the agent does it says itself; the list follows what agents tell.
 
 mod baseline;
+pub(crate) mod bindings;
+pub(crate) mod consoles;
+pub(crate) mod http;
 mod place;
+pub(crate) mod record;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -20,11 +24,18 @@ use godwit_qemu::{Uuid, VmSpec};
 use tokio::time::timeout;
 
 use crate::access::Caller;
-use crate::doors::Turn;
-use crate::inventory::VmPlan;
-use crate::manager::{Manager, check_labels};
-use crate::records::{SavedVm, VMS};
-use crate::state::State;
+use crate::access::known_tokens::KnownTokens;
+use crate::agents::Hosts;
+use crate::cluster::inventory::VmPlan;
+use crate::cluster::names::check_labels;
+use crate::cluster::state::State;
+use crate::moves::requests::MoveRequests;
+use crate::storage::keeper::Keeper;
+use crate::storage::planning::Planning;
+use crate::storage::planning::whole;
+use crate::storage::term::Term;
+use crate::storage::turns::{Turn, Turns};
+use crate::vms::record::{SavedVm, VMS};
 
 use baseline::{exceeds, hold_to_baseline};
 use place::no_vm;
@@ -36,7 +47,7 @@ const MOST_GRACE_MS: u64 = 3_600_000;
 
 /// VMs that are being made, by name: placement counts them before their hosts tell of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct BeingMade(Arc<Mutex<BTreeMap<String, Room>>>);
+struct BeingMade(Arc<Mutex<BTreeMap<String, Room>>>);
 
 /// What one takes of its host.
 #[derive(Clone, Debug)]
@@ -83,42 +94,69 @@ struct Located {
     info: Arc<VmInfo>,
 }
 
-impl Manager {
+/// VMs, as people ask for them.
+#[derive(Clone)]
+pub(crate) struct Vms {
+    state: Arc<State>,
+    agents: Arc<Hosts>,
+    turns: Turns,
+    tokens: Arc<KnownTokens>,
+    keeper: Arc<Term<Keeper>>,
+    planning: Planning,
+    requests: MoveRequests,
+    being_made: BeingMade,
+}
+
+/// What [`Vms`] works with.
+pub(crate) struct VmMeans {
+    pub(crate) state: Arc<State>,
+    pub(crate) agents: Arc<Hosts>,
+    pub(crate) turns: Turns,
+    pub(crate) tokens: Arc<KnownTokens>,
+    pub(crate) keeper: Arc<Term<Keeper>>,
+    pub(crate) planning: Planning,
+    pub(crate) requests: MoveRequests,
+}
+
+impl Vms {
+    pub(crate) fn new(means: VmMeans) -> Vms {
+        let VmMeans { state, agents, turns, tokens, keeper, planning, requests } = means;
+        let being_made = BeingMade::default();
+        Vms { state, agents, turns, tokens, keeper, planning, requests, being_made }
+    }
+
+    /// What is known of the cluster.
+    pub(crate) fn state(&self) -> &Arc<State> {
+        &self.state
+    }
+
     /// Makes a VM. Where that fails nothing of it remains, but where its host fell silent meanwhile: then the answer says so.
     pub(crate) async fn create_vm(
-        self: &Arc<Self>,
+        &self,
         request: CreateManagedVm,
         caller: &Caller,
     ) -> Result<HostedVm, Problem> {
-        let (manager, caller) = (Arc::clone(self), caller.clone());
-        whole(async move { manager.make_vm(request, &caller).await }).await
+        let (vms, caller) = (self.clone(), caller.clone());
+        whole(async move { vms.make_vm(request, &caller).await }).await
     }
 
     /// Starts a stopped VM, or lets a paused one go on.
-    pub(crate) async fn start_vm(
-        self: &Arc<Self>,
-        vm: &str,
-        request: StartManagedVm,
-    ) -> Result<VmInfo, Problem> {
-        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+    pub(crate) async fn start_vm(&self, vm: &str, request: StartManagedVm) -> Result<VmInfo, Problem> {
+        let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
-            let _turn = manager.turn_of_vm(&vm)?;
-            let Located { client, info, .. } = manager.locate(&vm)?;
+            let _turn = vms.turn_of_vm(&vm)?;
+            let Located { client, info, .. } = vms.locate(&vm)?;
             if matches!(info.state, VmState::Stopped | VmState::Failed) && !request.skip_preflight {
-                exceeds(&manager.state.inventory(), &info.spec, &info.host)
+                exceeds(&vms.state.inventory(), &info.spec, &info.host)
                     .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
             }
-            manager.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await
+            vms.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await
         })
         .await
     }
 
     /// Stops a VM; the answer comes when it is stopped.
-    pub(crate) async fn stop_vm(
-        self: &Arc<Self>,
-        vm: &str,
-        request: StopManagedVm,
-    ) -> Result<VmInfo, Problem> {
+    pub(crate) async fn stop_vm(&self, vm: &str, request: StopManagedVm) -> Result<VmInfo, Problem> {
         let StopManagedVm { force, grace_ms } = request;
         if grace_ms.is_some_and(|grace| grace > MOST_GRACE_MS) {
             let detail = format!("a grace is at most {MOST_GRACE_MS} ms");
@@ -128,40 +166,40 @@ impl Manager {
                 "give less, or stop it with force",
             ));
         }
-        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+        let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
-            let _turn = manager.turn_of_vm(&vm)?;
-            let located = manager.locate(&vm)?;
-            manager.refuse_under_way(&located.info, "stopped", false)?;
+            let _turn = vms.turn_of_vm(&vm)?;
+            let located = vms.locate(&vm)?;
+            vms.refuse_under_way(&located.info, "stopped", false)?;
             let stop = located.client.stop_vm(&vm, StopVm { force, grace_ms });
-            manager.with_power(&located.info, PlannedPower::Off, stop).await
+            vms.with_power(&located.info, PlannedPower::Off, stop).await
         })
         .await
     }
 
     /// Deletes a stopped VM; with `force` one that runs too, which is ended, and one in doubt, which is given up. Disks are left alone.
-    pub(crate) async fn delete_vm(self: &Arc<Self>, vm: &str, force: bool) -> Result<(), Problem> {
-        let (manager, vm) = (Arc::clone(self), vm.to_owned());
+    pub(crate) async fn delete_vm(&self, vm: &str, force: bool) -> Result<(), Problem> {
+        let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
-            let _turn = manager.turn_of_vm(&vm)?;
+            let _turn = vms.turn_of_vm(&vm)?;
             let is_unknown = {
-                let inventory = manager.state.inventory();
+                let inventory = vms.state.inventory();
                 inventory.seen_vm(&vm).is_none() && inventory.holder(&vm).is_none()
             };
             if is_unknown {
-                return manager.forget_vm(&vm, force).await;
+                return vms.forget_vm(&vm, force).await;
             }
-            let Located { client, info } = manager.locate(&vm)?;
-            manager.refuse_under_way(&info, "deleted", true)?;
+            let Located { client, info } = vms.locate(&vm)?;
+            vms.refuse_under_way(&info, "deleted", true)?;
             if force {
                 end(&client, &vm).await?;
             }
             let deleted = if force { client.give_up_vm(&vm).await } else { client.delete_vm(&vm).await };
             match deleted {
                 Err(error) if error.code() != Some(ErrorCode::NotFound) => return Err(of_host(error)),
-                _ => manager.until_known(&vm, &info.host, None).await,
+                _ => vms.until_known(&vm, &info.host, None).await,
             }
-            manager.plan_vm(&vm, None).await
+            vms.plan_vm(&vm, None).await
         })
         .await
     }
@@ -178,7 +216,7 @@ impl Manager {
         // What tells it from another of that name, where its host's answer is lost.
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
-        let client = self.client_of(&chosen.host)?;
+        let client = self.agents.client_of(&chosen.host)?;
         // The host alone sees links and images' headers.
         let vm_dirs_only = caller.role < Role::Admin;
         let power = if start { PlannedPower::On } else { PlannedPower::Off };
@@ -210,8 +248,8 @@ impl Manager {
 
     /// One operation at a time on a VM.
     fn turn_of_vm(&self, vm: &str) -> Result<Turn, Problem> {
-        self.leading()?;
-        self.doors.turns.take(&format!("vm {vm}")).ok_or_else(|| {
+        self.keeper.get()?;
+        self.turns.take(&format!("vm {vm}")).ok_or_else(|| {
             let detail = format!("another request works on VM \"{vm}\"");
             Problem::new(ProblemCode::WrongState, detail, "wait for its end, then look and ask again")
         })
@@ -264,7 +302,7 @@ impl Manager {
             }
             Arc::clone(seen.info)
         };
-        Ok(Located { client: self.client_of(&info.host)?, info })
+        Ok(Located { client: self.agents.client_of(&info.host)?, info })
     }
 
     /// Refuses what would end a VM that is under way; `waiting`: also where its move has not begun.
@@ -276,7 +314,7 @@ impl Manager {
         };
         let planned = self.state.inventory().planned_move(vm).map(str::to_owned);
         if let Some(id) = planned {
-            let state = self.leading()?.moves.all().get(&id).map(|one| one.state);
+            let state = self.requests.moves()?.all().get(&id).map(|one| one.state);
             if waiting || state != Some(MoveState::Waiting) {
                 let mend = format!("wait for its end, or call it off: `godwit control move cancel {id}`");
                 return refused(format!("move {id} has it"), mend);
@@ -342,8 +380,7 @@ impl Manager {
     }
 
     async fn save_vm_plan(&self, vm: &str, plan: Option<&VmPlan>) -> Result<(), Problem> {
-        let leading = self.leading()?;
-        let keeper = &leading.keeper;
+        let keeper = self.keeper.get()?;
         match plan.map(SavedVm::from) {
             Some(saved) if keeper.has(VMS, vm) => keeper.replace(VMS, vm, &saved).await,
             Some(saved) => keeper.insert(VMS, vm, &saved).await,
@@ -424,14 +461,6 @@ fn of_host(error: ClientError) -> Problem {
         ClientError::Refused(error) => Problem::of_agent(error),
         away => Problem::new(ProblemCode::HostAway, away.to_string(), "see `godwit control host list`"),
     }
-}
-
-/// Carries something out to its end, also where who asked has gone.
-pub(crate) async fn whole<T: Send + 'static>(
-    operation: impl Future<Output = Result<T, Problem>> + Send + 'static,
-) -> Result<T, Problem> {
-    let failed = |_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", "");
-    tokio::spawn(operation).await.map_err(failed)?
 }
 
 /// All of its memory, bytes.

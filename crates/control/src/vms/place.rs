@@ -4,15 +4,14 @@ use std::path::{Component, Path};
 
 use godwit_api::HostInfo;
 use godwit_api::control::{CheckName, Problem, ProblemCode, Role};
+use godwit_planner::placement::{self, Obstacle, Obstacles, Ranking, rank};
+use godwit_planner::words::some_features;
 use godwit_qemu::{Accel, CpuModel, VmSpec};
 
-use super::{Kept, Room, memory_bytes};
-use crate::facts::{placement_hosts, reference_group_of};
-use crate::hosts::no_host;
-use crate::inventory::{Inventory, SeenHost};
-use crate::manager::Manager;
-use crate::placement::{self, Obstacle, Obstacles, Ranking, rank};
-use crate::preflight::some;
+use super::{Kept, Room, Vms, memory_bytes};
+use crate::agents::no_host;
+use crate::cluster::inventory::{Inventory, SeenHost};
+use crate::cluster::planner_input::{placement_hosts, reference_group_of};
 
 /// Hosts that a message names, with what rules them out.
 const NAMED_HOSTS: usize = 3;
@@ -25,7 +24,7 @@ pub(super) struct Chosen {
     pub(super) why: Option<String>,
 }
 
-impl Manager {
+impl Vms {
     /// The host that is named, where it takes the VM, or else the best; and its room there, until the VM is made.
     pub(super) fn place_vm(
         &self,
@@ -36,7 +35,7 @@ impl Manager {
         if role < Role::Admin {
             check_reach(spec)?;
         }
-        let arriving = self.arriving();
+        let arriving = self.requests.arriving();
         // Held until it is among them: who looks next finds its room taken.
         let mut made = self.being_made.rooms();
         let inventory = self.state.inventory();
@@ -172,7 +171,7 @@ fn qemu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
 
 fn baseline(host: &str, inventory: &Inventory) -> Option<String> {
     let lacking = inventory.lacks_of_baseline(host)?;
-    (!lacking.is_empty()).then(|| format!("it lacks {} of the cluster's baseline", some(&lacking)))
+    (!lacking.is_empty()).then(|| format!("it lacks {} of the cluster's baseline", some_features(&lacking)))
 }
 
 /// What is known to be missing; of models that are not known here QEMU has the last word.
@@ -183,7 +182,7 @@ fn cpu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
         return None;
     }
     let missing = cpu.to_host_cpu().missing_of(&model)?;
-    (!missing.is_empty()).then(|| format!("its guests can't have {} of {model}", some(&missing)))
+    (!missing.is_empty()).then(|| format!("its guests can't have {} of {model}", some_features(&missing)))
 }
 
 fn accel_name(accel: Accel) -> &'static str {

@@ -4,12 +4,12 @@ use godwit_api::control::{
 };
 use godwit_api::{HostEvent, VmInfo, VmState};
 use godwit_fleet::{Fleet, FleetPlan};
+use godwit_planner::placement::{Hosts, Rule, RuleKind, Strength};
 use serde_json::{Value, json};
 
 use crate::access::Caller;
-use crate::inventory::HostPlan;
-use crate::placement::{Hosts, Rule, RuleKind, Strength};
-use crate::server::tests::{Answer, Managed};
+use crate::cluster::inventory::HostPlan;
+use crate::http::tests::{Answer, Managed};
 
 const VMS: &str = "/api/v1/vms";
 
@@ -36,13 +36,13 @@ impl Cluster {
         self.managed.root(method, path, body).await
     }
 
-    fn inventory<T>(&self, ask: impl FnOnce(&crate::inventory::Inventory) -> T) -> T {
+    fn inventory<T>(&self, ask: impl FnOnce(&crate::cluster::inventory::Inventory) -> T) -> T {
         ask(&self.managed.manager.state.inventory())
     }
 
     fn change<C: IntoIterator<Item = godwit_api::control::Change>>(
         &self,
-        change: impl FnOnce(&mut crate::inventory::Inventory) -> C,
+        change: impl FnOnce(&mut crate::cluster::inventory::Inventory) -> C,
     ) {
         self.managed.manager.state.change(change);
     }
@@ -70,7 +70,7 @@ impl Cluster {
     async fn assert_unmade(&self, vm: &str) {
         assert_eq!((self.at(vm), self.planned(vm)), (Vec::new(), None));
         let keeper = std::sync::Arc::clone(&self.managed.manager.leading().unwrap().keeper);
-        assert!(keeper.find(crate::records::VMS, vm).await.unwrap().is_none());
+        assert!(keeper.find(crate::vms::record::VMS, vm).await.unwrap().is_none());
     }
 }
 
@@ -152,7 +152,7 @@ async fn files_programs_and_devices_of_hosts_are_not_every_operators() {
     let operator = Caller::named("op", Role::Operator);
     let ask = async |request: Value, caller: &Caller| {
         let request: CreateManagedVm = serde_json::from_value(request).unwrap();
-        cluster.managed.manager.create_vm(request, caller).await
+        cluster.managed.manager.vms.create_vm(request, caller).await
     };
     let mut info = cluster.inventory(|all| all.host_info("host-0000").unwrap().as_ref().clone());
     info.vm_dirs = vec!["/srv".into()];

@@ -5,7 +5,7 @@
 #![cfg(feature = "etcd")]
 
 #[allow(dead_code, reason = "the store's tests use more of it")]
-#[path = "../shared/etcd_server.rs"]
+#[path = "../../../store/tests/shared/etcd_server.rs"]
 mod etcd_server;
 mod managers;
 

@@ -411,7 +411,7 @@ fn an_end_is_shown_as_it_is_recorded_also_on_a_full_disk() {
     host.run(async {
         let agent = opened(&host).await;
         let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
-        agent.create(CreateVm { spec, start: true }).await.unwrap();
+        agent.create(CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
         shuts_down_on_a_full_disk(&agent).await;
         agent.store.disk.faults.heal();
         until("its end is saved", async || state(&agent) == Some(VmState::Stopped)).await;
@@ -440,7 +440,7 @@ fn a_guest_that_shuts_itself_down_while_the_destination_prepares_ends_the_migrat
         let agent = opened(&host).await;
         let memory = vec![MemoryBlock::shared(ByteSize::from_bytes((16 << 20) + 8192))];
         let spec = VmSpec { memory, uuid: Some(UUID), ..host.spec("web") };
-        agent.create(CreateVm { spec, start: true }).await.unwrap();
+        agent.create(CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
         let destination = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", destination.local_addr().unwrap());
         agent.set_peers(SetPeers { peers: [("c".to_owned(), url)].into() }).unwrap();

@@ -1,0 +1,110 @@
+//! The requests about tokens, and the audit log.
+
+#![allow(unused_qualifications, reason = "utoipa's macro writes them")]
+
+use axum::extract::{FromRef, State};
+use axum::{Extension, Json};
+use godwit_api::control::{AuditEntry, CreateToken, CreatedToken, Me, Page, Problem, ProblemCode, TokenInfo};
+use http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::access::Caller;
+use crate::access::requests::AccessRequests;
+use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
+
+/// How long a token may be good for, days.
+const LONGEST_DAYS: u32 = 3650;
+
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    AccessRequests: FromRef<S>,
+{
+    OpenApiRouter::new()
+        .routes(routes!(list_tokens, create_token))
+        .routes(routes!(revoke_token))
+        .routes(routes!(list_audit))
+        .routes(routes!(show_me))
+}
+
+/// Which page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct PageOf {
+    /// Where the page begins: `next` of the page before.
+    cursor: Option<String>,
+    /// Items of the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u32>,
+}
+
+/// Who asks, and what they may: a program with a token can hide what it would be refused.
+#[utoipa::path(get, path = "/api/v1/me", tag = "access", responses(
+    (status = 200, description = "The caller", body = Me),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
+    Json(Me { name: caller.name, role: caller.role })
+}
+
+/// Every token, without its secret.
+#[utoipa::path(get, path = "/api/v1/tokens", tag = "access", responses(
+    (status = 200, description = "Tokens", body = Vec<TokenInfo>),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn list_tokens(State(access): State<AccessRequests>) -> Json<Vec<TokenInfo>> {
+    Json(access.tokens())
+}
+
+/// Makes a token. Its secret is told in the answer and never again.
+#[utoipa::path(post, path = "/api/v1/tokens", tag = "access", request_body = CreateToken, responses(
+    (status = 201, description = "The token", body = CreatedToken),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn create_token(
+    State(access): State<AccessRequests>,
+    Extension(caller): Extension<Caller>,
+    Body(request): Body<CreateToken>,
+) -> Result<Making<CreatedToken>, Refusal> {
+    if !(1..=LONGEST_DAYS).contains(&request.days) {
+        let detail = format!("a token can't be good for {} days", request.days);
+        return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 3650").into());
+    }
+    let token = access.create_token(request, &caller).await?;
+    let named = format!("token {} of {}, {}", token.info.id, token.info.name, token.info.role.name());
+    Ok(made(StatusCode::CREATED, named, token))
+}
+
+/// Revokes a token: from now on it is as unknown as one that never was.
+#[utoipa::path(delete, path = "/api/v1/tokens/{id}", tag = "access", params(("id" = String, Path, description = "Its id")), responses(
+    (status = 204, description = "It is revoked"),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn revoke_token(
+    State(access): State<AccessRequests>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Refusal> {
+    access.revoke_token(&id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Who did what, the newest first.
+#[utoipa::path(get, path = "/api/v1/audit", tag = "access", params(PageOf), responses(
+    (status = 200, description = "Entries; `total` counts those of this page alone", body = Page<AuditEntry>),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn list_audit(
+    State(access): State<AccessRequests>,
+    Query(query): Query<PageOf>,
+) -> Result<Json<Page<AuditEntry>>, Refusal> {
+    let cursor = cursor(query.cursor, query.limit)?;
+    let (items, next) = access.audit_page(cursor.behind.as_deref(), cursor.limit).await?;
+    Ok(Json(Page { total: items.len() as u64, items, next }))
+}

@@ -1,0 +1,59 @@
+//! The hosts that are planned, each with its agent, which is followed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::Hosts;
+use super::following::{Following, Told};
+use crate::cluster::inventory::HostPlan;
+use crate::cluster::state::State;
+
+/// Hosts that are known, and the connections by which their agents are followed.
+pub(crate) struct Fleet {
+    state: Arc<State>,
+    hosts: Arc<Hosts>,
+    following: Following,
+}
+
+impl Fleet {
+    /// Knows no host yet; news of migrations go to `told`.
+    pub(crate) fn new(state: Arc<State>, hosts: Arc<Hosts>, told: Arc<Told>) -> Fleet {
+        let following = Following::new(Arc::clone(&state), told);
+        Fleet { state, hosts, following }
+    }
+
+    /// The names of the hosts that are known.
+    pub(crate) fn names(&self) -> BTreeSet<String> {
+        self.state.inventory().plans().map(|(name, _)| name.to_owned()).collect()
+    }
+
+    /// Knows a host by this plan from now on, and follows its agent.
+    pub(crate) fn plan_host(&self, name: &str, plan: HostPlan) {
+        let before = self.state.inventory().host_plan(name).cloned();
+        if before.as_ref() == Some(&plan) {
+            return;
+        }
+        let address = plan.address.clone();
+        self.state.change(|inventory| Some(inventory.plan_host(name, plan)));
+        if before.is_some_and(|before| before.address == address) {
+            return;
+        }
+        match self.hosts.client(name, &address) {
+            Ok(client) => self.following.follow(name, client),
+            Err(problem) => self.state.lost(name, &problem.to_string()),
+        }
+    }
+
+    /// Connects anew to a host that is known.
+    pub(crate) fn follow_anew(&self, name: &str) {
+        if let Ok(client) = self.hosts.client_of(name) {
+            self.following.follow(name, client);
+        }
+    }
+
+    /// Knows a host no more.
+    pub(crate) fn leave_host(&self, name: &str) {
+        self.following.leave(name);
+        self.state.change(|inventory| inventory.forget_host(name));
+    }
+}

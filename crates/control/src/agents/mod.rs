@@ -1,0 +1,144 @@
+//! The agents of the hosts, as the manager speaks to them.
+
+pub(crate) mod fleet;
+pub(crate) mod following;
+pub(crate) mod peers;
+pub(crate) mod record;
+mod revocations;
+
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+
+use godwit_api::control::{Problem, ProblemCode};
+use godwit_api::{Client, Endpoint};
+use godwit_pki::{Identity, Revocations};
+
+use self::revocations::GivenLists;
+use crate::agents::peers::Named;
+use crate::cluster::bounds::MOST_ANSWER_BYTES;
+use crate::cluster::state::State;
+
+/// How agents are reached.
+pub(crate) struct Hosts {
+    pub(crate) state: Arc<State>,
+    pub(crate) named: Named,
+    /// Certificates that are revoked.
+    pub(crate) revocations: Revocations,
+    pub(crate) given_lists: GivenLists,
+    /// None: agents are spoken to in the clear.
+    identity: Option<Identity>,
+}
+
+impl Hosts {
+    pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> Hosts {
+        let revocations = identity.as_ref().map(|own| own.revocations().clone()).unwrap_or_default();
+        Hosts { state, named: Named::default(), revocations, given_lists: GivenLists::default(), identity }
+    }
+
+    /// Whether the manager shows a certificate.
+    pub(crate) fn are_secure(&self) -> bool {
+        self.identity.is_some()
+    }
+
+    /// A client of the agent of a host that is known.
+    pub(crate) fn client_of(&self, host: &str) -> Result<Client, Problem> {
+        let address = self.state.inventory().host_plan(host).map(|plan| plan.address.clone());
+        self.client(host, &address.ok_or_else(|| no_host(host))?)
+    }
+
+    /// A client of a host's agent at this address.
+    pub(crate) fn client(&self, host: &str, address: &str) -> Result<Client, Problem> {
+        self.reach(address, |endpoint, identity| Client::secure(endpoint, identity, host))
+    }
+
+    /// A client of another manager, which has to show a manager's certificate.
+    pub(crate) fn manager_client(&self, manager: &str, address: &str) -> Result<Client, Problem> {
+        self.reach(address, |endpoint, identity| Client::to_manager(endpoint, identity, manager))
+    }
+
+    /// What this manager shows; none: agents and managers are spoken to in the clear.
+    pub(crate) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    fn reach(
+        &self,
+        address: &str,
+        secure: impl FnOnce(Endpoint, &Identity) -> Client,
+    ) -> Result<Client, Problem> {
+        let wrong = |detail: String, mend: &str| Problem::new(ProblemCode::InvalidRequest, detail, mend);
+        let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
+        if !is_plain(address) {
+            let detail = format!("{address:?} has more than a name or an IP address and a port");
+            return Err(wrong(detail, "write https://NAME:PORT, 255 characters at most"));
+        }
+        match (&self.identity, &endpoint) {
+            (Some(identity), Endpoint::Tls(_)) => Ok(bounded(secure(endpoint, identity))),
+            (None, Endpoint::Tcp(_)) => Ok(bounded(Client::new(endpoint))),
+            (Some(_), _) => {
+                Err(wrong(format!("{address} is unprotected, and this manager is not"), "write https://"))
+            }
+            (None, _) => {
+                let detail = format!("{address} needs a certificate, and this manager has none");
+                Err(Problem::new(ProblemCode::WrongState, detail, "give the manager [tls]"))
+            }
+        }
+    }
+}
+
+/// A client that reads no more of a host than the manager takes.
+fn bounded(client: Client) -> Client {
+    client.with_answers_of_at_most(MOST_ANSWER_BYTES)
+}
+
+/// Whether an address is a scheme, a name or an IP address, and a port: no path, no user.
+fn is_plain(address: &str) -> bool {
+    let Some((_, authority)) = address.split_once("://") else { return false };
+    let Some((name, port)) = authority.rsplit_once(':') else { return false };
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let is_host = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
+        None => !name.is_empty() && name.bytes().all(is_name),
+    };
+    // No port begins with 0, nor is it 0.
+    address.len() <= 255
+        && is_host
+        && !port.starts_with('0')
+        && port.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+pub(crate) fn no_host(name: &str) -> Problem {
+    Problem::new(
+        ProblemCode::NotFound,
+        format!("no host \"{name}\" is known"),
+        "see `godwit control host list`",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_name_and_a_port_and_nothing_else() {
+        for good in
+            ["https://a:7700", "http://10.0.0.1:1", "https://[fd00::1]:65535", "https://rack_1.host-a:80"]
+        {
+            assert!(is_plain(good), "{good}");
+        }
+        for bad in [
+            "https://a:7700/v1",
+            "https://root@a:7700",
+            "unix:/run/a.sock",
+            "https://a:0",
+            "https://a:080",
+            "https://:1",
+            "https://[]:1",
+            "https://[ee4]:1",
+            "https://[1::2::3]:1",
+        ] {
+            assert!(!is_plain(bad), "{bad}");
+        }
+        assert!(!is_plain(&format!("https://{}:1", "a".repeat(255))));
+    }
+}

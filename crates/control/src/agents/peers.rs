@@ -1,0 +1,95 @@
+//! Tells each agent where the others are: in the background whoever lacks it, and before a move the two that it is for. An agent that has the
+//! right list already, from this manager or the one before, is left alone.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use godwit_api::SetPeers;
+use godwit_api::control::HostState;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::agents::Hosts;
+use crate::cluster::inventory::Inventory;
+use crate::cluster::peers_digest::digest;
+
+/// How often it is looked who lacks it.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Agents that are told at a time.
+const AT_A_TIME: usize = 8;
+
+/// What was told to whom, as digests of lists.
+#[derive(Debug, Default)]
+pub(crate) struct Named(Mutex<BTreeMap<String, u64>>);
+
+impl Named {
+    fn has(&self, host: &str, wanted: u64) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(host) == Some(&wanted)
+    }
+
+    fn set(&self, host: &str, told: Option<u64>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match told {
+            Some(digest) => all.insert(host.to_owned(), digest),
+            None => all.remove(host),
+        };
+    }
+}
+
+fn addresses(inventory: &Inventory) -> impl Iterator<Item = (&str, &str)> {
+    inventory.plans().map(|(name, plan)| (name, plan.address.as_str()))
+}
+
+impl Hosts {
+    /// Tells a host where the others are, if it lacks that. Where it can't be told, a move will say why.
+    pub(crate) async fn name_peers(&self, host: &str) {
+        let (wanted, peers) = {
+            let inventory = self.state.inventory();
+            let Some(plan) = inventory.host_plan(host) else { return };
+            let all = digest(addresses(&inventory));
+            let wanted = all.wrapping_sub(digest([(host, plan.address.as_str())]));
+            if self.named.has(host, wanted) || inventory.peers_digest(host) == Some(wanted) {
+                return;
+            }
+            let peers = addresses(&inventory).map(|(name, address)| (name.to_owned(), address.to_owned()));
+            (wanted, SetPeers { peers: peers.collect() })
+        };
+        let Ok(client) = self.client_of(host) else { return };
+        match client.set_peers(&peers).await {
+            Ok(_) => self.named.set(host, Some(wanted)),
+            Err(error) => tracing::warn!(host, %error, "a host is not told of the others"),
+        }
+    }
+
+    /// Those who are heard and lack it.
+    fn unnamed(&self) -> Vec<String> {
+        let inventory = self.state.inventory();
+        let all = digest(addresses(&inventory));
+        let mut unnamed = Vec::new();
+        for (name, address) in addresses(&inventory) {
+            let wanted = all.wrapping_sub(digest([(name, address)]));
+            if inventory.host_state(name) != Some(HostState::Up) {
+                // When it is heard again it may have forgotten.
+                self.named.set(name, None);
+            } else if !self.named.has(name, wanted) && inventory.peers_digest(name) != Some(wanted) {
+                unnamed.push(name.to_owned());
+            }
+        }
+        unnamed
+    }
+}
+
+/// Tells whoever lacks it, as long as there is a manager.
+pub(crate) async fn name_all(hosts: Weak<Hosts>) {
+    let mut look = interval(LOOK_INTERVAL);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        look.tick().await;
+        let Some(hosts) = hosts.upgrade() else { return };
+        let unnamed = hosts.unnamed();
+        let hosts: &Arc<Hosts> = &hosts;
+        let telling = stream::iter(&unnamed).for_each_concurrent(AT_A_TIME, |host| hosts.name_peers(host));
+        telling.await;
+    }
+}

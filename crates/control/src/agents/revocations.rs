@@ -1,0 +1,67 @@
+//! The list of revoked certificates, as agents get it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use futures::{StreamExt, stream};
+use godwit_api::control::HostState;
+use godwit_api::{ClientError, SetRevocations};
+use godwit_pki::RevocationList;
+
+use super::Hosts;
+
+/// Agents that get it at a time.
+const AT_A_TIME: usize = 8;
+
+/// Which list each agent has, by its number.
+#[derive(Debug, Default)]
+pub(crate) struct GivenLists(Mutex<BTreeMap<String, u64>>);
+
+impl GivenLists {
+    fn set(&self, host: &str, number: Option<u64>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match number {
+            Some(number) => all.insert(host.to_owned(), number),
+            None => all.remove(host),
+        };
+    }
+
+    fn has(&self, host: &str, number: u64) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(host) == Some(&number)
+    }
+}
+
+impl Hosts {
+    /// Gives the list to every agent that lacks it.
+    pub(crate) async fn give_revocations(&self, list: &RevocationList) {
+        let lacking = self.lacking(list.number());
+        stream::iter(&lacking).for_each_concurrent(AT_A_TIME, |host| self.give(host, list)).await;
+    }
+
+    /// Hosts that are heard and lack this list.
+    fn lacking(&self, number: u64) -> Vec<String> {
+        let inventory = self.state.inventory();
+        let (up, away): (Vec<&str>, Vec<&str>) = inventory
+            .plans()
+            .map(|(name, _)| name)
+            .partition(|name| inventory.host_state(name) == Some(HostState::Up));
+        // An agent that comes back may have lost it.
+        away.into_iter().for_each(|name| self.given_lists.set(name, None));
+        up.into_iter().filter(|name| !self.given_lists.has(name, number)).map(str::to_owned).collect()
+    }
+
+    /// Gives an agent the list. One that refuses it is not asked again until there is another list, or it was away.
+    async fn give(&self, host: &str, list: &RevocationList) {
+        let Ok(client) = self.client_of(host) else { return };
+        let sent = SetRevocations { list: list.pem().to_owned() };
+        match client.set_revocations(&sent).await {
+            Ok(_) => self.given_lists.set(host, Some(list.number())),
+            Err(error) => {
+                tracing::warn!(host, %error, "a host does not take the list of revoked certificates");
+                if matches!(error, ClientError::Refused(_) | ClientError::Protocol { .. }) {
+                    self.given_lists.set(host, Some(list.number()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! Which guest has a name, and which host holds it.
+//!
+//! A name is a label: any host can report a VM of any name. So what operations on a name go to is its **binding**: the
+//! guest (uuid and incarnation) and the host that holds it. A binding begins with the first host that reports the name.
+//! It moves only where the holder agrees:
+//!
+//! - the holder reports a migration of the VM to another host, or the manager began one, and that host reports the same
+//!   guest in a later epoch;
+//! - the holder, heard, has the VM no more;
+//! - its host is forgotten, or an operator binds the name.
+//!
+//! Every other claim is a **conflict**: shown, and without effect. The store keeps bindings, so that a new leader trusts
+//! no earlier claim than the one before did.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use godwit_api::control::{Change, HostState, NameClaim, NameConflict, Page};
+use godwit_api::{MigrationStatus, VmInfo, VmState};
+use godwit_migration::Outcome;
+use godwit_migration::handover::Incarnation;
+use godwit_qemu::Uuid;
+
+use super::select::{Cursor, page};
+use super::{Host, Inventory, Vm, standing};
+
+/// The guest that has a name, and the host that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Its uuid; none: its host reports none.
+    pub uuid: Option<Uuid>,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
+    /// The host that holds it.
+    pub host: String,
+}
+
+impl Binding {
+    fn of(info: &VmInfo) -> Binding {
+        Binding { uuid: info.spec.uuid, incarnation: info.incarnation, host: info.host.clone() }
+    }
+
+    /// Returns whether a host reports the same guest. Agents of older versions report no incarnation.
+    fn is_of(&self, info: &VmInfo) -> bool {
+        let same_uuid = self.uuid.is_none() || info.spec.uuid.is_none() || self.uuid == info.spec.uuid;
+        let unrecorded = self.incarnation.is_unrecorded() || info.incarnation.is_unrecorded();
+        same_uuid && (unrecorded || self.incarnation == info.incarnation)
+    }
+}
+
+/// A name's binding, and what may change it.
+#[derive(Debug, Default)]
+pub(crate) struct Bound {
+    binding: Option<Binding>,
+    /// The holder was promised the guest and reports it as arriving.
+    arrives: bool,
+    /// The epoch in which the holder has it; none: the holder has not been heard yet.
+    epoch: Option<u64>,
+    /// The migration that the holder reports, and its destination.
+    handed: Option<(String, String)>,
+    /// The host that handed it over last.
+    handed_from: Option<String>,
+    /// The binding before, while nobody holds the name, and the host that it was handed to.
+    before: Option<(Binding, Option<String>)>,
+    /// The host that the manager makes a VM of this name on: no other one gets the name meanwhile.
+    expected: Option<String>,
+}
+
+impl Bound {
+    pub(crate) fn holder(&self) -> Option<&str> {
+        self.binding.as_ref().map(|binding| binding.host.as_str())
+    }
+
+    /// Returns whether the name is to be remembered although no host reports it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.binding.is_some() || self.expected.is_some()
+    }
+
+    fn bind(&mut self, info: &VmInfo) {
+        self.binding = Some(Binding::of(info));
+        self.arrives = info.state == VmState::MigratingIn;
+        self.epoch = (!self.arrives).then_some(info.epoch);
+        (self.handed, self.before) = (None, None);
+    }
+
+    fn release(&mut self) {
+        let handed_to = self.handed.take().map(|(_, to)| to);
+        self.before = self.binding.take().map(|binding| (binding, handed_to));
+        (self.arrives, self.epoch, self.handed_from) = (false, None, None);
+    }
+
+    /// Brings the binding up to date with what hosts report.
+    fn settle(&mut self, claims: &Claims<'_>) {
+        if let Some(binding) = &mut self.binding {
+            match claims.at.get(&binding.host) {
+                Some(info) if info.state == VmState::MigratingIn && self.arrives => {}
+                // It says itself that another host has the guest.
+                Some(info) if info.state == VmState::MigratingIn => self.release(),
+                Some(info) => {
+                    *binding = Binding::of(info);
+                    (self.arrives, self.epoch) = (false, Some(info.epoch));
+                    if info.migration.is_none() && !lets_go(info.state) {
+                        self.handed = None;
+                    }
+                }
+                None if claims.is_heard(&binding.host) => self.release(),
+                None => {}
+            }
+        }
+        if let Some(info) = self.successor(claims) {
+            let from = self.binding.take().map(|binding| binding.host);
+            self.bind(info);
+            self.handed_from = from;
+        }
+        if self.binding.is_none()
+            && let Some(info) = self.first_claim(claims)
+        {
+            self.bind(info);
+        }
+    }
+
+    /// The report of the host that the holder has handed the guest over to.
+    fn successor<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
+        let binding = self.binding.as_ref()?;
+        let of_holder = claims.at.get(&binding.host);
+        // A source that keeps pages reports no migration any more.
+        let is_current = |migration: &String| {
+            of_holder.is_none_or(|info| info.migration.as_ref().is_none_or(|now| now == migration))
+        };
+        let handed = self.handed.as_ref().filter(|(migration, _)| is_current(migration));
+        let keeps = of_holder.is_some_and(|info| !lets_go(info.state)) && claims.is_heard(&binding.host);
+        let targets = handed.map(|(_, to)| to.as_str()).into_iter().chain(claims.move_target);
+        let mut taken = targets.filter(|to| *to != binding.host).filter_map(|to| claims.at.get(to));
+        taken.find(|info| {
+            !keeps
+                && info.state != VmState::MigratingIn
+                && binding.is_of(info)
+                && self.epoch.is_none_or(|epoch| info.epoch > epoch)
+        })
+    }
+
+    /// The report that gets a name that nobody holds.
+    fn first_claim<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
+        if let Some(expected) = &self.expected {
+            return claims.at.get(expected);
+        }
+        let (before, handed_to) = match &self.before {
+            Some((before, to)) => (Some(before), to.as_deref().or(claims.move_target)),
+            None => (None, None),
+        };
+        let is_same = |info: &&Arc<VmInfo>| before.is_none_or(|before| before.is_of(info));
+        // It may not have reported yet that the guest runs there.
+        let promised = handed_to.and_then(|to| claims.at.get(to)).filter(is_same);
+        let others = || {
+            let has_it = claims.at.values().filter(|info| info.state != VmState::MigratingIn);
+            has_it.max_by_key(|info| (before.is_some() && is_same(info), standing(info)))
+        };
+        promised.or_else(others)
+    }
+
+    /// Returns whether a report that is not the holder's belongs to a hand-over that is under way, or was.
+    fn explains(&self, info: &VmInfo, claims: &Claims<'_>) -> bool {
+        let Some(binding) = &self.binding else { return true };
+        if info.state == VmState::MigratingIn {
+            return true;
+        }
+        let of_holder = claims.at.get(&binding.host);
+        if !binding.is_of(info) {
+            return false;
+        }
+        let is_left_over = lets_go(info.state) && self.epoch.is_some_and(|epoch| info.epoch < epoch);
+        let arrives = of_holder.is_some_and(|holder| {
+            holder.state == VmState::MigratingOut || (holder.in_doubt && info.in_doubt)
+        });
+        // What it said last before it fell silent, and gave away since.
+        let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_heard(&info.host);
+        is_left_over || arrives || is_past
+    }
+
+    /// Returns whether a host takes part in the holder's hand-over: its doubt is the VM's.
+    fn takes_part(&self, host: &str, move_target: Option<&str>) -> bool {
+        let handed_to = self.handed.as_ref().map(|(_, to)| to.as_str());
+        [self.holder(), handed_to, self.handed_from.as_deref(), move_target].contains(&Some(host))
+    }
+}
+
+/// Returns whether a host in that state may have handed the guest over, or is about to.
+fn lets_go(state: VmState) -> bool {
+    matches!(state, VmState::MigratingOut | VmState::Paused | VmState::Stopping)
+}
+
+/// What hosts report of one name.
+struct Claims<'a> {
+    at: &'a BTreeMap<String, Arc<VmInfo>>,
+    move_target: Option<&'a str>,
+    hosts: &'a BTreeMap<String, Host>,
+}
+
+impl Claims<'_> {
+    fn is_heard(&self, host: &str) -> bool {
+        self.hosts.get(host).is_some_and(|host| host.state == HostState::Up)
+    }
+}
+
+impl Vm {
+    /// The holder's report. Where nobody holds the name, that of a host where it arrives.
+    pub(crate) fn main(&self) -> Option<&Arc<VmInfo>> {
+        match self.bound.holder() {
+            Some(host) => self.at.get(host),
+            None => self.at.values().max_by_key(|info| (standing(info), info.epoch)),
+        }
+    }
+
+    /// Returns whether it is not known which host may run it.
+    pub(crate) fn in_doubt(&self) -> bool {
+        let target = self.move_target.as_deref();
+        let counts = |host: &str| self.bound.binding.is_none() || self.bound.takes_part(host, target);
+        self.at.iter().any(|(host, info)| info.in_doubt && counts(host))
+    }
+
+    fn claims<'a>(&'a self, hosts: &'a BTreeMap<String, Host>) -> Claims<'a> {
+        Claims { at: &self.at, move_target: self.move_target.as_deref(), hosts }
+    }
+
+    /// Reports of other hosts that nothing explains, by host.
+    pub(crate) fn conflicting<'a>(
+        &'a self,
+        hosts: &'a BTreeMap<String, Host>,
+    ) -> impl Iterator<Item = (&'a String, &'a Arc<VmInfo>)> {
+        let claims = self.claims(hosts);
+        self.at.iter().filter(move |(host, info)| {
+            self.bound.holder() != Some(host.as_str()) && !self.bound.explains(info, &claims)
+        })
+    }
+}
+
+fn claim(host: &str, info: Option<&Arc<VmInfo>>, binding: Option<&Binding>) -> NameClaim {
+    let uuid = info.map_or_else(|| binding.and_then(|binding| binding.uuid), |info| info.spec.uuid);
+    let incarnation = info.map(|info| info.incarnation).or(binding.map(|binding| binding.incarnation));
+    NameClaim {
+        host: host.to_owned(),
+        uuid: uuid.map(|uuid| uuid.to_string()),
+        incarnation: incarnation.unwrap_or_default(),
+        epoch: info.map(|info| info.epoch),
+        state: info.map(|info| info.state),
+    }
+}
+
+impl Inventory {
+    /// Brings a name's binding up to date; a change where its conflicts are others than before.
+    pub(crate) fn settle(&mut self, name: &str) -> Option<Change> {
+        let vm = self.vms.get_mut(name)?;
+        let claims = Claims { at: &vm.at, move_target: vm.move_target.as_deref(), hosts: &self.hosts };
+        vm.bound.settle(&claims);
+        self.note_unstored(name);
+        let vm = self.vms.get_mut(name)?;
+        let hosts: Vec<String> = vm.conflicting(&self.hosts).map(|(host, _)| host.clone()).collect();
+        if hosts == vm.shown_conflicts {
+            return None;
+        }
+        vm.shown_conflicts = hosts;
+        let change = match self.name_conflict(name) {
+            Some(conflict) => Change::NameConflict(Box::new(conflict)),
+            None => Change::NameConflictGone(name.to_owned()),
+        };
+        Some(change)
+    }
+
+    /// Notes a migration that a host reports: of a VM that it holds, where that goes.
+    pub(crate) fn note_handing(&mut self, host: &str, status: &MigrationStatus) -> Vec<Change> {
+        let Some(vm) = self.vms.get_mut(&status.vm) else { return Vec::new() };
+        let handed = Some((status.id.clone(), status.to.clone()));
+        let failed = status.report.as_ref().is_some_and(|report| report.outcome != Outcome::Completed);
+        if failed
+            || vm.bound.holder() != Some(host)
+            || vm.bound.handed == handed
+            || !self.hosts.contains_key(&status.to)
+        {
+            return Vec::new();
+        }
+        vm.bound.handed = handed;
+        self.vm_changed(&status.vm)
+    }
+
+    /// Releases a name that this host holds: it has the VM no more, or is forgotten.
+    pub(crate) fn release(&mut self, host: &str, vm: &str) {
+        if let Some(vm) = self.vms.get_mut(vm).filter(|vm| vm.bound.holder() == Some(host)) {
+            vm.bound.release();
+        }
+    }
+
+    /// Names that a host holds and reports nothing of.
+    pub(crate) fn held_unreported(&self, host: &str) -> Vec<String> {
+        let is_so = |vm: &Vm| vm.bound.holder() == Some(host) && !vm.at.contains_key(host);
+        self.vms.iter().filter(|(_, vm)| is_so(vm)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The host that holds a name; none: nobody does.
+    #[must_use]
+    pub fn holder(&self, vm: &str) -> Option<&str> {
+        self.vms.get(vm)?.bound.holder()
+    }
+
+    /// Returns whether a host holds a VM's name.
+    #[must_use]
+    pub fn holds(&self, host: &str, vm: &str) -> bool {
+        self.holder(vm) == Some(host)
+    }
+
+    /// Returns whether a host claims a VM's name, and nothing explains it.
+    #[must_use]
+    pub fn is_conflict(&self, host: &str, vm: &str) -> bool {
+        self.vms.get(vm).is_some_and(|vm| vm.conflicting(&self.hosts).any(|(other, _)| other == host))
+    }
+
+    /// Reserves a name for a host on which the manager makes a VM; none: no longer.
+    pub fn expect_vm(&mut self, vm: &str, host: Option<&str>) -> Vec<Change> {
+        self.vms.entry(vm.to_owned()).or_default().bound.expected = host.map(str::to_owned);
+        self.vm_changed(vm)
+    }
+
+    /// Binds a name to the guest that a host reports, by an operator's word.
+    ///
+    /// # Errors
+    /// The host reports no VM of that name that it has.
+    pub fn bind(&mut self, vm: &str, host: &str) -> Result<Vec<Change>, NoClaim> {
+        self.claim_of(vm, host)?;
+        if let Some(entry) = self.vms.get_mut(vm)
+            && let Some(info) = entry.at.get(host).cloned()
+        {
+            entry.bound.handed_from = None;
+            entry.bound.bind(&info);
+        }
+        Ok(self.vm_changed(vm))
+    }
+
+    /// The binding that a host's report of a VM would make.
+    ///
+    /// # Errors
+    /// The host reports no VM of that name that it has.
+    pub fn claim_of(&self, vm: &str, host: &str) -> Result<Binding, NoClaim> {
+        let found = self.vms.get(vm).and_then(|vm| vm.at.get(host));
+        found.filter(|info| info.state != VmState::MigratingIn).map(|info| Binding::of(info)).ok_or(NoClaim)
+    }
+
+    /// Takes over what the store has of a binding; none: it has none any more.
+    pub fn know_binding(&mut self, vm: &str, stored: Option<Binding>) -> Vec<Change> {
+        self.binding_stored(vm, stored.clone());
+        let Some(binding) = stored else { return Vec::new() };
+        let bound = &mut self.vms.entry(vm.to_owned()).or_default().bound;
+        if bound.holder() != Some(&binding.host) {
+            *bound = Bound { binding: Some(binding), expected: bound.expected.take(), ..Bound::default() };
+        }
+        self.vm_changed(vm)
+    }
+
+    /// Notes that the store has a binding, or none.
+    pub fn binding_stored(&mut self, vm: &str, stored: Option<Binding>) {
+        match stored {
+            Some(binding) => drop(self.stored.insert(vm.to_owned(), binding)),
+            None => drop(self.stored.remove(vm)),
+        }
+        self.note_unstored(vm);
+    }
+
+    fn note_unstored(&mut self, name: &str) {
+        let binding = self.vms.get(name).and_then(|vm| vm.bound.binding.as_ref());
+        if self.stored.get(name) == binding {
+            self.unstored.remove(name);
+        } else if !self.unstored.contains(name) {
+            self.unstored.insert(name.to_owned());
+        }
+    }
+
+    /// Releases what hosts hold that are not known any more.
+    pub fn release_forgotten(&mut self) -> Vec<Change> {
+        let is_lost = |vm: &Vm| vm.bound.holder().is_some_and(|host| !self.hosts.contains_key(host));
+        let lost: Vec<String> =
+            self.vms.iter().filter(|(_, vm)| is_lost(vm)).map(|(name, _)| name.clone()).collect();
+        let release = |name: &String| {
+            if let Some(vm) = self.vms.get_mut(name) {
+                vm.bound.release();
+            }
+            self.vm_changed(name)
+        };
+        lost.iter().flat_map(release).collect()
+    }
+
+    /// Names whose binding in the store is known.
+    pub fn stored_bindings(&self) -> impl Iterator<Item = &str> {
+        self.stored.keys().map(String::as_str)
+    }
+
+    /// Bindings that the store does not have as they are, by name; none: it is to forget it.
+    #[must_use]
+    pub fn unstored_bindings(&self) -> BTreeMap<String, Option<Binding>> {
+        let binding = |name: &String| self.vms.get(name).and_then(|vm| vm.bound.binding.clone());
+        self.unstored.iter().map(|name| (name.clone(), binding(name))).collect()
+    }
+
+    fn name_conflict(&self, name: &str) -> Option<NameConflict> {
+        let vm = self.vms.get(name)?;
+        let claims: Vec<NameClaim> =
+            vm.conflicting(&self.hosts).map(|(host, info)| claim(host, Some(info), None)).collect();
+        let binding = vm.bound.binding.as_ref()?;
+        let holder = claim(&binding.host, vm.at.get(&binding.host), Some(binding));
+        (!claims.is_empty()).then(|| NameConflict { vm: name.to_owned(), holder, claims })
+    }
+
+    /// Names that hosts claim and nothing explains, by name, a page at a time.
+    #[must_use]
+    pub fn name_conflicts(&self, cursor: &Cursor) -> Page<NameConflict> {
+        let found = self.vms.iter().filter(|(_, vm)| !vm.shown_conflicts.is_empty());
+        let page = page(found, cursor, |name, _| self.name_conflict(name));
+        Page { items: page.items.into_iter().flatten().collect(), total: page.total, next: page.next }
+    }
+
+    /// How many names are in conflict.
+    #[must_use]
+    pub fn conflict_count(&self) -> u64 {
+        self.vms.values().filter(|vm| !vm.shown_conflicts.is_empty()).count() as u64
+    }
+}
+
+/// The host reports no VM of that name that it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the host reports no VM of that name that it has")]
+pub struct NoClaim;

@@ -1,0 +1,167 @@
+//! How many moves may run at a time: what the configuration says, over that what was set since, and over both what single hosts are set to.
+
+use std::collections::BTreeMap;
+
+use godwit_api::control::{Change, HostMoves, LinkMoves, MoveLimits};
+use godwit_planner::queue::{HostLimit, Limits, moves_at_once};
+
+use super::Inventory;
+
+/// Speeds from which on a link carries more moves (docs/queue.md).
+const STEPS_BITS_PER_S: [u64; 8] = [
+    100_000_000,
+    500_000_000,
+    750_000_000,
+    1_000_000_000,
+    1_780_000_000,
+    3_170_000_000,
+    5_630_000_000,
+    10_000_000_000,
+];
+
+/// What was set while managers run; none, or not named: as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimitsPlan {
+    /// Out of a host.
+    pub out_of_host: Option<u32>,
+    /// Into a host.
+    pub into_host: Option<u32>,
+    /// Of VMs with disks on a datastore.
+    pub per_datastore: Option<u32>,
+    /// In all.
+    pub in_all: Option<u32>,
+    /// On single datastores.
+    pub datastores: BTreeMap<String, u32>,
+}
+
+/// What an inventory knows of limits.
+#[derive(Debug, Default)]
+pub(crate) struct KnownLimits {
+    configured: Limits,
+    plan: LimitsPlan,
+}
+
+impl Inventory {
+    /// Sets what the manager's configuration says.
+    pub(crate) fn configure_limits(&mut self, limits: Limits) {
+        self.limits.configured = limits;
+    }
+
+    /// Sets what was set while managers run; none: nothing is any more.
+    pub fn plan_limits(&mut self, plan: Option<LimitsPlan>) -> Option<Change> {
+        let plan = plan.unwrap_or_default();
+        if self.limits.plan == plan {
+            return None;
+        }
+        self.limits.plan = plan;
+        Some(Change::Limits(Box::new(self.move_limits())))
+    }
+
+    /// What was set while managers run.
+    #[must_use]
+    pub fn limits_plan(&self) -> &LimitsPlan {
+        &self.limits.plan
+    }
+
+    /// How many migrations may run at once, without what single hosts are set to.
+    fn limits_of_all(&self) -> Limits {
+        let (mut limits, plan) = (self.limits.configured.clone(), &self.limits.plan);
+        limits.total = plan.in_all.or(limits.total);
+        limits.per_datastore = plan.per_datastore.unwrap_or(limits.per_datastore);
+        limits.out_of_host = plan.out_of_host.or(limits.out_of_host);
+        limits.into_host = plan.into_host.or(limits.into_host);
+        limits.datastores.extend(plan.datastores.iter().map(|(path, most)| (path.clone(), *most)));
+        limits
+    }
+
+    /// How many migrations may run at once.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let mut limits = self.limits_of_all();
+        for (name, plan) in self.plans() {
+            if let Some(most) = plan.most_moves {
+                limits.hosts.insert(name.to_owned(), HostLimit { out: Some(most), into: Some(most) });
+            }
+        }
+        limits
+    }
+
+    /// Moves that may leave a host at once, and arrive there. For questions about very many hosts.
+    pub(crate) fn moves_at_once(&self, host: &str) -> (u32, u32) {
+        let plan = self.host_plan(host);
+        if let Some(most) = plan.and_then(|plan| plan.most_moves) {
+            return (most, most);
+        }
+        let (configured, set) = (&self.limits.configured, &self.limits.plan);
+        let link = moves_at_once(plan.and_then(|plan| plan.link_bits_per_s));
+        let own = configured.hosts.get(host).copied().unwrap_or_default();
+        let out = own.out.or(set.out_of_host).or(configured.out_of_host);
+        let into = own.into.or(set.into_host).or(configured.into_host);
+        (out.unwrap_or(link), into.unwrap_or(link))
+    }
+
+    /// The same for people.
+    #[must_use]
+    pub fn move_limits(&self) -> MoveLimits {
+        let Limits { total, per_datastore, datastores, hosts, out_of_host, into_host } = self.limits();
+        let hosts = hosts.into_iter().map(|(name, HostLimit { out, into })| (name, HostMoves { out, into }));
+        let steps = std::iter::once(None).chain(STEPS_BITS_PER_S.into_iter().map(Some));
+        let by_link = steps.map(|bits_per_s| LinkMoves { bits_per_s, moves: moves_at_once(bits_per_s) });
+        MoveLimits {
+            out_of_host,
+            into_host,
+            per_datastore,
+            in_all: total,
+            datastores,
+            hosts: hosts.collect(),
+            by_link: by_link.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::inventory::HostPlan;
+
+    #[test]
+    fn what_was_set_holds_over_the_configuration_and_hosts_own_over_both() {
+        let mut inventory = Inventory::default();
+        let own =
+            |most_moves| HostPlan { most_moves, link_bits_per_s: Some(1_000_000_000), ..HostPlan::default() };
+        inventory.plan_host("a", own(Some(7)));
+        inventory.plan_host("b", own(None));
+        inventory.plan_host("c", own(None));
+        let configured = r#"{ "total": 9, "datastores": { "/slow": 3 }, "hosts": { "b": { "out": 1 } } }"#;
+        inventory.configure_limits(serde_json::from_str(configured).unwrap());
+        assert_eq!(["a", "b", "c"].map(|host| inventory.moves_at_once(host)), [(7, 7), (1, 4), (4, 4)]);
+        let datastores = BTreeMap::from([("/fast".to_owned(), 50)]);
+        let plan = LimitsPlan { out_of_host: Some(2), in_all: Some(0), datastores, ..LimitsPlan::default() };
+        assert!(matches!(inventory.plan_limits(Some(plan.clone())), Some(Change::Limits(_))));
+        assert_eq!(inventory.plan_limits(Some(plan)), None);
+        assert_eq!(["a", "b", "c"].map(|host| inventory.moves_at_once(host)), [(7, 7), (1, 4), (2, 4)]);
+        let limits = inventory.limits();
+        for host in ["a", "b", "c"] {
+            let link = inventory.host_plan(host).unwrap().link_bits_per_s;
+            let at_once = (limits.out_of(host, link), limits.into_host(host, link));
+            assert_eq!(at_once, inventory.moves_at_once(host), "{host}");
+        }
+        let told = inventory.move_limits();
+        assert_eq!((told.in_all, told.per_datastore, told.out_of_host), (Some(0), 128, Some(2)));
+        assert_eq!((told.datastores["/slow"], told.datastores["/fast"]), (3, 50));
+        assert_eq!(told.hosts["a"], HostMoves { out: Some(7), into: Some(7) });
+        inventory.plan_limits(None);
+        assert_eq!((inventory.limits().total, inventory.move_limits().out_of_host), (Some(9), None));
+    }
+
+    #[test]
+    fn each_step_of_links_carries_more_than_the_one_before() {
+        let told = Inventory::default().move_limits().by_link;
+        let moves: Vec<u32> = told.iter().skip(1).map(|step| step.moves).collect();
+        assert_eq!(moves, [1, 2, 3, 4, 5, 6, 7, 8]);
+        for step in told.iter().skip(2) {
+            let below = moves_at_once(step.bits_per_s.map(|bits| bits - 1));
+            assert_eq!(below + 1, step.moves, "{step:?}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Texts of others, cut to what the manager keeps.
+
+/// As much of a text as `most_bytes` hold as JSON, with a sign where it was cut.
+pub(crate) fn beginning(text: &str, most_bytes: usize) -> String {
+    let mut left = most_bytes;
+    let fits = text.char_indices().find(|(_, char)| {
+        // JSON writes some in two bytes or six.
+        let bytes = match char {
+            '"' | '\\' => 2,
+            char if char.is_control() => 6,
+            char => char.len_utf8(),
+        };
+        let is_over = bytes > left;
+        left = left.saturating_sub(bytes);
+        is_over
+    });
+    match fits {
+        None => text.to_owned(),
+        Some(_) if most_bytes == 0 => String::new(),
+        Some((at, _)) => format!("{}…", &text[..at]),
+    }
+}

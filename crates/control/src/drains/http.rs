@@ -1,0 +1,138 @@
+//! The requests about drains.
+
+#![allow(unused_qualifications, reason = "utoipa's macro writes them")]
+
+use std::sync::Arc;
+
+use axum::extract::{FromRef, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use godwit_api::control::{CreateDrain, Drain, Page, Problem, ProblemCode};
+use http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::access::Caller;
+use crate::answers::OnlyLooked;
+use crate::answers::{Body, Path, Query, Refusal, cursor, made};
+use crate::drains::Drains;
+use crate::moves::requests::check_qemu;
+use crate::storage::term::Term;
+
+/// Drains, while this manager leads.
+#[derive(Clone)]
+pub(crate) struct DrainRequests(pub(crate) Arc<Term<Drains>>);
+
+pub(crate) fn routes<S>() -> OpenApiRouter<S>
+where
+    S: Clone + Send + Sync + 'static,
+    DrainRequests: FromRef<S>,
+{
+    OpenApiRouter::new()
+        .routes(routes!(create))
+        .routes(routes!(list))
+        .routes(routes!(show, cancel))
+        .routes(routes!(undo))
+}
+
+/// Which drains, and which page of them.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListDrains {
+    /// Those of this host.
+    host: Option<String>,
+    /// Where the page begins: `next` of the page before.
+    cursor: Option<String>,
+    /// Items of the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u32>,
+}
+
+/// Empties a host: it takes no VMs from here on, and each of its VMs that can go gets a target and a move. VMs that can't are named with the
+/// reason. Asked again while a drain of the host runs, that one is told.
+#[utoipa::path(post, path = "/api/v1/hosts/{host}/drain", operation_id = "create_drain", tag = "drains", params(("host" = String, Path, description = "The host")),
+    request_body = CreateDrain, responses(
+    (status = 202, description = "The drain, with a plan for every VM", body = Drain),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn create(
+    State(drains): State<DrainRequests>,
+    Extension(caller): Extension<Caller>,
+    Path(host): Path<String>,
+    Body(request): Body<CreateDrain>,
+) -> Result<Response, Refusal> {
+    check_qemu(&request.qemu)?;
+    let plan_only = request.plan_only;
+    let drain = drains.0.get()?.create(&host, request, &caller.name).await?;
+    if plan_only {
+        return Ok((StatusCode::ACCEPTED, Extension(OnlyLooked), Json(drain)).into_response());
+    }
+    Ok(made(StatusCode::ACCEPTED, format!("drain {}", drain.id), drain).into_response())
+}
+
+/// Drains, the oldest first.
+#[utoipa::path(get, path = "/api/v1/drains", operation_id = "list_drains", tag = "drains", params(ListDrains), responses(
+    (status = 200, description = "A page of drains", body = Page<Drain>),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn list(
+    State(drains): State<DrainRequests>,
+    Query(query): Query<ListDrains>,
+) -> Result<Json<Page<Drain>>, Refusal> {
+    let cursor = cursor(query.cursor, query.limit)?;
+    let drains = drains.0.get()?;
+    let all = drains.all();
+    let wanted: Vec<&Drain> =
+        all.values().filter(|one| query.host.as_ref().is_none_or(|host| one.host == *host)).collect();
+    let behind = |one: &&&Drain| cursor.behind.as_ref().is_none_or(|behind| one.id > *behind);
+    let mut items: Vec<Drain> =
+        wanted.iter().filter(behind).take(cursor.limit + 1).map(|one| (*one).clone()).collect();
+    let has_more = items.len() > cursor.limit;
+    items.truncate(cursor.limit);
+    let next = items.last().filter(|_| has_more).map(|last| last.id.clone());
+    Ok(Json(Page { items, total: wanted.len() as u64, next }))
+}
+
+/// One drain: what has become of each VM, and when it will be over.
+#[utoipa::path(get, path = "/api/v1/drains/{id}", operation_id = "show_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+    (status = 200, description = "The drain", body = Drain),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn show(State(drains): State<DrainRequests>, Path(id): Path<String>) -> Result<Json<Drain>, Refusal> {
+    let found = drains.0.get()?.all().get(&id).cloned();
+    let missing =
+        || Problem::new(ProblemCode::NotFound, format!("no drain {id}"), "see `godwit host drains`");
+    Ok(Json(found.ok_or_else(missing)?))
+}
+
+/// Calls a drain off: VMs that wait stay, those on their way arrive, those that have gone stay where they are.
+#[utoipa::path(delete, path = "/api/v1/drains/{id}", operation_id = "cancel_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+    (status = 202, description = "It is called off", body = Drain),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn cancel(
+    State(drains): State<DrainRequests>,
+    Path(id): Path<String>,
+) -> Result<(StatusCode, Json<Drain>), Refusal> {
+    Ok((StatusCode::ACCEPTED, Json(drains.0.get()?.cancel(&id).await?)))
+}
+
+/// Undoes a drain: the host takes VMs again, and those that had gone come back.
+#[utoipa::path(post, path = "/api/v1/drains/{id}/undo", operation_id = "undo_drain", tag = "drains", params(("id" = String, Path, description = "Its id")), responses(
+    (status = 202, description = "They come back", body = Drain),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+    (status = "5XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn undo(
+    State(drains): State<DrainRequests>,
+    Path(id): Path<String>,
+) -> Result<(StatusCode, Json<Drain>), Refusal> {
+    Ok((StatusCode::ACCEPTED, Json(drains.0.get()?.undo(&id).await?)))
+}

@@ -1,0 +1,61 @@
+//! What keeps a host from being forgotten unless somebody insists: its drain, moves of it, and VMs that run there.
+
+use godwit_api::VmState;
+use godwit_api::control::{DrainState, Problem, ProblemCode};
+use godwit_planner::words::Count;
+
+use crate::cluster::inventory::Inventory;
+use crate::drains::Drains;
+use crate::moves::Moves;
+
+/// Names that a refusal tells.
+const MOST_NAMES: usize = 5;
+
+/// Refuses to forget a host that is in use.
+pub(crate) fn check_unused(
+    host: &str,
+    drains: &Drains,
+    moves: &Moves,
+    inventory: &Inventory,
+) -> Result<(), Problem> {
+    let mend = format!(
+        "wait for its end or call it off; `godwit control host forget {host} --force` (`?force=true`) ends it as failed"
+    );
+    let refused =
+        |what: String, mend: &str| Problem::new(ProblemCode::WrongState, format!("host {host} {what}"), mend);
+    if let Some((id, state)) = drains.of_host(host) {
+        let does = if state == DrainState::Undoing { "is being filled again" } else { "is being emptied" };
+        return Err(refused(format!("{does} by drain {id}"), &mend));
+    }
+    let moves: Vec<String> = {
+        let all = moves.all();
+        let is_its = |to: Option<&String>, from: &str| from == host || to.is_some_and(|to| to == host);
+        let open = all.values().filter(|one| !one.state.is_over() && is_its(one.to.as_ref(), &one.from));
+        open.map(|one| one.id.clone()).collect()
+    };
+    if !moves.is_empty() {
+        let what = format!("has {}: {}", Count(moves.len(), "open move"), some(&moves));
+        return Err(refused(what, &mend));
+    }
+    let runs = |state: VmState| !matches!(state, VmState::Stopped | VmState::Failed);
+    let vms = inventory.vms_of(host).filter(|info| runs(info.state));
+    let vms: Vec<String> = vms.map(|info| info.name.clone()).collect();
+    if !vms.is_empty() && inventory.is_heard(host) {
+        let what = format!("answers, and runs {}: {}", Count(vms.len(), "VM"), some(&vms));
+        let mend = format!(
+            "empty it with `godwit host drain {host}`; with `godwit control host forget {host} --force` (`?force=true`) they run on, and no \
+             manager knows of them"
+        );
+        return Err(refused(what, &mend));
+    }
+    Ok(())
+}
+
+/// The first of these names, and how many follow.
+fn some(names: &[String]) -> String {
+    let told = names[..names.len().min(MOST_NAMES)].join(", ");
+    match names.len().saturating_sub(MOST_NAMES) {
+        0 => told,
+        more => format!("{told} and {more} more"),
+    }
+}

@@ -1,0 +1,184 @@
+//! Hosts join: an admin makes a token for one of them, the host shows it with a key of its own making, and has a certificate and a place
+//! among the hosts.
+
+pub(crate) mod http;
+pub(crate) mod record;
+#[cfg(test)]
+mod tests;
+pub(crate) mod token;
+
+use std::net::IpAddr;
+
+use godwit_api::control::{
+    JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined, Problem, ProblemCode,
+};
+use godwit_pki::{Grant, Identity, PkiError, Role, check_name, requested_key};
+use godwit_store::Transaction;
+
+use crate::access::certificates::{CERTIFICATES, SavedCertificate};
+use crate::access::{Caller, Secret};
+use crate::agents::record::{HOSTS, SavedHost};
+use crate::clock::now_unix_ms;
+use crate::cluster::inventory::HostPlan;
+use crate::hosts::HostRequests;
+use crate::hosts::join::record::JOIN_TOKENS;
+use crate::hosts::join::token::{JoinTokenRecord, JoinUse, unknown_join_token};
+use crate::storage::keeper::Keeper;
+
+/// How long a host's certificate is good for, as `godwit pki issue` has it.
+const CERTIFICATE_DAYS: u32 = 365;
+/// The most addresses that a certificate stands for.
+const MOST_ADDRESSES: usize = 64;
+/// The longest time that a join token is good for, minutes: a week.
+const LONGEST_MINUTES: u32 = 7 * 24 * 60;
+
+impl HostRequests {
+    /// Lets one host join, once.
+    pub(crate) async fn create_join_token(
+        &self,
+        grant: JoinGrant,
+        caller: &Caller,
+    ) -> Result<JoinToken, Problem> {
+        let authority = self.authorities.authority()?.fingerprint;
+        if !(1..=LONGEST_MINUTES).contains(&grant.minutes) {
+            let detail = format!("a join token can't be good for {} minutes", grant.minutes);
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, "give 1 to 10080"));
+        }
+        check_name(&grant.host).map_err(|error| of_pki(&error))?;
+        self.check_not_a_manager(&grant.host)?;
+        if let Some(address) = &grant.address {
+            self.agents.client(&grant.host, address)?;
+        }
+        let failed = |error: std::io::Error| {
+            Problem::new(ProblemCode::ManagerFailed, format!("no secret can be drawn: {error}"), "")
+        };
+        let secret = Secret::draw().map_err(failed)?;
+        let now = now_unix_ms();
+        let record = JoinTokenRecord {
+            host: grant.host.clone(),
+            address: grant.address,
+            made_unix_ms: now,
+            expires_unix_ms: now + u64::from(grant.minutes) * 60_000,
+            made_by: caller.name.clone(),
+            digest: secret.digest(),
+            used: None,
+        };
+        let insert = JOIN_TOKENS
+            .insert(Transaction::new(), secret.id(), &(&record).into())
+            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+        self.keeper.get()?.write_unknown(insert).await?;
+        let text = JoinTokenText { secret: secret.reveal(), authority, host: grant.host };
+        Ok(JoinToken { info: record.info(secret.id()), token: text.to_string() })
+    }
+
+    /// Every join token, used ones too, until they are pruned.
+    pub(crate) async fn join_tokens(&self) -> Result<Vec<JoinTokenInfo>, Problem> {
+        let all = self.keeper.get()?.read_all(JOIN_TOKENS).await?;
+        Ok(all.into_iter().map(|(id, saved)| JoinTokenRecord::from(saved).info(&id)).collect())
+    }
+
+    /// Revokes one; a host that has joined by it stays.
+    pub(crate) async fn revoke_join_token(&self, id: &str) -> Result<(), Problem> {
+        let keeper = self.keeper.get()?;
+        let missing = || {
+            let detail = format!("no join token {id}");
+            Problem::new(ProblemCode::NotFound, detail, "see `godwit control join-token list`")
+        };
+        let kept = keeper.find(JOIN_TOKENS, id).await?.ok_or_else(missing)?;
+        let remove = JOIN_TOKENS.remove(Transaction::new(), id, kept.revision);
+        keeper.write_unknown(remove).await.map(drop)
+    }
+
+    /// Lets a host in that shows its token: signs for its key, and follows its agent from now on. The token is used in the same transaction
+    /// in which the host is written.
+    pub(crate) async fn join(&self, request: JoinRequest) -> Result<Joined, Problem> {
+        let hosts = self.clone();
+        self.planning.change(|keeper| async move { hosts.let_in(&keeper, request).await }).await
+    }
+
+    /// Refuses a host's name by which this manager is known: the host's certificate would be valid for it.
+    fn check_not_a_manager(&self, host: &str) -> Result<(), Problem> {
+        let names = [host_of(&self.candidate.address), self.agents.identity().map(Identity::name)];
+        if !names.into_iter().flatten().any(|name| name.eq_ignore_ascii_case(host)) {
+            return Ok(());
+        }
+        let detail = format!("a host cannot be called {host}: this manager is");
+        Err(Problem::new(ProblemCode::InvalidRequest, detail, "give the host a name of its own"))
+    }
+
+    /// Addresses that the certificate of a host stands for: the agent's address of its token, which an admin has named.
+    /// What the host itself says of addresses is not used, as it could name the manager's or another host's.
+    fn certificate_addresses(&self, token: &JoinTokenRecord) -> Vec<IpAddr> {
+        let named = |address: &str| host_of(address)?.parse::<IpAddr>().ok();
+        let own = self.agents.identity().map_or(&[][..], Identity::addresses);
+        let is_own =
+            |address: &IpAddr| own.contains(address) || named(&self.candidate.address) == Some(*address);
+        token.address.as_deref().and_then(named).filter(|address| !is_own(address)).into_iter().collect()
+    }
+
+    async fn let_in(&self, keeper: &Keeper, request: JoinRequest) -> Result<Joined, Problem> {
+        let signing = self.authorities.authority()?;
+        if request.addresses.len() > MOST_ADDRESSES {
+            return Err(Problem::new(ProblemCode::InvalidRequest, "too many addresses", "64 at most"));
+        }
+        let text: JoinTokenText = request.token.parse().map_err(|_| unknown_join_token())?;
+        let secret = Secret::parse(&text.secret).ok_or_else(unknown_join_token)?;
+        let kept = keeper.find(JOIN_TOKENS, secret.id()).await?.ok_or_else(unknown_join_token)?;
+        let mut token = JoinTokenRecord::from(kept.record);
+        let key = requested_key(&request.request).ok_or_else(|| {
+            of_pki(&PkiError::BadRequest { why: "it is no certificate signing request".to_owned() })
+        })?;
+        let now = now_unix_ms();
+        let address = token.admit(&secret, &request, key, now)?;
+        self.agents.client(&request.host, &address)?;
+        let grant = Grant {
+            name: request.host.clone(),
+            role: Role::Host,
+            addresses: self.certificate_addresses(&token),
+            days: CERTIFICATE_DAYS,
+        };
+        let signed = signing.authority.sign(&request.request, &grant).map_err(|error| of_pki(&error))?;
+        token.used.get_or_insert(JoinUse { unix_ms: now, key: key.hex() });
+        let before = self.state.inventory().host_plan(&request.host).cloned();
+        let plan = HostPlan { address: address.clone(), ..before.unwrap_or_else(empty_plan) };
+        let used = JOIN_TOKENS
+            .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
+            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+        // By its serial number the certificate can be revoked.
+        let serial = signed.description.serial.to_string();
+        let noted = CERTIFICATES
+            .insert(used, &serial, &SavedCertificate::of(&signed.description))
+            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+        let write = keeper.put(noted.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
+        keeper.write(write).await?;
+        self.fleet.plan_host(&request.host, plan);
+        Ok(Joined { address, certificate: signed.certificate, authority: signed.authority })
+    }
+}
+
+/// The host part of `scheme://HOST:PORT`, without brackets.
+fn host_of(address: &str) -> Option<&str> {
+    let (_, authority) = address.split_once("://")?;
+    let (host, _) = authority.rsplit_once(':')?;
+    Some(host.trim_start_matches('[').trim_end_matches(']'))
+}
+
+fn empty_plan() -> HostPlan {
+    HostPlan {
+        address: String::new(),
+        labels: std::collections::BTreeMap::default(),
+        link_bits_per_s: None,
+        most_moves: None,
+        maintenance: false,
+    }
+}
+
+/// What who asked is told of certificates.
+fn of_pki(error: &PkiError) -> Problem {
+    let mend = "see docs/manager.md, \"How a host joins\"";
+    let code = match error {
+        PkiError::BadRequest { .. } | PkiError::BadName { .. } => ProblemCode::InvalidRequest,
+        _ => ProblemCode::ManagerFailed,
+    };
+    Problem::new(code, error.to_string(), mend)
+}

@@ -1,0 +1,182 @@
+//! Hosts: how they are added, changed, forgotten, and how they join with a token.
+//!
+//! It owns join tokens and their records; what is planned of a host is `agents`' record. It calls the cluster, agents, access (to revoke a host's certificates), and moves and
+//! drains, which keep a host from being forgotten.
+
+pub(crate) mod http;
+pub(crate) mod in_use;
+pub(crate) mod join;
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use godwit_api::control::{AddHost, DrainState, ManagedHost, Problem, ProblemCode, UpdateHost};
+use godwit_store::Candidate;
+
+use crate::access::authorities::Authorities;
+use crate::access::certificates::Certificates;
+use crate::agents::fleet::Fleet;
+use crate::agents::record::{HOSTS, SavedHost};
+use crate::agents::{Hosts as Agents, no_host};
+use crate::baseline::CpuBaselines;
+use crate::cluster::inventory::HostPlan;
+use crate::cluster::names::{check_labels, check_name};
+use crate::cluster::state::State;
+use crate::drains::Drains;
+use crate::moves::Moves;
+use crate::storage::keeper::Keeper;
+use crate::storage::planning::Planning;
+use crate::storage::term::Term;
+use in_use::check_unused;
+
+/// The most that a host's link is taken for.
+const MOST_LINK_BITS_PER_S: u64 = 1_000_000_000_000_000;
+/// The most moves at a time that a host may be set to.
+const MOST_MOVES: u32 = 1000;
+
+/// Hosts, as people ask for them and as they join.
+#[derive(Clone)]
+pub(crate) struct HostRequests(Arc<HostMeans>);
+
+/// What [`HostRequests`] works with.
+pub(crate) struct HostMeans {
+    pub(crate) state: Arc<State>,
+    pub(crate) agents: Arc<Agents>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) authorities: Arc<Authorities>,
+    pub(crate) certificates: Certificates,
+    pub(crate) baseline: CpuBaselines,
+    pub(crate) keeper: Arc<Term<Keeper>>,
+    pub(crate) moves: Arc<Term<Moves>>,
+    pub(crate) drains: Arc<Term<Drains>>,
+    pub(crate) planning: Planning,
+    /// This manager, by whose name no host may be called.
+    pub(crate) candidate: Candidate,
+}
+
+impl Deref for HostRequests {
+    type Target = HostMeans;
+
+    fn deref(&self) -> &HostMeans {
+        &self.0
+    }
+}
+
+impl HostRequests {
+    pub(crate) fn new(means: HostMeans) -> HostRequests {
+        HostRequests(Arc::new(means))
+    }
+
+    /// One host.
+    ///
+    /// # Errors
+    /// [`ProblemCode::NotFound`]: no such host is known.
+    pub(crate) fn host(&self, name: &str) -> Result<ManagedHost, Problem> {
+        self.state.inventory().host(name).ok_or_else(|| no_host(name))
+    }
+
+    /// Knows a host from now on.
+    pub(crate) async fn add_host(&self, request: AddHost) -> Result<ManagedHost, Problem> {
+        let AddHost { name, address, labels, link_bits_per_s, most_moves } = request;
+        check_name(&name)?;
+        let plan = HostPlan { address, labels, link_bits_per_s, most_moves, maintenance: false };
+        check_plan(&plan)?;
+        // What asks an agent keeps nobody waiting who plans.
+        let cpu = self.baseline.ask_new_host(&name, &plan.address).await?;
+        let hosts = self.clone();
+        self.planning
+            .change(|keeper| async move {
+                // One that is there already is refused as such.
+                let is_new = hosts.state.inventory().host_plan(&name).is_none();
+                if let Some(cpu) = cpu.filter(|_| is_new) {
+                    hosts.baseline.check_new_host(&name, &cpu)?;
+                }
+                keeper.insert(HOSTS, &name, &SavedHost::from(&plan)).await?;
+                hosts.fleet.plan_host(&name, plan);
+                hosts.host(&name)
+            })
+            .await
+    }
+
+    /// Changes what is planned of a host.
+    pub(crate) async fn update_host(&self, name: &str, request: UpdateHost) -> Result<ManagedHost, Problem> {
+        let name = name.to_owned();
+        let hosts = self.clone();
+        self.planning
+            .change(move |keeper| async move {
+                let before = hosts.state.inventory().host_plan(&name).cloned();
+                let before = before.ok_or_else(|| no_host(&name))?;
+                if request.maintenance == Some(false) {
+                    check_not_emptied(&name, &*hosts.drains.get()?)?;
+                }
+                let plan = HostPlan {
+                    address: request.address.unwrap_or(before.address),
+                    labels: request.labels.unwrap_or(before.labels),
+                    link_bits_per_s: request.link_bits_per_s.unwrap_or(before.link_bits_per_s),
+                    most_moves: request.most_moves.unwrap_or(before.most_moves),
+                    maintenance: request.maintenance.unwrap_or(before.maintenance),
+                };
+                check_plan(&plan)?;
+                hosts.agents.client(&name, &plan.address)?;
+                keeper.replace(HOSTS, &name, &SavedHost::from(&plan)).await?;
+                hosts.fleet.plan_host(&name, plan);
+                hosts.host(&name)
+            })
+            .await
+    }
+
+    /// Knows a host no more, and revokes its certificates. One that is in use only with `force`: its moves end as failed
+    /// then, and its drain ends.
+    pub(crate) async fn forget_host(&self, name: &str, force: bool) -> Result<(), Problem> {
+        let name = name.to_owned();
+        let hosts = self.clone();
+        self.planning
+            .change(move |keeper| async move {
+                hosts.host(&name)?;
+                if !force {
+                    check_unused(
+                        &name,
+                        &*hosts.drains.get()?,
+                        &*hosts.moves.get()?,
+                        &hosts.state.inventory(),
+                    )?;
+                }
+                // A host that is gone for good shows its certificate to nobody any more.
+                hosts.certificates.revoke_host(&keeper, &name).await?;
+                keeper.remove(HOSTS, &name).await?;
+                hosts.fleet.leave_host(&name);
+                if let Ok(moves) = hosts.moves.get() {
+                    moves.look();
+                }
+                Ok(())
+            })
+            .await
+    }
+}
+
+/// A host that is emptied takes no VMs until that is over.
+fn check_not_emptied(host: &str, drains: &Drains) -> Result<(), Problem> {
+    let Some((id, _)) = drains.of_host(host).filter(|(_, state)| *state == DrainState::Running) else {
+        return Ok(());
+    };
+    let detail = format!("host {host} is being emptied by drain {id}");
+    let mend = format!("wait for its end, or call it off with `godwit host drain {host} --cancel`");
+    Err(Problem::new(ProblemCode::WrongState, detail, mend))
+}
+
+fn check_plan(plan: &HostPlan) -> Result<(), Problem> {
+    let wrong = |detail: &str, mend: &str| Err(Problem::new(ProblemCode::InvalidRequest, detail, mend));
+    if plan.link_bits_per_s == Some(0) {
+        return wrong("a link of 0 bits a second carries nothing", "leave it out, or say what it carries");
+    }
+    if plan.link_bits_per_s.is_some_and(|bits| bits > MOST_LINK_BITS_PER_S) {
+        return wrong("no link carries that much", "give bits a second, 1 Pb/s at most");
+    }
+    if plan.most_moves == Some(0) {
+        return wrong("a host of which no VM may go or come can't be managed", "set maintenance instead");
+    }
+    if plan.most_moves.is_some_and(|moves| moves > MOST_MOVES) {
+        return wrong("too many moves at a time", "1000 at most; leave it out to go by the link");
+    }
+    check_labels(&plan.labels)
+}

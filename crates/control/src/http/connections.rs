@@ -1,0 +1,311 @@
+//! Connections to the manager's addresses: how many there are at a time from where, and how long one may take to ask. Root's own socket has no
+//! such limits.
+
+use std::collections::BTreeMap;
+use std::future::{Ready, ready};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, BodyDataStream};
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum_server::accept::Accept;
+use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
+use axum_server::{Handle, Server};
+use futures::{StreamExt, stream};
+use godwit_pki::ServerConfig;
+use hyper::body::Body as _;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use crate::access::rates::network;
+
+/// Connections at a time from one network: a browser has some, a program one for each request, and each event stream and console is one. Other
+/// managers pass on what they are asked.
+const MOST_OF_ONE: usize = 512;
+/// Connections at a time of all.
+const MOST_OF_ALL: usize = 8192;
+
+/// How long others may take over what they alone have to do. How long an answer takes, and a stream of events, is not limited. The TLS handshake
+/// has 10 s (`axum_server`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Until the head of a connection's first request is there.
+    first_head: Duration,
+    /// From an answer to the end of the next request's head: connections are kept for those who ask again.
+    next_head: Duration,
+    /// From a request's head to the end of its body.
+    body: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            first_head: Duration::from_secs(10),
+            next_head: Duration::from_secs(75),
+            body: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Connections that there are, by where they come from.
+#[derive(Debug)]
+pub(crate) struct Places {
+    taken: Mutex<BTreeMap<IpAddr, usize>>,
+    most_of_one: usize,
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places { taken: Mutex::default(), most_of_one: MOST_OF_ONE }
+    }
+}
+
+/// A connection's place, as long as it lives.
+#[derive(Debug)]
+struct Place {
+    places: Arc<Places>,
+    network: IpAddr,
+}
+
+impl Places {
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
+        // Changed by one assignment at a time.
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for one more.
+    fn take(self: &Arc<Self>, from: IpAddr) -> io::Result<Place> {
+        let network = network(from);
+        let mut taken = self.taken();
+        let own = taken.get(&network).copied().unwrap_or(0);
+        if own >= self.most_of_one || taken.values().sum::<usize>() >= MOST_OF_ALL {
+            tracing::warn!(%from, "a connection is closed: there are too many");
+            return Err(io::Error::other("too many connections"));
+        }
+        taken.insert(network, own + 1);
+        Ok(Place { places: Arc::clone(self), network })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken();
+        match taken.get_mut(&self.network) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => drop(taken.remove(&self.network)),
+        }
+    }
+}
+
+/// Gives each connection a place, or closes it.
+#[derive(Clone, Debug)]
+struct Placing(Arc<Places>);
+
+impl<S> Accept<TcpStream, S> for Placing {
+    type Stream = Placed;
+    type Service = S;
+    type Future = Ready<io::Result<(Placed, S)>>;
+
+    fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
+        let place = stream.peer_addr().and_then(|from| self.0.take(from.ip()));
+        ready(place.map(|place| (Placed { stream, _place: place }, service)))
+    }
+}
+
+/// A connection with its place.
+#[derive(Debug)]
+struct Placed {
+    stream: TcpStream,
+    _place: Place,
+}
+
+impl AsyncRead for Placed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Placed {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// Serves those who come by the network, until the handle ends it.
+///
+/// # Errors
+/// The listener can't be used.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    app: Router,
+    tls: Option<Arc<ServerConfig>>,
+    handle: Handle<SocketAddr>,
+    places: Arc<Places>,
+    patience: Patience,
+) -> io::Result<()> {
+    let app = app.layer(from_fn(move |request, next| read_in_time(request, next, patience.body)));
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    let server = axum_server::from_tcp(listener)?.handle(handle);
+    let placing = Placing(places);
+    match tls {
+        Some(tls) => {
+            let tls = RustlsConfig::from_config(tls);
+            let server = server.acceptor(RustlsAcceptor::new(tls).acceptor(placing));
+            patient(server, patience).serve(service).await
+        }
+        None => patient(server.acceptor(placing), patience).serve(service).await,
+    }
+}
+
+fn patient<A>(mut server: Server<SocketAddr, A>, patience: Patience) -> Server<SocketAddr, A> {
+    let builder = server.http_builder();
+    builder.http1().header_read_timeout(patience.next_head);
+    // Who is gone without a word answers no ping.
+    builder.http2().keep_alive_interval(patience.next_head).keep_alive_timeout(patience.first_head);
+    server.first_request_timeout(patience.first_head)
+}
+
+/// A body that does not come in time is cut off with an error.
+async fn read_in_time(request: Request, next: Next, limit: Duration) -> Response {
+    // Most have none, and are known by that.
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    let deadline = Instant::now() + limit;
+    let next_piece = move |mut rest: BodyDataStream| async move {
+        match timeout_at(deadline, rest.next()).await {
+            Ok(read) => read.transpose().map(|read| read.map(|bytes| (bytes, rest))),
+            Err(_) => Err(axum::Error::new(io::Error::from(io::ErrorKind::TimedOut))),
+        }
+    };
+    let in_time = |body: Body| Body::from_stream(stream::try_unfold(body.into_data_stream(), next_piece));
+    next.run(request.map(in_time)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use axum::routing::{get, post};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    /// A server of a test, which ends with it.
+    struct Served {
+        address: SocketAddr,
+        task: JoinHandle<io::Result<()>>,
+    }
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            self.task.abort();
+        }
+    }
+
+    impl Served {
+        fn begin(most_of_one: usize, patience: Patience) -> Served {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let address = listener.local_addr().unwrap();
+            let app = Router::new().route("/", get(async || "ok")).route("/", post(async |_: String| "read"));
+            let places = Arc::new(Places { most_of_one, ..Places::default() });
+            let task = tokio::spawn(serve(listener, app, None, Handle::new(), places, patience));
+            Served { address, task }
+        }
+
+        async fn connect(&self) -> TcpStream {
+            TcpStream::connect(self.address).await.unwrap()
+        }
+
+        /// What comes back of what is sent, until the connection is closed from there.
+        async fn until_closed(&self, sent: &str) -> String {
+            let mut stream = self.connect().await;
+            let _ = stream.write_all(sent.as_bytes()).await;
+            let mut back = Vec::new();
+            let _ = stream.read_to_end(&mut back).await;
+            String::from_utf8(back).unwrap()
+        }
+
+        async fn is_served(&self) -> bool {
+            self.until_closed("GET / HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n")
+                .await
+                .contains("200 OK")
+        }
+    }
+
+    fn hasty() -> Patience {
+        let soon = Duration::from_millis(100);
+        Patience { first_head: soon, next_head: soon, body: soon }
+    }
+
+    #[tokio::test]
+    async fn what_is_half_sent_is_not_kept_for_ever() {
+        let served = Served::begin(MOST_OF_ONE, hasty());
+        // Nothing at all, half a head, half a second head, half a body: each would wait without an end.
+        assert_eq!(served.until_closed("").await, "");
+        assert_eq!(served.until_closed("GET / HTTP/1.1\r\nHost: m\r\nX: ").await, "");
+        let second = "GET / HTTP/1.1\r\nHost: m\r\n\r\nGET / HTTP/1.1\r\nHo";
+        assert!(served.until_closed(second).await.contains("200 OK"));
+        let body = "POST / HTTP/1.1\r\nHost: m\r\nContent-Length: 9\r\n\r\nhalf";
+        assert!(served.until_closed(body).await.contains("400 Bad Request"));
+        let whole = "POST / HTTP/1.1\r\nHost: m\r\nConnection: close\r\nContent-Length: 5\r\n\r\nwhole";
+        assert!(served.until_closed(whole).await.contains("200 OK"));
+    }
+
+    #[tokio::test]
+    async fn one_network_has_so_many_connections_and_gets_places_back() {
+        let served = Served::begin(2, Patience::default());
+        let mut held = Vec::new();
+        for _ in 0..2 {
+            let mut stream = served.connect().await;
+            // Answered, so it has its place.
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: m\r\n\r\n").await.unwrap();
+            let mut back = [0; 15];
+            stream.read_exact(&mut back).await.unwrap();
+            held.push(stream);
+        }
+        assert!(!served.is_served().await);
+        drop(held);
+        while !served.is_served().await {
+            tokio::task::yield_now().await;
+        }
+    }
+}

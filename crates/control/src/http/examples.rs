@@ -1,0 +1,240 @@
+//! Examples in the OpenAPI document: every request and answer shows that of its type, which stands at the type (`#[schema(example = …)]`), so
+//! that an operation that is new needs none of its own.
+
+use std::collections::BTreeMap;
+
+use godwit_api::control::{Problem, ProblemCode};
+use serde_json::{Map, Value};
+use utoipa::openapi::content::Content;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::schema::{ArrayItems, Schema};
+use utoipa::openapi::{OpenApi, RefOr};
+
+/// Types by their names in the document.
+type Schemas = BTreeMap<String, RefOr<Schema>>;
+
+/// How deep types are looked into for examples: they may contain themselves.
+const MOST_DEEP: usize = 16;
+
+/// Gives each request and each answer that has none the example of its type.
+pub(crate) fn describe(document: &mut OpenApi) {
+    let schemas: Schemas = document
+        .components
+        .iter()
+        .flat_map(|components| &components.schemas)
+        .map(|(name, schema)| (name.clone(), schema.clone()))
+        .collect();
+    // What is wrong with a manager is not what is wrong with a request.
+    let mend = "see to the store: docs/store.md; what runs runs on without it";
+    let failed = Problem::new(ProblemCode::StoreAway, "the store does not answer", mend);
+    let failed = serde_json::to_value(failed).ok();
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        if let Some(RefOr::T(body)) = &mut operation.request_body {
+            body.content.values_mut().for_each(|content| show(content, None, &schemas));
+        }
+        for (status, response) in &mut operation.responses.responses {
+            let RefOr::T(response) = response else { continue };
+            let of_status = if status.starts_with('5') { failed.as_ref() } else { None };
+            response.content.values_mut().for_each(|content| show(content, of_status, &schemas));
+        }
+    }
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let PathItem { get, put, post, delete, patch, .. } = item;
+    [get, put, post, delete, patch].into_iter().flatten()
+}
+
+fn show(content: &mut RefOr<Content>, better: Option<&Value>, schemas: &Schemas) {
+    let RefOr::T(content) = content else { return };
+    if content.example.is_none() && content.examples.is_empty() {
+        let of_type = || content.schema.as_ref().and_then(|schema| example(schema, schemas, 0));
+        content.example = better.cloned().or_else(of_type);
+    }
+}
+
+/// The example of a type: its own, or else one made of those of its parts.
+fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Value> {
+    if deep > MOST_DEEP {
+        return None;
+    }
+    let schema = match schema {
+        RefOr::T(schema) => schema,
+        RefOr::Ref(to) => {
+            let name = to.ref_location.rsplit('/').next()?;
+            return example(schemas.get(name)?, schemas, deep + 1);
+        }
+    };
+    match schema {
+        Schema::Object(object) => object.example.clone().or_else(|| {
+            let shown = object.properties.iter();
+            let shown: Map<String, Value> = shown
+                .filter_map(|(name, part)| Some((name.clone(), example(part, schemas, deep + 1)?)))
+                .collect();
+            let is_whole = object.required.iter().all(|name| shown.contains_key(name));
+            (!shown.is_empty() && is_whole).then_some(Value::Object(shown))
+        }),
+        Schema::Array(array) => array.example.clone().or_else(|| match &array.items {
+            ArrayItems::RefOrSchema(item) => Some(Value::Array(vec![example(item, schemas, deep + 1)?])),
+            ArrayItems::False => None,
+        }),
+        Schema::OneOf(one_of) => one_of.example.clone(),
+        Schema::AllOf(all_of) => all_of.example.clone(),
+        Schema::AnyOf(any_of) => any_of.example.clone(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::control::*;
+    use godwit_migration::Report;
+    use http::Method;
+    use serde::Serialize;
+    use serde::de::DeserializeOwned;
+
+    use crate::http::tests::Managed;
+
+    use super::*;
+
+    /// What a type makes of an example, or why it does not read it.
+    type Read = fn(&Value) -> Result<Value, String>;
+
+    fn read<T: DeserializeOwned + Serialize>(example: &Value) -> Result<Value, String> {
+        let read: T = serde_json::from_value(example.clone()).map_err(|error| error.to_string())?;
+        serde_json::to_value(read).map_err(|error| error.to_string())
+    }
+
+    macro_rules! types {
+        ($($name:ident),* $(,)?) => { [$((stringify!($name), read::<$name> as Read)),*] };
+    }
+
+    /// Each type that is asked or answered. A new one goes here; of lists and pages the type of their items.
+    fn types() -> BTreeMap<&'static str, Read> {
+        BTreeMap::from(types![
+            AddHost,
+            AuditEntry,
+            BaselineVm,
+            BindVm,
+            CertificateInfo,
+            Cluster,
+            ClusterEvent,
+            CpuBaselineChange,
+            CpuBaselineInfo,
+            CreateDrain,
+            CreateManagedVm,
+            CreateMove,
+            CreateRule,
+            CreateToken,
+            CreatedToken,
+            Drain,
+            HostSummary,
+            HostedVm,
+            JoinGrant,
+            JoinRequest,
+            JoinToken,
+            JoinTokenInfo,
+            Joined,
+            ManagedDatastore,
+            ManagedHost,
+            ManagedNetwork,
+            ManagedVm,
+            Me,
+            Move,
+            MoveLimits,
+            MoveSamples,
+            NameConflict,
+            Preflight,
+            Problem,
+            Report,
+            RevokedCertificates,
+            RuleInfo,
+            SetCpuBaseline,
+            StartManagedVm,
+            StopManagedVm,
+            StreamedEvent,
+            TokenInfo,
+            UpdateHost,
+            UpdateLimits,
+            VmSummary,
+        ])
+    }
+
+    /// Whether all of an example is in what was made of it: what is not was not read. Null is what is left out.
+    fn is_in(example: &Value, made: &Value) -> bool {
+        match (example, made) {
+            (Value::Object(example), Value::Object(made)) => {
+                example.iter().all(|(name, value)| is_in(value, made.get(name).unwrap_or(&Value::Null)))
+            }
+            (Value::Array(example), Value::Array(made)) => {
+                example.len() == made.len() && example.iter().zip(made).all(|(one, other)| is_in(one, other))
+            }
+            _ => example == made,
+        }
+    }
+
+    fn check(schema: &Value, example: &Value) -> Result<(), String> {
+        // A log is text.
+        if schema["type"] == "string" {
+            return example.as_str().map(drop).ok_or_else(|| "it is no text".to_owned());
+        }
+        if schema["type"] == "array" {
+            let items = example.as_array().ok_or("it is no list")?;
+            return items.iter().try_for_each(|item| check(&schema["items"], item));
+        }
+        let name = schema["$ref"].as_str().and_then(|to| to.rsplit('/').next()).ok_or(
+            "its body is no type of its own: make it one (ToSchema), in crates/api/src/control, with an example",
+        )?;
+        if let Some(item) = name.strip_prefix("Page_") {
+            let page: Page<Value> =
+                serde_json::from_value(example.clone()).map_err(|error| error.to_string())?;
+            let item = serde_json::json!({ "$ref": item });
+            return page.items.iter().try_for_each(|one| check(&item, one));
+        }
+        let types = types();
+        let read = types.get(name).ok_or_else(|| format!("add {name} to the types of server/examples.rs"))?;
+        let made =
+            read(example).map_err(|why| format!("{name} does not read its example: {why}; mend it"))?;
+        let unread = format!(
+            "{name} does not read all of its example (it makes {made} of it): mend a name or a value in it"
+        );
+        is_in(example, &made).then_some(()).ok_or(unread)
+    }
+
+    /// What is wrong with the contents of a request or an answer.
+    fn wrong(content: &Value) -> Vec<String> {
+        let kinds = content.as_object().into_iter().flatten();
+        let wrong = kinds.filter_map(|(_, content)| {
+            let schema = &content["schema"];
+            match content.get("example") {
+                Some(example) => check(schema, example).err(),
+                None => Some(format!(
+                    "{schema} has no example: write #[schema(example = json!({{ … }}))] above the type"
+                )),
+            }
+        });
+        wrong.collect()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn every_request_and_every_answer_has_an_example_that_its_type_reads() {
+        let managed = Managed::begin().await;
+        let document = managed.ask(Method::GET, "/api/openapi.json", None, None).await.body;
+        let mut all = Vec::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                let at = |of: &str, wrong: String| format!("{method} {path}, {of}: {wrong}");
+                all.extend(wrong(&operation["requestBody"]["content"]).into_iter().map(|w| at("request", w)));
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    // What is a WebSocket from then on has no body either.
+                    let is_told = response["content"].is_object() || matches!(status.as_str(), "101" | "204");
+                    let none =
+                        (!is_told).then(|| "it has no body: give it one, or the status 204".to_owned());
+                    let wrong = wrong(&response["content"]).into_iter().chain(none);
+                    all.extend(wrong.map(|wrong| at(status, wrong)));
+                }
+            }
+        }
+        assert!(all.is_empty(), "the OpenAPI document's examples:\n{}", all.join("\n"));
+    }
+}

@@ -1,0 +1,54 @@
+//! The manager's figures, as Prometheus asks for them, and what is counted of moves as they end.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use godwit_api::control::Change;
+use http::header::CONTENT_TYPE;
+
+use crate::clock::now_unix_ms;
+use crate::journal::events::Next as NextEvents;
+use crate::manager::Manager;
+use crate::metrics::METRICS;
+
+/// Moves that have been counted and whose end may be told again.
+const MOST_COUNTED: usize = 20_000;
+
+/// `GET /metrics`.
+pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
+    {
+        let leading = manager.leading().ok();
+        let moves = leading.as_ref().map(|leading| leading.moves.all());
+        METRICS.look(&manager.state, moves.as_deref());
+    }
+    match METRICS.text() {
+        Ok(text) => ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+            .into_response(),
+        Err(_) => http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// Counts moves as they end, as long as there is a manager. Those that ended before it are history.
+pub(crate) async fn follow(manager: Arc<Manager>) {
+    let since_unix_ms = now_unix_ms();
+    let mut listener = manager.state.events().listen(None);
+    let mut counted = BTreeSet::new();
+    while let Some(next) = listener.next().await {
+        let NextEvents::Events(events) = next else { continue };
+        for event in events {
+            let Change::Move(over) = &event.change else { continue };
+            let is_new = over.ended_unix_ms.is_some_and(|ended| ended >= since_unix_ms);
+            if !over.state.is_over() || !is_new || !counted.insert(over.id.clone()) {
+                continue;
+            }
+            if counted.len() > MOST_COUNTED {
+                // Ids are in the order of time.
+                counted.pop_first();
+            }
+            let whole = manager.leading().ok().and_then(|leading| leading.moves.all().get(&over.id).cloned());
+            METRICS.ended(whole.as_ref().unwrap_or(over));
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Web tokens of an issuer that runs here, by TLS, with keys of its own.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::routing::get;
+use axum::{Json, Router};
+use axum_server::Handle;
+use axum_server::tls_rustls::RustlsConfig;
+use godwit_api::control::{ProblemCode, Role};
+use godwit_pki::{Authority, Grant, Identity, Role as CertificateRole};
+use godwit_store::MemoryStore;
+use http::{Method, StatusCode};
+use jsonwebtoken::jwk::{Jwk, JwkSet};
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use rcgen::KeyPair;
+use serde_json::{Value, json};
+
+use super::tests::*;
+use crate::access::authorities::Authorities;
+use crate::access::issuer::Oidc;
+use crate::access::oidc::OidcRules;
+use crate::clock::now_unix_ms;
+
+const HOSTS: &str = "/api/v1/hosts";
+
+/// A key of an issuer.
+struct Key {
+    id: &'static str,
+    secret: EncodingKey,
+}
+
+impl Key {
+    fn new(id: &'static str) -> Key {
+        Key { id, secret: EncodingKey::from_ec_der(&KeyPair::generate().unwrap().serialize_der()) }
+    }
+
+    fn public(&self) -> Jwk {
+        let mut key = Jwk::from_encoding_key(&self.secret, Algorithm::ES256).unwrap();
+        key.common.key_id = Some(self.id.to_owned());
+        key
+    }
+
+    fn sign(&self, claims: &Value) -> String {
+        let header = Header { kid: Some(self.id.to_owned()), ..Header::new(Algorithm::ES256) };
+        encode(&header, claims, &self.secret).unwrap()
+    }
+}
+
+struct Issuer {
+    address: String,
+    keys: Arc<Mutex<JwkSet>>,
+    /// How often it was asked for its keys.
+    asked: Arc<AtomicU32>,
+    handle: Handle<SocketAddr>,
+}
+
+impl Drop for Issuer {
+    fn drop(&mut self) {
+        self.handle.shutdown();
+    }
+}
+
+impl Issuer {
+    async fn begin(dir: &Path, keys: Vec<Jwk>) -> Issuer {
+        let authority = Authority::create(dir, "test", 30).unwrap();
+        let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
+        let grant = Grant { name: "issuer".into(), role: CertificateRole::Operator, addresses, days: 30 };
+        let issued = authority.issue(&grant).unwrap();
+        let identity = Identity::load(&authority.certificate(), &issued.certificate, &issued.key).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = format!("https://{}", listener.local_addr().unwrap());
+        let (keys, asked) = (Arc::new(Mutex::new(JwkSet { keys })), Arc::<AtomicU32>::default());
+        let told = json!({ "issuer": address, "jwks_uri": format!("{address}/keys") });
+        let (shown, counted) = (Arc::clone(&keys), Arc::clone(&asked));
+        let app =
+            Router::new().route("/.well-known/openid-configuration", get(async move || Json(told))).route(
+                "/keys",
+                get(async move || {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    let keys = shown.lock().unwrap().clone();
+                    Json(keys)
+                }),
+            );
+        let handle = Handle::new();
+        let tls = RustlsConfig::from_config(Arc::clone(identity.server_for_users()));
+        let server = axum_server::from_tcp_rustls(listener, tls).unwrap().handle(handle.clone());
+        tokio::spawn(server.serve(app.into_make_service()));
+        Issuer { address, keys, asked, handle }
+    }
+
+    /// What a token of it says that is good.
+    fn claims(&self, role: &str) -> Value {
+        let now_s = now_unix_ms() / 1000;
+        json!({
+            "iss": self.address, "aud": "godwit", "sub": "ann", "iat": now_s, "exp": now_s + 300, "godwit_role": role
+        })
+    }
+
+    async fn manager(&self, dir: &Path) -> Managed {
+        let text = format!(
+            "issuer = \"{}\"\naudience = \"godwit\"\nauthority = \"{}/ca.pem\"",
+            self.address,
+            dir.display()
+        );
+        let rules: OidcRules = toml::from_str(&text).unwrap();
+        Managed::with_authorities(
+            Arc::new(MemoryStore::new()),
+            Authorities::trusting(Oidc::open(rules).unwrap()),
+        )
+        .await
+    }
+}
+
+fn with(mut claims: Value, name: &str, value: Value) -> Value {
+    claims[name] = value;
+    claims
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_of_the_issuer_is_good_for_its_role() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = Key::new("k1");
+    let issuer = Issuer::begin(dir.path(), vec![key.public()]).await;
+    let managed = issuer.manager(dir.path()).await;
+    let viewer = key.sign(&issuer.claims("viewer"));
+    let admin = key.sign(&issuer.claims("admin"));
+    assert_eq!(managed.ask(Method::GET, HOSTS, Some(&viewer), None).await.status, StatusCode::OK);
+    let weaker = managed.ask(Method::POST, HOSTS, Some(&viewer), Some(host_a())).await;
+    assert_eq!(weaker.problem(), ProblemCode::Forbidden);
+    let done = managed.ask(Method::POST, HOSTS, Some(&admin), Some(host_a())).await;
+    assert_eq!(done.status, StatusCode::CREATED);
+    // Tokens of the manager's own are as good as ever.
+    let own = managed.token(Role::Viewer).await.token;
+    assert_eq!(managed.ask(Method::GET, HOSTS, Some(&own), None).await.status, StatusCode::OK);
+    let noted = noted(&managed, 3).await;
+    let told: Vec<_> = noted.iter().map(|entry| (entry.who.as_str(), entry.status)).collect();
+    assert_eq!(told, [("root", 201), ("oidc:ann", 201), ("oidc:ann", 403)]);
+    assert!(noted.iter().all(|entry| !format!("{entry:?}").contains(&viewer)));
+    assert_eq!(issuer.asked.load(Ordering::SeqCst), 1, "its keys are kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_wrong_with_a_token_is_refused_and_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (key, foreign) = (Key::new("k1"), Key::new("k1"));
+    let issuer = Issuer::begin(dir.path(), vec![key.public()]).await;
+    let managed = issuer.manager(dir.path()).await;
+    let good = issuer.claims("admin");
+    let now_s = now_unix_ms() / 1000;
+    let by_secret = Header { kid: Some("k1".into()), ..Header::new(Algorithm::HS256) };
+    let public = serde_json::to_vec(&key.public()).unwrap();
+    let signed = key.sign(&good);
+    let (_, body) = signed.split_once('.').unwrap();
+    let wrong = [
+        ("expired", key.sign(&with(good.clone(), "exp", json!(now_s - 120)))),
+        ("not good yet", key.sign(&with(good.clone(), "nbf", json!(now_s + 120)))),
+        ("audience", key.sign(&with(good.clone(), "aud", json!("other")))),
+        ("another issuer", key.sign(&with(good.clone(), "iss", json!("https://other")))),
+        ("does not hold", foreign.sign(&good)),
+        ("no such key", Key { id: "k2", ..foreign }.sign(&good)),
+        ("not accepted", encode(&by_secret, &good, &EncodingKey::from_secret(&public)).unwrap()),
+        // {"alg":"none"}
+        ("can't be read", format!("eyJhbGciOiJub25lIn0.{body}")),
+        ("can't be read", "..".to_owned()),
+        ("does not hold", key.sign(&json!({ "iss": issuer.address, "aud": "godwit", "sub": "ann" }))),
+    ];
+    for (why, token) in &wrong {
+        let answer = managed.ask(Method::GET, HOSTS, Some(token), None).await;
+        assert!(answer.body["detail"].as_str().unwrap().contains(why), "{why}: {}", answer.body);
+        assert_eq!(answer.problem(), ProblemCode::Unauthenticated);
+    }
+    let nobody = key.sign(&with(good, "godwit_role", json!("root")));
+    assert_eq!(managed.ask(Method::GET, HOSTS, Some(&nobody), None).await.problem(), ProblemCode::Forbidden);
+    // Of nobody's the first stand there whole.
+    let noted = noted(&managed, 3).await;
+    assert!(noted.iter().all(|entry| entry.who == "nobody" && entry.reason.is_some()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_key_is_asked_for_and_unknown_ones_not_without_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (old, new) = (Key::new("k1"), Key::new("k2"));
+    let issuer = Issuer::begin(dir.path(), vec![new.public()]).await;
+    let managed = issuer.manager(dir.path()).await;
+    let of_old = old.sign(&issuer.claims("viewer"));
+    for _ in 0..20 {
+        let answer = managed.ask(Method::GET, HOSTS, Some(&of_old), None).await;
+        assert!(!answer.status.is_success());
+    }
+    // Whoever was told of in the meantime is known; the issuer was asked once in the minute.
+    let of_new = new.sign(&issuer.claims("viewer"));
+    assert_eq!(managed.root(Method::GET, HOSTS, None).await.status, StatusCode::OK);
+    let answer = managed.ask(Method::GET, HOSTS, Some(&of_new), None).await;
+    assert!(matches!(answer.status, StatusCode::OK | StatusCode::TOO_MANY_REQUESTS), "{}", answer.body);
+    issuer.keys.lock().unwrap().keys.push(old.public());
+    assert!(!managed.ask(Method::GET, HOSTS, Some(&of_old), None).await.status.is_success());
+    assert_eq!(issuer.asked.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_issuer_that_can_not_be_reached_is_no_fault_of_the_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = Key::new("k1");
+    let issuer = Issuer::begin(dir.path(), vec![key.public()]).await;
+    let managed = issuer.manager(dir.path()).await;
+    let token = key.sign(&issuer.claims("viewer"));
+    drop(issuer);
+    for _ in 0..2 {
+        let answer = managed.ask(Method::GET, HOSTS, Some(&token), None).await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.body);
+        assert!(answer.body["detail"].as_str().unwrap().contains("OIDC issuer"), "{}", answer.body);
+        assert_eq!(answer.problem(), ProblemCode::IssuerAway);
+    }
+    let own = managed.token(Role::Viewer).await.token;
+    assert_eq!(managed.ask(Method::GET, HOSTS, Some(&own), None).await.status, StatusCode::OK);
+    let noted = noted(&managed, 3).await;
+    assert_eq!(noted.iter().filter(|entry| entry.status == 503).count(), 2);
+}

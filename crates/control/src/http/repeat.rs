@@ -1,0 +1,178 @@
+//! Idempotency keys, around what creates: who is cut off before the answer comes asks again with the same key.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use godwit_api::control::{Problem, ProblemCode};
+use godwit_store::{Revision, Transaction};
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::{OpenApi, Required};
+
+use super::MAX_BODY_BYTES;
+use crate::access::Caller;
+use crate::answers::Refusal;
+use crate::clock::now_unix_ms;
+use crate::idempotency::kept::write;
+use crate::idempotency::keys::{Answered, Asked, Keyed, under_way};
+use crate::idempotency::record::REPEATS;
+use crate::manager::Leading;
+use crate::manager::Manager;
+use crate::storage::keeper::Keeper;
+use crate::storage::turns::Turn;
+
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// What an answer has that was kept.
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// The longest answer that is kept.
+const MOST_ANSWER_BYTES: usize = 64 << 10;
+
+/// Carries out a request with a key once.
+pub(crate) async fn once(State(manager): State<Arc<Manager>>, request: Request, next: Next) -> Response {
+    let caller = request.extensions().get::<Caller>().map(Caller::key);
+    let has_key = *request.method() == Method::POST && request.headers().contains_key(&KEY);
+    // A manager that does not lead carries nothing out.
+    let (Some(caller), true, Ok(leading)) = (caller, has_key, manager.leading()) else {
+        return next.run(request).await;
+    };
+    let outcome = keyed(&manager, leading, &caller, request, next).await;
+    outcome.unwrap_or_else(|problem| Refusal(problem).into_response())
+}
+
+async fn keyed(
+    manager: &Manager,
+    leading: Arc<Leading>,
+    caller: &str,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    let body = to_bytes(body, MAX_BODY_BYTES).await.map_err(|_| {
+        let detail = "the request's body is longer than the manager reads, or was cut off";
+        Problem::new(ProblemCode::TooLong, detail, "see /api/openapi.json")
+    })?;
+    let keyed = keyed_request(caller, &parts, &body)?;
+    let turn = manager.turns.take(&keyed.id).ok_or_else(under_way)?;
+    let keeper = Arc::clone(&leading.keeper);
+    let kept = keeper.find(REPEATS, &keyed.id).await?;
+    let now = now_unix_ms();
+    let was = kept.as_ref().map(|kept| kept.revision);
+    let asked = kept.map(|kept| Asked::from(kept.record));
+    if let Some(answer) = keyed.judge(asked.as_ref(), now)? {
+        return Ok(again(answer));
+    }
+    let begun = Asked { unix_ms: now, digest: keyed.digest, answer: None };
+    let revision = leading.repeats.begin(&keeper, &keyed, was, &begun).await?;
+    let tells_secret = matches!(parts.uri.path(), "/api/v1/tokens" | "/api/v1/join-tokens");
+    let request = Request::from_parts(parts, Body::from(body));
+    // Goes on where who asked is gone: it is told when it asks again.
+    let carried_out = tokio::spawn(async move {
+        let response = next.run(request).await;
+        let work = Work { keeper, id: keyed.id, begun, revision, tells_secret, _turn: turn };
+        work.note(response).await
+    });
+    carried_out
+        .await
+        .map_err(|_| Problem::new(ProblemCode::ManagerFailed, "the request was not carried to its end", ""))
+}
+
+fn keyed_request(caller: &str, parts: &Parts, body: &Bytes) -> Result<Keyed, Problem> {
+    let key = parts.headers.get(&KEY).map(HeaderValue::as_bytes).unwrap_or_default();
+    let target = format!("{} {}", parts.method, parts.uri);
+    Keyed::new(caller, key, &target, body)
+}
+
+/// The answer that was given before.
+fn again(answer: Answered) -> Response {
+    let body = answer.body.unwrap_or_default();
+    let mut response = match serde_json::from_str::<Problem>(&body) {
+        // For the audit log.
+        Ok(problem) if answer.status >= 400 => Refusal(problem).into_response(),
+        _ => {
+            let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            let mut response = (status, body).into_response();
+            if let Ok(kind) = HeaderValue::from_str(&answer.media_type) {
+                response.headers_mut().insert(CONTENT_TYPE, kind);
+            }
+            response
+        }
+    };
+    response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    response
+}
+
+/// A request that is being carried out.
+struct Work {
+    keeper: Arc<Keeper>,
+    id: String,
+    begun: Asked,
+    revision: Revision,
+    tells_secret: bool,
+    _turn: Turn,
+}
+
+impl Work {
+    /// Keeps the answer. One that says that the manager or a host failed is not kept: asked again, it is tried again.
+    async fn note(self, response: Response) -> Response {
+        let status = response.status();
+        if status.is_server_error() {
+            let remove = REPEATS.remove(Transaction::new(), &self.id, self.revision);
+            self.written(self.keeper.write_unknown(remove).await.map(drop));
+            return response;
+        }
+        let (parts, body) = response.into_parts();
+        let Ok(body) = to_bytes(body, usize::MAX).await else {
+            let detail = "the answer was cut off";
+            return Refusal(Problem::new(ProblemCode::ManagerFailed, detail, "")).into_response();
+        };
+        let is_secret = self.tells_secret && status.is_success();
+        let text = (!is_secret && body.len() <= MOST_ANSWER_BYTES)
+            .then(|| String::from_utf8(body.to_vec()).ok())
+            .flatten();
+        let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let answer = Answered { status: status.as_u16(), media_type: kind.to_owned(), body: text };
+        let asked = Asked { answer: Some(answer), ..self.begun.clone() };
+        let written = write(&self.keeper, Transaction::new(), &self.id, Some(self.revision), &asked).await;
+        self.written(written.map(drop));
+        Response::from_parts(parts, Body::from(body))
+    }
+
+    /// What was done is done: where it can't be kept, asking again is refused, and nothing is done twice.
+    fn written(&self, outcome: Result<(), Problem>) {
+        if let Err(problem) = outcome {
+            tracing::warn!(%problem, "the answer to a request with a key can't be kept");
+        }
+    }
+}
+
+/// Tells of the header where it is read.
+pub(crate) fn describe(document: &mut OpenApi) {
+    let key = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .min_length(Some(1))
+        .max_length(Some(255))
+        .pattern(Some("^[!-~]+$"))
+        .build();
+    let parameter = ParameterBuilder::new()
+        .name("Idempotency-Key")
+        .parameter_in(ParameterIn::Header)
+        .required(Required::False)
+        .description(Some(
+            "A new one for each request, such as a UUID. Asked again with it within 24 h, the request is not carried out again: the first \
+            answer is told, with `Idempotency-Replayed: true`.",
+        ))
+        .schema(Some(key))
+        .build();
+    for (path, item) in &mut document.paths.paths {
+        // A host that joins has its token, which is good once.
+        if let (Some(post), true) = (&mut item.post, path != "/api/v1/join") {
+            post.parameters.get_or_insert_default().push(parameter.clone().into());
+        }
+    }
+}

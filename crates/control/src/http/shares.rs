@@ -1,0 +1,54 @@
+//! The requests about what hosts share.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use godwit_api::control::{ManagedDatastore, ManagedNetwork, Page, Problem};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::answers::{Query, Refusal, cursor};
+use crate::manager::Manager;
+
+pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
+    OpenApiRouter::new().routes(routes!(networks)).routes(routes!(datastores))
+}
+
+/// Which page.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct PageOf {
+    /// Where the page begins: `next` of the page before.
+    cursor: Option<String>,
+    /// Items of the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u32>,
+}
+
+/// Networks by name, with the hosts that have them and how many VMs are in each.
+#[utoipa::path(get, path = "/api/v1/networks", operation_id = "list_networks", tag = "hosts", params(PageOf), responses(
+    (status = 200, description = "A page of networks", body = Page<ManagedNetwork>),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn networks(
+    State(manager): State<Arc<Manager>>,
+    Query(query): Query<PageOf>,
+) -> Result<Json<Page<ManagedNetwork>>, Refusal> {
+    Ok(Json(manager.state.inventory().networks(&cursor(query.cursor, query.limit)?)))
+}
+
+/// Datastores by path, with the hosts that have them, their room there, and how many VMs have disks in each.
+#[utoipa::path(get, path = "/api/v1/datastores", operation_id = "list_datastores", tag = "hosts", params(PageOf), responses(
+    (status = 200, description = "A page of datastores", body = Page<ManagedDatastore>),
+    (status = "4XX", description = "Why not", body = Problem, content_type = "application/problem+json"),
+))]
+async fn datastores(
+    State(manager): State<Arc<Manager>>,
+    Query(query): Query<PageOf>,
+) -> Result<Json<Page<ManagedDatastore>>, Refusal> {
+    Ok(Json(manager.state.inventory().datastores(&cursor(query.cursor, query.limit)?)))
+}

@@ -1,0 +1,64 @@
+//! Idempotency keys as the store has them, and how many of each caller: one that takes very many pushes its own oldest out, and nobody else's.
+
+use std::collections::BTreeMap;
+
+use godwit_api::control::{Problem, ProblemCode};
+use godwit_store::{Revision, Transaction};
+use tokio::sync::Mutex;
+
+use crate::idempotency::keys::{Asked, Keyed, KeysOfCaller};
+use crate::idempotency::record::{REPEATS, SavedRepeat};
+use crate::storage::keeper::Keeper;
+
+/// The keys of the callers that were heard in one leadership.
+#[derive(Debug, Default)]
+pub(crate) struct Repeats(Mutex<BTreeMap<String, KeysOfCaller>>);
+
+impl Repeats {
+    /// Writes that a request was begun, over what was kept of its key before, and forgets what its caller has too many of.
+    pub(crate) async fn begin(
+        &self,
+        keeper: &Keeper,
+        keyed: &Keyed,
+        was: Option<Revision>,
+        begun: &Asked,
+    ) -> Result<Revision, Problem> {
+        let mut callers = self.0.lock().await;
+        if !callers.contains_key(&keyed.caller) {
+            let kept = keeper.read_below(REPEATS, &format!("{}/", keyed.caller)).await?;
+            let keys = kept.into_iter().map(|(id, saved)| (saved.unix_ms(), id)).collect();
+            callers.insert(keyed.caller.clone(), keys);
+        }
+        let forgotten = callers.get_mut(&keyed.caller).map(|keys| keys.begin(&keyed.id, begun.unix_ms));
+        drop(callers);
+        let forget = |all: Transaction, id: &String| all.delete(REPEATS.key(id));
+        let forgets = forgotten.unwrap_or_default().iter().fold(Transaction::new(), forget);
+        write(keeper, forgets, &keyed.id, was, begun).await
+    }
+
+    /// Forgets callers whose keys have all expired.
+    pub(crate) async fn expire(&self, now_unix_ms: u64) {
+        self.0.lock().await.retain(|_, keys| {
+            keys.expire(now_unix_ms);
+            !keys.is_empty()
+        });
+    }
+}
+
+/// Writes what is kept of a request in the place of what was kept of it.
+pub(crate) async fn write(
+    keeper: &Keeper,
+    beside: Transaction,
+    id: &str,
+    was: Option<Revision>,
+    asked: &Asked,
+) -> Result<Revision, Problem> {
+    let saved = SavedRepeat::from(asked);
+    let transaction = match was {
+        Some(was) => REPEATS.replace(beside, id, was, &saved),
+        None => REPEATS.insert(beside, id, &saved),
+    };
+    let transaction =
+        transaction.map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+    keeper.write_unknown(transaction).await
+}

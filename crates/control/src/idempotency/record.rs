@@ -1,0 +1,57 @@
+//! A request with an idempotency key, as it is saved.
+
+use godwit_store::records::{Record, Table};
+use serde::{Deserialize, Serialize};
+
+use super::keys::{Answered, Asked};
+
+pub(crate) const REPEATS: Table<SavedRepeat> = Table::new();
+
+/// A request with an idempotency key, and its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedRepeat {
+    unix_ms: u64,
+    /// BLAKE3 of method, path and body, in hexadecimal digits.
+    digest: blake3::Hash,
+    answer: Option<SavedAnswer>,
+}
+
+/// How it was answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedAnswer {
+    status: u16,
+    media_type: String,
+    body: Option<String>,
+}
+
+impl Record for SavedRepeat {
+    const KIND: &'static str = "idempotency-key";
+    const PREFIX: &'static str = "idempotency/";
+    const VERSION: u32 = 1;
+}
+
+impl SavedRepeat {
+    pub(crate) fn unix_ms(&self) -> u64 {
+        self.unix_ms
+    }
+}
+
+impl From<&Asked> for SavedRepeat {
+    fn from(asked: &Asked) -> SavedRepeat {
+        let Asked { unix_ms, digest, answer } = asked.clone();
+        let answer =
+            answer.map(|Answered { status, media_type, body }| SavedAnswer { status, media_type, body });
+        SavedRepeat { unix_ms, digest, answer }
+    }
+}
+
+impl From<SavedRepeat> for Asked {
+    fn from(saved: SavedRepeat) -> Asked {
+        let SavedRepeat { unix_ms, digest, answer } = saved;
+        let answer =
+            answer.map(|SavedAnswer { status, media_type, body }| Answered { status, media_type, body });
+        Asked { unix_ms, digest, answer }
+    }
+}

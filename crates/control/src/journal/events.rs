@@ -1,0 +1,241 @@
+//! Changes of the cluster, numbered, to everybody who listens. Who was cut off for a while goes on behind the last one that came.
+//!
+//! **Numbers of another manager's life.** Each manager begins to count at its start, by the clock, 1,000 numbers a millisecond: nobody tells that
+//! much. So a number that another manager told, or this one before it was restarted, lies outside of what is kept here, and who shows it is told
+//! that changes were missed. They stay below 2^53 until the year 2255: what reads JSON numbers as floats reads them exactly.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use godwit_api::control::{Change, ClusterEvent};
+use tokio::sync::watch;
+
+use crate::clock::now_unix_ms;
+
+/// Numbers that lie between two milliseconds.
+const NUMBERS_OF_MS: u64 = 1000;
+/// Changes that are kept for those who come back: some minutes of a busy cluster.
+const KEPT: usize = 10_000;
+/// Bytes of them, as JSON. Drains of large hosts are long.
+const KEPT_BYTES: usize = 32 << 20;
+
+/// The last changes.
+#[derive(Debug)]
+pub struct Events {
+    kept: Mutex<Kept>,
+    newest: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    events: VecDeque<Arc<ClusterEvent>>,
+    /// The bytes of each.
+    sizes: VecDeque<usize>,
+    bytes: usize,
+    newest: u64,
+}
+
+impl Kept {
+    /// Keeps an event, and forgets the oldest ones that are too many.
+    fn keep(&mut self, event: ClusterEvent) {
+        let bytes = bytes_of(&event);
+        self.bytes += bytes;
+        self.sizes.push_back(bytes);
+        self.events.push_back(Arc::new(event));
+        while self.events.len() > KEPT || (self.bytes > KEPT_BYTES && self.events.len() > 1) {
+            self.events.pop_front();
+            self.bytes -= self.sizes.pop_front().unwrap_or_default();
+        }
+    }
+}
+
+/// Counts what is written.
+struct Count(usize);
+
+impl io::Write for Count {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Bytes of an event as JSON.
+fn bytes_of(event: &ClusterEvent) -> usize {
+    let mut count = Count(0);
+    // It can't fail: counting does not, and each change is JSON.
+    let _ = serde_json::to_writer(&mut count, event);
+    count.0
+}
+
+/// What somebody reads who listens.
+#[derive(Debug)]
+pub struct Listener {
+    events: Arc<Events>,
+    /// The last one that was read.
+    read: u64,
+    newest: watch::Receiver<u64>,
+}
+
+/// What comes next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// These, in their order.
+    Events(Vec<Arc<ClusterEvent>>),
+    /// What came meanwhile is kept no more: everything is to be asked anew. Goes on behind this number.
+    Missed(u64),
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Events::begin(now_unix_ms())
+    }
+}
+
+impl Events {
+    /// The changes of a manager that begins at this moment.
+    #[must_use]
+    pub fn begin(unix_ms: u64) -> Events {
+        let newest = unix_ms.saturating_mul(NUMBERS_OF_MS);
+        let kept = Kept { events: VecDeque::new(), sizes: VecDeque::new(), bytes: 0, newest };
+        Events { kept: Mutex::new(kept), newest: watch::channel(newest).0 }
+    }
+
+    /// Tells changes, in their order.
+    pub fn tell(&self, changes: impl IntoIterator<Item = Change>, unix_ms: u64) {
+        let mut kept = self.lock();
+        let before = kept.newest;
+        for change in changes {
+            kept.newest += 1;
+            let number = kept.newest;
+            kept.keep(ClusterEvent { number, unix_ms, change });
+        }
+        if kept.newest > before {
+            self.newest.send_replace(kept.newest);
+        }
+    }
+
+    /// Listens from behind a number on; none: from now on.
+    #[must_use]
+    pub fn listen(self: &Arc<Self>, behind: Option<u64>) -> Listener {
+        let newest = self.newest.subscribe();
+        let read = behind.unwrap_or_else(|| self.lock().newest);
+        Listener { events: Arc::clone(self), read, newest }
+    }
+
+    /// How many listen.
+    #[must_use]
+    pub fn listeners(&self) -> usize {
+        self.newest.receiver_count()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn behind(&self, read: u64) -> Option<Next> {
+        let kept = self.lock();
+        if read == kept.newest {
+            return None;
+        }
+        let oldest = kept.events.front().map_or(kept.newest + 1, |event| event.number);
+        // A number of another manager's life may also be one that has not been yet.
+        if read > kept.newest || read + 1 < oldest {
+            return Some(Next::Missed(kept.newest));
+        }
+        let skip = usize::try_from(read + 1 - oldest).unwrap_or(usize::MAX);
+        Some(Next::Events(kept.events.iter().skip(skip).cloned().collect()))
+    }
+}
+
+impl Listener {
+    /// Waits for what comes next; none: the manager ends.
+    pub async fn next(&mut self) -> Option<Next> {
+        loop {
+            // Seen before it is looked: what comes in between wakes the wait.
+            self.newest.borrow_and_update();
+            if let Some(next) = self.events.behind(self.read) {
+                self.read = match &next {
+                    Next::Events(events) => events.last().map_or(self.read, |event| event.number),
+                    Next::Missed(newest) => *newest,
+                };
+                return Some(next);
+            }
+            self.newest.changed().await.ok()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gone(number: u64) -> Change {
+        Change::VmGone(format!("vm{number}"))
+    }
+
+    async fn numbers(listener: &mut Listener) -> Vec<u64> {
+        match listener.next().await {
+            Some(Next::Events(events)) => events.iter().map(|event| event.number).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn who_listens_hears_everything_in_order() {
+        let events = Arc::new(Events::begin(0));
+        events.tell([gone(1)], 0);
+        let mut listener = events.listen(None);
+        events.tell([gone(2), gone(3)], 0);
+        events.tell([gone(4)], 0);
+        assert_eq!(numbers(&mut listener).await, [2, 3, 4]);
+        events.tell([gone(5)], 0);
+        assert_eq!(numbers(&mut listener).await, [5]);
+    }
+
+    #[tokio::test]
+    async fn who_was_cut_off_goes_on_or_is_told_that_it_missed_something() {
+        let events = Arc::new(Events::begin(0));
+        events.tell((0..KEPT as u64 + 10).map(gone), 0);
+        let newest = KEPT as u64 + 10;
+        assert_eq!(numbers(&mut events.listen(Some(newest - 2))).await, [newest - 1, newest]);
+        assert_eq!(numbers(&mut events.listen(Some(10))).await.len(), KEPT);
+        assert_eq!(events.listen(Some(9)).next().await, Some(Next::Missed(newest)));
+        assert_eq!(events.listen(Some(newest + 1)).next().await, Some(Next::Missed(newest)));
+    }
+
+    #[tokio::test]
+    async fn long_events_are_kept_as_far_as_they_have_room() {
+        let events = Arc::new(Events::begin(0));
+        events.tell((0..100).map(|_| Change::VmGone("x".repeat(1 << 20))), 0);
+        let kept = numbers(&mut events.listen(Some(100 - 31))).await;
+        assert_eq!(kept.len(), 31);
+        assert_eq!(events.listen(Some(1)).next().await, Some(Next::Missed(100)));
+    }
+
+    #[tokio::test]
+    async fn a_number_of_another_managers_life_is_told_as_missed_whichever_told_more() {
+        let (earlier, later) = (Arc::new(Events::begin(1_000)), Arc::new(Events::begin(1_050)));
+        let told = async |events: &Arc<Events>, count| {
+            let mut listener = events.listen(None);
+            events.tell((0..count).map(gone), 0);
+            *numbers(&mut listener).await.last().unwrap()
+        };
+        let (of_earlier, of_later) = (told(&earlier, 40).await, told(&later, 60).await);
+        assert_eq!(later.listen(Some(of_earlier)).next().await, Some(Next::Missed(of_later)));
+        assert_eq!(earlier.listen(Some(of_later)).next().await, Some(Next::Missed(of_earlier)));
+        // Also before the later one has told anything.
+        let fresh = Arc::new(Events::begin(1_060));
+        assert_eq!(fresh.listen(Some(of_later)).next().await, Some(Next::Missed(1_060_000)));
+    }
+
+    #[test]
+    fn numbers_are_read_exactly_by_who_reads_floats() {
+        let newest = Events::default().lock().newest;
+        assert!(newest > 0 && newest < 1 << 53);
+    }
+}

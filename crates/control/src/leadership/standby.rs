@@ -1,0 +1,80 @@
+//! A manager that does not lead is ready to: it follows what the store keeps of hosts, VMs, rules, the baseline, limits, tokens and moves, and by that every agent.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_store::Store;
+use godwit_store::records::{RecordError, Table};
+use tokio::task::JoinSet;
+
+use crate::access::certificates::SavedRevocations;
+use crate::access::record::SavedToken;
+use crate::agents::record::SavedHost;
+use crate::baseline::SavedBaseline;
+use crate::manager::Manager;
+use crate::moves::SavedMove;
+use crate::moves::limits::SavedLimits;
+use crate::rules::SavedRule;
+use crate::storage::planned::Planned;
+use crate::vms::bindings::SavedBinding;
+use crate::vms::record::SavedVm;
+
+/// Before a store is asked again that did not answer.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Follows the store as long as it is there.
+pub(crate) struct Standby(JoinSet<()>);
+
+impl Standby {
+    /// Follows it for this manager.
+    pub(crate) fn begin(manager: &Arc<Manager>, store: &Arc<dyn Store>) -> Standby {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(follow::<_, SavedToken>(Arc::clone(&manager.tokens), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedBaseline>(Arc::clone(&manager.state), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedRule>(Arc::clone(&manager.state), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedLimits>(Arc::clone(&manager.state), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedRevocations>(Arc::new(manager.certificates.clone()), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedVm>(Arc::clone(&manager.state), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedBinding>(Arc::clone(&manager.state), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedHost>(Arc::clone(&manager.fleet), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedMove>(Arc::clone(&manager.elsewhere), Arc::clone(store)));
+        Standby(tasks)
+    }
+
+    /// Follows no more: nothing that it read is set after this.
+    pub(crate) async fn end(mut self) {
+        self.0.shutdown().await;
+    }
+}
+
+async fn follow<K, T: Planned<K> + 'static>(knows: Arc<K>, store: Arc<dyn Store>) {
+    let mut is_told = false;
+    loop {
+        let Err(error) = hear::<K, T>(&knows, &*store, &mut is_told).await;
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!(kind = T::KIND, %error, "what the store keeps can't be followed: it is tried again");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Everything, and then each change, until something fails: then all of it is read again.
+async fn hear<K, T: Planned<K>>(
+    knows: &K,
+    store: &dyn Store,
+    is_told: &mut bool,
+) -> Result<Infallible, RecordError> {
+    let table = Table::<T>::new();
+    let all = table.read_all(store).await?;
+    T::set_all(knows, all.records.into_iter().map(|kept| (kept.id, kept.record)));
+    *is_told = false;
+    let mut watch = store.watch(T::PREFIX, all.revision).await?;
+    loop {
+        for change in watch.next().await?.changes {
+            let id = change.key.strip_prefix(T::PREFIX).unwrap_or(&change.key);
+            let record = change.value.map(|text| table.decode_text(&change.key, &text)).transpose()?;
+            T::set(knows, id, record);
+        }
+    }
+}

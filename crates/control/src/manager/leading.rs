@@ -1,0 +1,50 @@
+//! What only the manager has that leads: it writes, and it carries moves out.
+
+use std::sync::Arc;
+
+use godwit_api::control::Problem;
+use tokio::task::JoinSet;
+
+use crate::access::certificates;
+use crate::agents::Hosts;
+use crate::agents::following::Told;
+use crate::agents::peers;
+use crate::cluster::state::State;
+use crate::drains::{Drains, Means};
+use crate::idempotency::kept::Repeats;
+use crate::moves::{FollowedAgents, Moves};
+use crate::storage::keeper::Keeper;
+use crate::vms::bindings;
+
+/// One leadership's work. It ends with its drop; migrations that have begun go on at their hosts.
+pub(crate) struct Leading {
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) moves: Arc<Moves>,
+    pub(crate) drains: Arc<Drains>,
+    pub(crate) repeats: Repeats,
+    /// They end with it.
+    _tasks: JoinSet<()>,
+}
+
+impl Leading {
+    /// Takes up what the store has of moves. What is planned is known already.
+    pub(crate) async fn begin(
+        keeper: Arc<Keeper>,
+        state: Arc<State>,
+        hosts: Arc<Hosts>,
+        told: &Told,
+    ) -> Result<Leading, Problem> {
+        // Listens before it reads: what ends in between is told, or known to the agent that is asked.
+        let migrations = told.listen();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(peers::name_all(Arc::downgrade(&hosts)));
+        tasks.spawn(certificates::spread_all(Arc::downgrade(&hosts), Arc::clone(&keeper)));
+        tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
+        let agents = Arc::new(FollowedAgents { hosts, state: Arc::clone(&state) });
+        let moves =
+            Arc::new(Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?);
+        let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
+        let drains = Arc::new(Drains::begin(means).await?);
+        Ok(Leading { keeper, moves, drains, repeats: Repeats::default(), _tasks: tasks })
+    }
+}

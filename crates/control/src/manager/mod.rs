@@ -1,0 +1,359 @@
+//! The manager: its services, wired to each other. What each of them does stands in its own folder; here stand the order in which what is kept
+//! is taken up when this manager leads, and what everybody is told of the cluster as a whole.
+
+mod leading;
+
+pub(crate) use leading::Leading;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::extract::FromRef;
+use godwit_api::control::{AuditEntry, AuditOutcome, Cluster, Leader, Problem};
+use godwit_pki::Identity;
+use godwit_store::{Candidate, Store, StoreError};
+
+use crate::access::authorities::Authorities;
+use crate::access::certificates::Certificates;
+use crate::access::certificates::{REVOCATIONS, SavedRevocations};
+use crate::access::known_tokens::KnownTokens;
+use crate::access::rates::Rates;
+use crate::access::record::{SavedToken, TOKENS};
+use crate::access::refusals::Refusals;
+use crate::access::requests::AccessRequests;
+use crate::agents::Hosts;
+use crate::agents::fleet::Fleet;
+use crate::agents::following::Told;
+use crate::agents::record::{HOSTS, SavedHost};
+use crate::baseline::CpuBaselines;
+use crate::baseline::{BASELINE, SavedBaseline};
+use crate::clock::now_unix_ms;
+use crate::cluster::inventory::Inventory;
+use crate::cluster::state::State;
+use crate::drains::Drains;
+use crate::drains::http::DrainRequests;
+use crate::hosts::{HostMeans, HostRequests};
+use crate::moves::Moves;
+use crate::moves::elsewhere::MovesElsewhere;
+use crate::moves::limits::LimitsOfMoves;
+use crate::moves::limits::{LIMITS, SavedLimits};
+use crate::moves::requests::MoveRequests;
+use crate::rules::Rules;
+use crate::rules::{RULES, SavedRule};
+use crate::storage::keeper::Keeper;
+use crate::storage::planned::Planned;
+use crate::storage::planning::Planning;
+use crate::storage::term::Term;
+use crate::storage::turns::Turns;
+use crate::vms::bindings::{BINDINGS, SavedBinding};
+use crate::vms::record::{SavedVm, VMS};
+use crate::vms::{VmMeans, Vms};
+
+/// How long the store may take to say who leads.
+const LEADER_LIMIT: Duration = Duration::from_secs(2);
+
+/// The manager. Shared by everything that serves it.
+pub(crate) struct Manager {
+    pub(crate) state: Arc<State>,
+    pub(crate) rates: Rates,
+    pub(crate) authorities: Arc<Authorities>,
+    /// Of requests with an idempotency key, and of operations on VMs.
+    pub(crate) turns: Turns,
+    /// This manager, to the others.
+    candidate: Candidate,
+    store: Arc<dyn Store>,
+    leading: Term<Leading>,
+    keeper: Arc<Term<Keeper>>,
+    moves: Arc<Term<Moves>>,
+    drains: Arc<Term<Drains>>,
+    pub(crate) elsewhere: Arc<MovesElsewhere>,
+    pub(crate) fleet: Arc<Fleet>,
+    told: Arc<Told>,
+    pub(crate) tokens: Arc<KnownTokens>,
+    refusals: Mutex<Refusals>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) certificates: Certificates,
+    pub(crate) rules: Rules,
+    pub(crate) baseline: CpuBaselines,
+    pub(crate) limits: LimitsOfMoves,
+    pub(crate) access: AccessRequests,
+    pub(crate) requests: MoveRequests,
+    pub(crate) host_requests: HostRequests,
+    pub(crate) vms: Vms,
+}
+
+impl Manager {
+    /// One that does not lead, and knows nothing yet.
+    pub(crate) fn new(
+        candidate: Candidate,
+        store: Arc<dyn Store>,
+        state: Arc<State>,
+        identity: Option<Identity>,
+    ) -> Arc<Manager> {
+        let told = Arc::<Told>::default();
+        let hosts = Arc::new(Hosts::new(Arc::clone(&state), identity));
+        let fleet = Arc::new(Fleet::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&told)));
+        let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
+        let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
+        let authorities = Arc::<Authorities>::default();
+        let certificates = Certificates::new(
+            Arc::clone(&hosts),
+            Arc::clone(&fleet),
+            Arc::clone(&authorities),
+            Arc::clone(&keeper),
+            planning.clone(),
+        );
+        let turns = Turns::default();
+        let tokens = Arc::<KnownTokens>::default();
+        let drains = Arc::<Term<Drains>>::default();
+        let baseline = CpuBaselines::new(Arc::clone(&state), Arc::clone(&hosts), planning.clone());
+        let access = AccessRequests::new(Arc::clone(&tokens), Arc::clone(&keeper), planning.clone());
+        let requests = MoveRequests::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&moves));
+        let vms = Vms::new(VmMeans {
+            state: Arc::clone(&state),
+            agents: Arc::clone(&hosts),
+            turns: turns.clone(),
+            tokens: Arc::clone(&tokens),
+            keeper: Arc::clone(&keeper),
+            planning: planning.clone(),
+            requests: requests.clone(),
+        });
+        let host_requests = HostRequests::new(HostMeans {
+            state: Arc::clone(&state),
+            agents: Arc::clone(&hosts),
+            fleet: Arc::clone(&fleet),
+            authorities: Arc::clone(&authorities),
+            certificates: certificates.clone(),
+            baseline: baseline.clone(),
+            keeper: Arc::clone(&keeper),
+            moves: Arc::clone(&moves),
+            drains: Arc::clone(&drains),
+            planning: planning.clone(),
+            candidate: candidate.clone(),
+        });
+        Arc::new(Manager {
+            rates: Rates::default(),
+            authorities,
+            turns,
+            candidate,
+            store,
+            leading: Term::default(),
+            elsewhere: Arc::new(MovesElsewhere::new(Arc::clone(&state))),
+            fleet,
+            told,
+            tokens,
+            refusals: Mutex::default(),
+            certificates,
+            rules: Rules::new(Arc::clone(&state), planning.clone()),
+            baseline,
+            access,
+            requests,
+            host_requests,
+            vms,
+            limits: LimitsOfMoves::new(Arc::clone(&state), Arc::clone(&moves), planning),
+            hosts,
+            keeper,
+            moves,
+            drains,
+            state,
+        })
+    }
+
+    /// One that leads already.
+    #[cfg(test)]
+    pub(crate) async fn open(
+        keeper: Keeper,
+        state: Arc<State>,
+        identity: Option<Identity>,
+    ) -> Result<Arc<Manager>, Problem> {
+        let manager = Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, identity);
+        manager.lead(keeper).await?;
+        Ok(manager)
+    }
+
+    /// Leads from now on: reads what is kept anew, and takes up what is under way.
+    pub(crate) async fn lead(&self, keeper: Keeper) -> Result<(), Problem> {
+        let keeper = Arc::new(keeper);
+        let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
+        SavedToken::set_all(&*self.tokens, keeper.read_all(TOKENS).await?);
+        // What is planned of the cluster holds before a host is heard.
+        SavedBaseline::set_all(&*self.state, keeper.read_all(BASELINE).await?);
+        SavedRule::set_all(&*self.state, keeper.read_all(RULES).await?);
+        SavedLimits::set_all(&*self.state, keeper.read_all(LIMITS).await?);
+        // Before any host is followed.
+        SavedRevocations::set_all(&self.certificates, keeper.read_all(REVOCATIONS).await?);
+        SavedVm::set_all(&*self.state, vms);
+        // Whose names are whose is known before a host is heard.
+        SavedBinding::set_all(&*self.state, keeper.read_all(BINDINGS).await?);
+        SavedHost::set_all(&*self.fleet, hosts);
+        self.state.change(Inventory::release_forgotten);
+        let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));
+        let leading = Leading::begin(keeper, state, hosts, &self.told).await?;
+        self.elsewhere.clear();
+        self.moves.begin(Arc::clone(&leading.moves));
+        self.drains.begin(Arc::clone(&leading.drains));
+        self.keeper.begin(Arc::clone(&leading.keeper));
+        self.leading.begin(Arc::new(leading));
+        Ok(())
+    }
+
+    /// Leads no more.
+    pub(crate) fn step_down(&self) {
+        let Some(leading) = self.leading.end() else { return };
+        self.keeper.end();
+        self.drains.end();
+        self.moves.end();
+        // Whoever leads next goes on with them, and the store tells of it.
+        let vms: Vec<_> = leading.moves.all().values().map(|one| one.vm.clone()).collect();
+        self.state.change(|inventory| {
+            vms.iter().flat_map(|vm| inventory.plan_move(vm, None, None)).collect::<Vec<_>>()
+        });
+    }
+
+    /// What only the manager has that leads.
+    ///
+    /// # Errors
+    /// [`NoLeader`](godwit_api::control::ProblemCode::NoLeader): it is another one, or none.
+    pub(crate) fn leading(&self) -> Result<Arc<Leading>, Problem> {
+        self.leading.get()
+    }
+
+    /// Whether it leads.
+    pub(crate) fn leads(&self) -> bool {
+        self.leading.is_on()
+    }
+
+    /// Waits until it does.
+    pub(crate) async fn begins_to_lead(&self) {
+        self.leading.begins().await;
+    }
+
+    /// This manager, to the others.
+    pub(crate) fn candidate(&self) -> &Candidate {
+        &self.candidate
+    }
+
+    /// How agents and other managers are reached.
+    pub(crate) fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Who leads, by the store's word.
+    pub(crate) async fn leader(&self) -> Result<Option<Candidate>, StoreError> {
+        Ok(self.store.leader().await?.map(|leader| leader.candidate))
+    }
+
+    /// Notes who did what; of what can't be written, the manager's own log has it.
+    pub(crate) fn audit(&self, entry: AuditEntry) {
+        let level_is_info = entry.outcome == AuditOutcome::Done;
+        let AuditEntry { who, what, status, reason, .. } = &entry;
+        if level_is_info {
+            tracing::info!(who, what, status, "asked");
+        } else {
+            tracing::warn!(who, what, status, reason, "refused");
+        }
+        let due = if level_is_info { vec![entry] } else { self.refusals().note(entry) };
+        self.write_audit(due);
+    }
+
+    /// Notes how many more requests were refused, where it is time.
+    pub(crate) fn audit_refusals(&self) {
+        let due = self.refusals().over(now_unix_ms());
+        self.write_audit(due);
+    }
+
+    fn write_audit(&self, entries: Vec<AuditEntry>) {
+        if let Ok(leading) = self.leading() {
+            entries.into_iter().for_each(|entry| leading.keeper.audit(entry));
+        }
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) async fn cluster(&self) -> Cluster {
+        let leading = self.leading().ok();
+        let leader = match &leading {
+            Some(leading) => Some(leading.keeper.candidate().clone()),
+            None => {
+                tokio::time::timeout(LEADER_LIMIT, self.leader()).await.ok().and_then(Result::ok).flatten()
+            }
+        };
+        let leader =
+            leader.map(|Candidate { name, address }| Leader { name, address, is_self: leading.is_some() });
+        let (moves_running, moves_waiting) = match &leading {
+            Some(leading) => leading.moves.counts(),
+            None => self.elsewhere.counts(),
+        };
+        let inventory = self.state.inventory();
+        let ((hosts, hosts_up), (vms, vms_running)) = (inventory.host_counts(), inventory.vm_counts());
+        Cluster {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            leader,
+            hosts,
+            hosts_up,
+            vms,
+            vms_running,
+            name_conflicts: inventory.conflict_count(),
+            hosts_faulty: inventory.faulty_hosts(),
+            moves_running,
+            moves_waiting,
+            limits: inventory.move_limits(),
+        }
+    }
+}
+
+impl FromRef<Arc<Manager>> for Certificates {
+    fn from_ref(manager: &Arc<Manager>) -> Certificates {
+        manager.certificates.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for Rules {
+    fn from_ref(manager: &Arc<Manager>) -> Rules {
+        manager.rules.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for CpuBaselines {
+    fn from_ref(manager: &Arc<Manager>) -> CpuBaselines {
+        manager.baseline.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for LimitsOfMoves {
+    fn from_ref(manager: &Arc<Manager>) -> LimitsOfMoves {
+        manager.limits.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for AccessRequests {
+    fn from_ref(manager: &Arc<Manager>) -> AccessRequests {
+        manager.access.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for MoveRequests {
+    fn from_ref(manager: &Arc<Manager>) -> MoveRequests {
+        manager.requests.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for HostRequests {
+    fn from_ref(manager: &Arc<Manager>) -> HostRequests {
+        manager.host_requests.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for Vms {
+    fn from_ref(manager: &Arc<Manager>) -> Vms {
+        manager.vms.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for DrainRequests {
+    fn from_ref(manager: &Arc<Manager>) -> DrainRequests {
+        DrainRequests(Arc::clone(&manager.drains))
+    }
+}

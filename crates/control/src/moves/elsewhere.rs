@@ -1,0 +1,57 @@
+//! Moves that another manager carries out: the managers that follow know which VMs have one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{OnWay, SavedMove};
+use crate::cluster::state::State;
+use crate::storage::planned::Planned;
+
+/// Moves that are not over, while this manager does not lead.
+#[derive(Debug)]
+pub(crate) struct MovesElsewhere {
+    state: Arc<State>,
+    on_way: Mutex<BTreeMap<String, OnWay>>,
+}
+
+impl MovesElsewhere {
+    pub(crate) fn new(state: Arc<State>) -> MovesElsewhere {
+        MovesElsewhere { state, on_way: Mutex::default() }
+    }
+
+    fn on_way(&self) -> MutexGuard<'_, BTreeMap<String, OnWay>> {
+        self.on_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Knows of none any more: this manager carries them out.
+    pub(crate) fn clear(&self) {
+        self.on_way().clear();
+    }
+
+    /// How many run, and how many wait.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let on_way = self.on_way();
+        let running = on_way.values().filter(|one| one.runs).count();
+        (running as u64, (on_way.len() - running) as u64)
+    }
+}
+
+impl Planned<MovesElsewhere> for SavedMove {
+    fn known(moves: &MovesElsewhere) -> BTreeSet<String> {
+        moves.on_way().keys().cloned().collect()
+    }
+
+    fn set(moves: &MovesElsewhere, id: &str, record: Option<SavedMove>) {
+        let on_way = record.and_then(SavedMove::on_way);
+        let vm = on_way.as_ref().map(|one| one.vm.clone());
+        let target = on_way.as_ref().and_then(|one| one.target.clone());
+        let before = match on_way {
+            Some(one) => moves.on_way().insert(id.to_owned(), one),
+            None => moves.on_way().remove(id),
+        };
+        let planned = vm.as_ref().map(|_| id.to_owned());
+        if let Some(vm) = vm.or(before.map(|one| one.vm)) {
+            moves.state.change(|inventory| inventory.plan_move(&vm, planned, target));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Preflights and moves, as people ask for them. A preflight is made from what is known, and from the hosts where they are to be asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::control::{
+    Check, CreateMove, Move, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
+};
+use godwit_api::{ClientError, MigrationRequest, QemuEngineOptions};
+use godwit_migration::EngineKind;
+use tokio::time::timeout;
+
+use super::{Moves, Wanted};
+use crate::access::Caller;
+use crate::agents::Hosts;
+use crate::agents::no_host;
+use crate::cluster::planner_input::{Arriving, placement_hosts};
+use crate::cluster::state::State;
+use crate::preflight::{Subject, first, with_dry_run, without_answer};
+use crate::storage::term::Term;
+
+/// How long a dry run may take: the guest's writes are counted for 3 s, and the lanes are tried.
+const DRY_RUN_LIMIT: Duration = Duration::from_secs(30);
+
+/// Preflights and moves, as people ask for them.
+#[derive(Clone)]
+pub(crate) struct MoveRequests {
+    state: Arc<State>,
+    agents: Arc<Hosts>,
+    moves: Arc<Term<Moves>>,
+}
+
+impl MoveRequests {
+    pub(crate) fn new(state: Arc<State>, agents: Arc<Hosts>, moves: Arc<Term<Moves>>) -> MoveRequests {
+        MoveRequests { state, agents, moves }
+    }
+
+    /// Moves, while this manager carries them out.
+    ///
+    /// # Errors
+    /// [`ProblemCode::NoLeader`]: another manager leads, or none.
+    pub(crate) fn moves(&self) -> Result<Arc<Moves>, Problem> {
+        self.moves.get()
+    }
+
+    /// Asks for a VM's move.
+    pub(crate) async fn create(
+        &self,
+        vm: &str,
+        mut request: CreateMove,
+        caller: &Caller,
+    ) -> Result<Move, Problem> {
+        check_qemu(&request.qemu)?;
+        let to_reason = self.choose_target(vm, &mut request)?;
+        let from = self.check_move(vm, &request)?;
+        let (vm, asked_by) = (vm.to_owned(), caller.name.clone());
+        let wanted = Wanted { vm, from, asked_by, request, to_reason, ..Wanted::default() };
+        self.moves.get()?.submit(wanted).await
+    }
+
+    /// The preflight of a VM: to a target, or to all hosts.
+    pub(crate) async fn preflight(
+        &self,
+        vm: &str,
+        to: Option<&str>,
+        predict: bool,
+    ) -> Result<Preflight, Problem> {
+        if let Some(to) = to {
+            return Ok(Preflight::Report(self.preflight_report(vm, to, predict).await?));
+        }
+        let mut ranking = self.ranking(vm, EngineKind::default())?;
+        if let Some(best) = ranking.fits.first().filter(|_| predict) {
+            ranking.best = Some(self.preflight_report(vm, &best.host, true).await?);
+        }
+        Ok(Preflight::Ranking(ranking))
+    }
+
+    /// All hosts for a VM, by what is known.
+    fn ranking(&self, vm: &str, engine: EngineKind) -> Result<PreflightRanking, Problem> {
+        let arriving = self.arriving();
+        let inventory = self.state.inventory();
+        let subject = Subject::of(&inventory, vm, engine).ok_or_else(|| no_vm(vm))?;
+        let hosts = placement_hosts(&arriving, &inventory.limits(), &inventory);
+        Ok(subject.ranking(&hosts, &inventory.rules()))
+    }
+
+    /// What goes where already: by moves that run, and that wait.
+    pub(crate) fn arriving(&self) -> Arriving {
+        let mut arriving = Arriving::new();
+        // Of moves only the manager knows that leads.
+        let Ok(moves) = self.moves.get() else { return arriving };
+        for one in moves.all().values().filter(|one| !one.state.is_over()) {
+            if let Some(to) = &one.to {
+                arriving.entry(to.clone()).or_default().insert(one.vm.clone());
+            }
+        }
+        arriving
+    }
+
+    /// The report of a move to a target, by what is known, and by the hosts where they are to be asked.
+    pub(crate) async fn preflight_report(
+        &self,
+        vm: &str,
+        to: &str,
+        predict: bool,
+    ) -> Result<PreflightReport, Problem> {
+        let mut report = self.known_report(vm, to, EngineKind::default())?;
+        if predict {
+            match self.dry_run(vm, &report.from, to).await {
+                Ok(dry_run) => with_dry_run(&mut report, dry_run),
+                Err(problem) => without_answer(&mut report, &problem),
+            }
+        }
+        Ok(report)
+    }
+
+    /// The same of what is known alone.
+    pub(crate) fn known_report(
+        &self,
+        vm: &str,
+        to: &str,
+        engine: EngineKind,
+    ) -> Result<PreflightReport, Problem> {
+        let arriving = self.arriving();
+        let inventory = self.state.inventory();
+        let subject = Subject::of(&inventory, vm, engine).ok_or_else(|| no_vm(vm))?;
+        let target = inventory.seen_host(to).ok_or_else(|| no_host(to))?;
+        let rules = inventory.rules();
+        let hosts = match rules.iter().any(|rule| rule.vms.iter().any(|named| named == vm)) {
+            true => placement_hosts(&arriving, &inventory.limits(), &inventory),
+            false => Vec::new(),
+        };
+        let rules = subject.rules_check(to, &hosts, &rules);
+        Ok(subject.report(target, rules))
+    }
+
+    /// Chooses the target of a move that names none, and tells why.
+    pub(crate) fn choose_target(
+        &self,
+        vm: &str,
+        request: &mut CreateMove,
+    ) -> Result<Option<String>, Problem> {
+        if request.to.is_some() {
+            return Ok(None);
+        }
+        let (host, why) = first(self.ranking(vm, request.engine)?)?;
+        request.to = Some(host);
+        Ok(Some(why))
+    }
+
+    /// The host that a VM leaves by a move, unless preflight says no to it.
+    pub(crate) fn check_move(&self, vm: &str, request: &CreateMove) -> Result<String, Problem> {
+        let to = request.to.as_deref().unwrap_or_default();
+        let report = self.known_report(vm, to, request.engine)?;
+        if report.from == to {
+            let detail = format!("VM \"{vm}\" is on host {to} already");
+            return Err(Problem::new(ProblemCode::WrongState, detail, "name another host"));
+        }
+        match refused(&report).filter(|_| !request.skip_preflight) {
+            Some(problem) => Err(problem),
+            None => Ok(report.from),
+        }
+    }
+
+    async fn dry_run(&self, vm: &str, from: &str, to: &str) -> Result<godwit_migration::DryRun, Problem> {
+        let client = self.agents.client_of(from)?;
+        let request = MigrationRequest::to(to);
+        let away = |why: String| {
+            Problem::new(ProblemCode::HostAway, why, "see that its agent runs and can be reached")
+        };
+        match timeout(DRY_RUN_LIMIT, client.dry_run(vm, &request)).await {
+            Ok(Ok(dry_run)) => Ok(dry_run),
+            Ok(Err(ClientError::Refused(error))) => Err(Problem::of_agent(error)),
+            Ok(Err(error)) => Err(away(error.to_string())),
+            Err(_) => Err(away(format!("host {from} gave no answer within {} s", DRY_RUN_LIMIT.as_secs()))),
+        }
+    }
+}
+
+/// What is wrong with settings of QEMU's own engine, before a move or a drain is written.
+///
+/// # Errors
+/// [`ProblemCode::InvalidRequest`]: a value; [`ProblemCode::Preflight`]: no QEMU does what is asked together.
+pub(crate) fn check_qemu(options: &QemuEngineOptions) -> Result<(), Problem> {
+    options.check_values().map_err(Problem::of_agent)?;
+    let together = options.check_together();
+    together.map_err(|error| Problem::new(ProblemCode::Preflight, error.message, error.mend))
+}
+
+/// A move that preflight says no to.
+fn refused(report: &PreflightReport) -> Option<Problem> {
+    let failed: Vec<Check> = report.failed().cloned().collect();
+    let first = failed.first()?;
+    let more = match failed.len() {
+        1 => String::new(),
+        count => format!(" (and {} more)", count - 1),
+    };
+    let detail = format!("VM \"{}\" can't go to host {}: {}{more}", report.vm, report.to, first.evidence);
+    let mend = first.mend.clone();
+    Some(Problem { checks: failed.into(), ..Problem::new(ProblemCode::Preflight, detail, mend) })
+}
+
+fn no_vm(vm: &str) -> Problem {
+    Problem::new(ProblemCode::NotFound, format!("no host has a VM \"{vm}\""), "see `godwit control vms`")
+}

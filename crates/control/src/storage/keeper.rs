@@ -1,0 +1,555 @@
+//! What the manager writes: under its leadership, over what it read or wrote last. A change that somebody else has made meanwhile is refused.
+//!
+//! **Changes in doubt.** The answer to a change can be lost, and whoever asked for it can go while it is on its way. So what is sent is noted
+//! first, and where no answer comes the key is read: what was sent stands there, and is known, or it does not. That is looked at again before the
+//! next change of the same key, since the store may have been away, or the change still on its way.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
+use godwit_store::records::{Kept, Record, RecordError, Table};
+use godwit_store::{
+    Candidate, KeyState, Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, StoreError, Transaction,
+    Written,
+};
+use tokio::sync::mpsc;
+
+use crate::journal::audit::{self, AUDIT, AuditLog};
+
+/// Entries of the audit log that wait to be written; who asks faster than a disk writes waits no longer for it.
+const WAITING_ENTRIES: usize = 10_000;
+
+/// Records that are written together or not at all.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    transaction: Transaction,
+    /// Keys of those of which it is known from then on when they were written.
+    keys: Vec<String>,
+}
+
+impl From<Transaction> for Writes {
+    /// Beside writes of which nothing is known.
+    fn from(transaction: Transaction) -> Writes {
+        Writes { transaction, keys: Vec::new() }
+    }
+}
+
+impl Writes {
+    /// Others as well.
+    pub(crate) fn add(&mut self, others: Writes) {
+        self.keys.extend(others.keys);
+        self.transaction = std::mem::take(&mut self.transaction).and(others.transaction);
+    }
+
+    /// Whether one transaction holds others as well.
+    pub(crate) fn has_room_for(&self, others: &Writes) -> bool {
+        self.transaction.has_room_for(&others.transaction)
+    }
+}
+
+/// What is known of the keys.
+#[derive(Debug, Default)]
+struct Known {
+    /// When each was read or written last.
+    revisions: BTreeMap<String, Revision>,
+    /// What was sent to each last, where it is not known what became of that; none: that it be removed.
+    doubts: BTreeMap<String, Option<String>>,
+}
+
+/// The store, as the leading manager has it.
+pub(crate) struct Keeper {
+    store: Arc<dyn Store>,
+    leadership: Arc<Leadership>,
+    candidate: Candidate,
+    known: Mutex<Known>,
+    entries: mpsc::Sender<AuditEntry>,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("candidate", &self.candidate).finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    /// Keeps what this leadership allows.
+    pub(crate) fn new(store: Arc<dyn Store>, leadership: Arc<Leadership>, candidate: Candidate) -> Keeper {
+        let (entries, waiting) = mpsc::channel(WAITING_ENTRIES);
+        tokio::spawn(write_entries(Arc::clone(&store), Arc::clone(&leadership), waiting));
+        Keeper { store, leadership, candidate, known: Mutex::default(), entries }
+    }
+
+    /// The manager that leads: this one.
+    pub(crate) fn candidate(&self) -> &Candidate {
+        &self.candidate
+    }
+
+    /// Where it is kept.
+    #[cfg(test)]
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// All records of a kind, by id.
+    pub(crate) async fn read_all<T: Record>(&self, table: Table<T>) -> Result<Vec<(String, T)>, Problem> {
+        let all = table.read_all(&*self.store).await.map_err(|error| problem(&error))?;
+        let mut known = self.known();
+        let records = all.records.into_iter().map(|kept| {
+            known.revisions.insert(table.key(&kept.id), kept.revision);
+            (kept.id, kept.record)
+        });
+        Ok(records.collect())
+    }
+
+    /// Writes a new record.
+    pub(crate) async fn insert<T: Record>(
+        &self,
+        table: Table<T>,
+        id: &str,
+        record: &T,
+    ) -> Result<(), Problem> {
+        // Asked for before, and written without anybody's knowing: it is this one's to write.
+        let key = table.key(id);
+        let written = if self.settle(&key).await { self.revision(&key) } else { None };
+        let write = match written {
+            Some(was) => table.replace(Transaction::new(), id, was, record),
+            None => table.insert(Transaction::new(), id, record),
+        };
+        let write = write.map_err(|error| problem(&error))?;
+        self.commit(&[key], write).await.map_err(|refused| match refused {
+            StoreError::Conflict { found: KeyState::At(_), .. } => {
+                let detail = format!("there is a {} \"{id}\" already", T::KIND);
+                Problem::new(ProblemCode::AlreadyExists, detail, "take another name, or change that one")
+            }
+            error => problem(&error.into()),
+        })
+    }
+
+    /// Writes a record in the place of the one that is known.
+    pub(crate) async fn replace<T: Record>(
+        &self,
+        table: Table<T>,
+        id: &str,
+        record: &T,
+    ) -> Result<(), Problem> {
+        let key = table.key(id);
+        let was = self.certain(&key).await?;
+        let write = table.replace(Transaction::new(), id, was, record).map_err(|error| problem(&error))?;
+        self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
+    }
+
+    /// Removes the record that is known.
+    pub(crate) async fn remove<T: Record>(&self, table: Table<T>, id: &str) -> Result<(), Problem> {
+        let key = table.key(id);
+        if self.settle(&key).await && self.revision(&key).is_none() {
+            return Ok(());
+        }
+        let was = self.certain(&key).await?;
+        let write = table.remove(Transaction::new(), id, was);
+        self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
+    }
+
+    /// One record and when it changed last, as the store has it now; none: there is none.
+    pub(crate) async fn find<T: Record>(
+        &self,
+        table: Table<T>,
+        id: &str,
+    ) -> Result<Option<Kept<T>>, Problem> {
+        let key = table.key(id);
+        let found = self.store.read(&key).await.map_err(|error| problem(&error.into()))?;
+        let found = found.items.iter().find(|item| item.key == key);
+        found.map(|item| table.decode(item)).transpose().map_err(|error| problem(&error))
+    }
+
+    /// Adds that a record is written in the place of the one that is known, or as a new one.
+    pub(crate) async fn put<T: Record>(
+        &self,
+        Writes { transaction, mut keys }: Writes,
+        table: Table<T>,
+        id: &str,
+        record: &T,
+    ) -> Result<Writes, Problem> {
+        let key = table.key(id);
+        let transaction = match self.certain(&key).await {
+            Ok(was) => table.replace(transaction, id, was, record),
+            Err(_) => table.insert(transaction, id, record),
+        };
+        keys.push(key);
+        Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys })
+    }
+
+    /// Adds that a record is written over whatever the store has of it. It is not known afterwards.
+    pub(crate) async fn put_over<T: Record>(
+        &self,
+        writes: Writes,
+        table: Table<T>,
+        id: &str,
+        record: &T,
+    ) -> Result<Writes, Problem> {
+        let transaction = match self.written(&table.key(id)).await? {
+            Some(was) => table.replace(writes.transaction, id, was, record),
+            None => table.insert(writes.transaction, id, record),
+        };
+        Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys: writes.keys })
+    }
+
+    /// Removes a record of which nothing is known, where there is one, whether it can be read or not.
+    pub(crate) async fn remove_unknown<T: Record>(&self, table: Table<T>, id: &str) -> Result<(), Problem> {
+        if let Some(was) = self.written(&table.key(id)).await? {
+            self.write_unknown(table.remove(Transaction::new(), id, was)).await?;
+        }
+        Ok(())
+    }
+
+    /// When a key was written last, as the store has it; none: it is not there.
+    async fn written(&self, key: &str) -> Result<Option<Revision>, Problem> {
+        let found = self.store.read(key).await.map_err(|error| problem(&error.into()))?;
+        Ok(found.items.iter().find(|item| item.key == key).map(|item| item.revision))
+    }
+
+    /// Writes all of them, or nothing.
+    pub(crate) async fn write(&self, Writes { transaction, keys }: Writes) -> Result<(), Problem> {
+        self.commit(&keys, transaction).await.map_err(|error| problem(&error.into()))
+    }
+
+    /// Carries out all of a transaction, or nothing, that writes nothing of what is known.
+    pub(crate) async fn write_unknown(&self, transaction: Transaction) -> Result<Revision, Problem> {
+        let written = self.store.commit(&self.leadership, transaction).await;
+        written.map_err(|error| problem(&error.into()))
+    }
+
+    /// The records whose ids begin like this, by id.
+    pub(crate) async fn read_below<T: Record>(
+        &self,
+        table: Table<T>,
+        beginning: &str,
+    ) -> Result<Vec<(String, T)>, Problem> {
+        let prefix = table.key(beginning);
+        let (mut records, mut behind) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.store.read_page(&prefix, behind.as_deref(), MOST_PAGE_ITEMS).await;
+            let page = page.map_err(|error| problem(&error.into()))?;
+            for item in &page.items {
+                let kept = table.decode(item).map_err(|error| problem(&error))?;
+                records.push((kept.id, kept.record));
+            }
+            behind = page.items.last().filter(|_| page.more).map(|last| last.key.clone());
+            if behind.is_none() {
+                return Ok(records);
+            }
+        }
+    }
+
+    /// Removes the records that are stale, unless they change meanwhile; their ids.
+    pub(crate) async fn prune<T: Record>(
+        &self,
+        table: Table<T>,
+        is_stale: impl Fn(&T) -> bool + Send,
+    ) -> Result<Vec<String>, Problem> {
+        let mut stale = Vec::new();
+        let mut behind: Option<String> = None;
+        loop {
+            let page = table.read_page(&*self.store, behind.as_deref(), MOST_PAGE_ITEMS).await;
+            let page = page.map_err(|error| problem(&error))?;
+            stale.extend(page.records.into_iter().filter(|kept| is_stale(&kept.record)));
+            behind = page.next;
+            if behind.is_none() {
+                break;
+            }
+        }
+        for some in stale.chunks(MOST_KEYS) {
+            let remove = |all, kept: &Kept<T>| table.remove(all, &kept.id, kept.revision);
+            self.write_unknown(some.iter().fold(Transaction::new(), remove)).await?;
+        }
+        let mut known = self.known();
+        let ids = stale.into_iter().map(|kept| {
+            known.revisions.remove(&table.key(&kept.id));
+            kept.id
+        });
+        Ok(ids.collect())
+    }
+
+    async fn commit(&self, keys: &[String], write: Transaction) -> Result<(), StoreError> {
+        let of_known = |(key, _): &&(String, Option<String>)| keys.contains(key);
+        let sent: Vec<(String, Option<String>)> = write.writes().iter().filter(of_known).cloned().collect();
+        // Before it is sent: this call may be dropped while it runs.
+        let doubts_before = {
+            let mut known = self.known();
+            let noted =
+                sent.iter().cloned().map(|(key, value)| (key.clone(), known.doubts.insert(key, value)));
+            noted.collect::<Vec<_>>()
+        };
+        let error = match self.store.commit(&self.leadership, write).await {
+            Ok(revision) => {
+                let written = |(key, value): &(String, Option<String>)| {
+                    self.note(key, value.is_some().then_some(revision));
+                };
+                sent.iter().for_each(written);
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        let is_unknown = matches!(error, StoreError::Unavailable { written: Written::Unknown, .. });
+        if !is_unknown {
+            // Nothing was written of this one. Of one before it may be what it met.
+            let mut known = self.known();
+            for (key, before) in doubts_before {
+                match before {
+                    Some(before) => known.doubts.insert(key, before),
+                    None => known.doubts.remove(&key),
+                };
+            }
+        }
+        // All of it was written, or nothing.
+        let mut is_written = false;
+        if is_unknown || matches!(error, StoreError::Conflict { .. }) {
+            for key in keys {
+                is_written |= self.settle(key).await;
+            }
+        }
+        if is_unknown && is_written { Ok(()) } else { Err(error) }
+    }
+
+    /// A key is like this, for certain; none: it has gone.
+    fn note(&self, key: &str, revision: Option<Revision>) {
+        let mut known = self.known();
+        known.doubts.remove(key);
+        match revision {
+            Some(revision) => known.revisions.insert(key.to_owned(), revision),
+            None => known.revisions.remove(key),
+        };
+    }
+
+    /// Looks what became of a change in doubt; true: it was written, and is known from now on.
+    async fn settle(&self, key: &str) -> bool {
+        let Some(sent) = self.known().doubts.get(key).cloned() else { return false };
+        // No key with this one in front comes before it.
+        let Ok(first) = self.store.read_page(key, None, 1).await else { return false };
+        let found = first.items.into_iter().find(|item| item.key == key);
+        let before = self.revision(key);
+        let is_written = match (&sent, &found) {
+            (Some(sent), Some(item)) => item.value == *sent && Some(item.revision) != before,
+            (None, None) => before.is_some(),
+            _ => false,
+        };
+        if is_written {
+            self.note(key, found.map(|item| item.revision));
+        }
+        is_written
+    }
+
+    /// Whether a record is known: read or written, and not removed since.
+    pub(crate) fn has<T: Record>(&self, table: Table<T>, id: &str) -> bool {
+        self.revision(&table.key(id)).is_some()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn revision(&self, key: &str) -> Option<Revision> {
+        self.known().revisions.get(key).copied()
+    }
+
+    /// When a key that is known was read or written last.
+    async fn certain(&self, key: &str) -> Result<Revision, Problem> {
+        self.settle(key).await;
+        self.revision(key).ok_or_else(|| {
+            let detail = format!("{key} has gone meanwhile");
+            Problem::new(ProblemCode::Conflict, detail, "look at it again and decide anew")
+        })
+    }
+
+    /// Notes who did what. Nobody waits for it; where the log can't be written it stands in the manager's own.
+    pub(crate) fn audit(&self, entry: AuditEntry) {
+        if self.entries.try_send(entry).is_err() {
+            tracing::error!(
+                "the audit log can't be written as fast as it is asked for: an entry stands above alone"
+            );
+        }
+    }
+
+    /// A page of the audit log, the newest first, and what the next is asked for by.
+    pub(crate) async fn audit_page(
+        &self,
+        behind: Option<&str>,
+        limit: usize,
+    ) -> Result<(Vec<AuditEntry>, Option<String>), Problem> {
+        let page = AUDIT.read_page(&*self.store, behind, limit).await.map_err(|error| problem(&error))?;
+        Ok((page.records.into_iter().filter_map(|kept| told(kept.record)).collect(), page.next))
+    }
+}
+
+/// What is told of a saved entry; none: it is of another kind than requests.
+fn told(saved: audit::AuditEntry) -> Option<AuditEntry> {
+    serde_json::from_value(saved.detail).ok()
+}
+
+async fn write_entries(
+    store: Arc<dyn Store>,
+    leadership: Arc<Leadership>,
+    mut waiting: mpsc::Receiver<AuditEntry>,
+) {
+    let mut log = AuditLog::new(&leadership);
+    let mut entries = Vec::new();
+    while waiting.recv_many(&mut entries, MOST_KEYS).await > 0 {
+        let written = write_some(&*store, &leadership, &mut log, &entries).await;
+        if let Err(RecordError::Store(StoreError::TooBig { .. })) = written {
+            // No entry is lost for its neighbours' size.
+            for entry in entries.drain(..) {
+                told_of(write_some(&*store, &leadership, &mut log, &[entry]).await, 1);
+            }
+        } else {
+            told_of(written, entries.len());
+            entries.clear();
+        }
+    }
+}
+
+fn told_of(written: Result<(), RecordError>, entries: usize) {
+    if let Err(error) = written {
+        tracing::error!(%error, entries, "the audit log can't be written");
+    }
+}
+
+async fn write_some(
+    store: &dyn Store,
+    leadership: &Leadership,
+    log: &mut AuditLog,
+    entries: &[AuditEntry],
+) -> Result<(), RecordError> {
+    let mut transaction = Transaction::new();
+    for entry in entries {
+        let saved = audit::AuditEntry {
+            at_unix_ms: entry.unix_ms,
+            who: entry.who.clone(),
+            what: entry.what.clone(),
+            about: String::new(),
+            outcome: if entry.outcome == AuditOutcome::Done { "done" } else { "refused" }.to_owned(),
+            detail: serde_json::to_value(entry).unwrap_or_default(),
+        };
+        transaction = log.add(transaction, &saved)?;
+    }
+    store.commit(leadership, transaction).await?;
+    Ok(())
+}
+
+/// What helps where the store does not answer.
+const STORE_AWAY: &str =
+    "ask again in a moment; if it stays so, see whether the store runs, and docs/store.md";
+
+/// What a store's trouble is to who asked.
+fn problem(error: &RecordError) -> Problem {
+    let code = match error {
+        RecordError::Store(StoreError::Conflict { .. }) => ProblemCode::Conflict,
+        RecordError::Store(StoreError::LeadershipLost { .. }) => ProblemCode::NoLeader,
+        RecordError::Store(StoreError::Unavailable { .. }) => ProblemCode::StoreAway,
+        RecordError::Store(StoreError::TooBig { .. }) => ProblemCode::InvalidRequest,
+        _ => ProblemCode::ManagerFailed,
+    };
+    let text = error.to_string();
+    // The store's errors have their mends in brackets at their ends.
+    let (detail, mend) = match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
+        Some((detail, mend)) => (detail, mend),
+        None if code == ProblemCode::StoreAway => (text.as_str(), STORE_AWAY),
+        None => (text.as_str(), "see what the manager has logged, and docs/store.md"),
+    };
+    Problem::new(code, detail, mend)
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_store::MemoryStore;
+
+    use super::*;
+    use crate::agents::record::{HOSTS, SavedHost};
+
+    async fn keeper(store: &MemoryStore) -> Keeper {
+        let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
+        let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+        Keeper::new(Arc::new(store.clone()), leadership, candidate)
+    }
+
+    fn host(port: u16) -> SavedHost {
+        let plan = crate::cluster::inventory::HostPlan {
+            address: format!("http://10.0.0.1:{port}"),
+            ..crate::cluster::inventory::HostPlan::default()
+        };
+        SavedHost::from(&plan)
+    }
+
+    #[tokio::test]
+    async fn a_change_whose_answer_was_lost_is_read_again() {
+        let store = MemoryStore::new();
+        let keeper = keeper(&store).await;
+        store.lose_answers(3);
+        keeper.insert(HOSTS, "a", &host(1)).await.unwrap();
+        keeper.replace(HOSTS, "a", &host(2)).await.unwrap();
+        keeper.remove(HOSTS, "a").await.unwrap();
+        assert!(!keeper.has(HOSTS, "a"));
+        keeper.insert(HOSTS, "a", &host(3)).await.unwrap();
+        assert_eq!(keeper.find(HOSTS, "a").await.unwrap().unwrap().record, host(3));
+    }
+
+    #[tokio::test]
+    async fn a_record_can_be_changed_after_a_change_that_could_not_be_read_again_either() {
+        let store = MemoryStore::new();
+        let keeper = keeper(&store).await;
+        let away = |outcome: Result<(), Problem>| {
+            assert_eq!(outcome.unwrap_err().code, ProblemCode::StoreAway);
+            store.set_unavailable(false);
+        };
+        store.lose_answer_and_be_away();
+        away(keeper.insert(HOSTS, "a", &host(1)).await);
+        keeper.insert(HOSTS, "a", &host(2)).await.unwrap();
+        assert_eq!(keeper.insert(HOSTS, "a", &host(2)).await.unwrap_err().code, ProblemCode::AlreadyExists);
+        store.lose_answer_and_be_away();
+        away(keeper.replace(HOSTS, "a", &host(3)).await);
+        keeper.replace(HOSTS, "a", &host(4)).await.unwrap();
+        // One that was not written.
+        store.set_unavailable(true);
+        away(keeper.replace(HOSTS, "a", &host(5)).await);
+        keeper.replace(HOSTS, "a", &host(6)).await.unwrap();
+        store.lose_answer_and_be_away();
+        away(keeper.remove(HOSTS, "a").await);
+        keeper.remove(HOSTS, "a").await.unwrap();
+        assert_eq!(keeper.remove(HOSTS, "a").await.unwrap_err().code, ProblemCode::Conflict);
+    }
+
+    #[tokio::test]
+    async fn what_another_manager_has_written_is_not_taken_for_its_own() {
+        let store = MemoryStore::new();
+        let keeper = keeper(&store).await;
+        keeper.insert(HOSTS, "a", &host(1)).await.unwrap();
+        let other = of_same_leadership(&keeper);
+        other.read_all(HOSTS).await.unwrap();
+        other.replace(HOSTS, "a", &host(2)).await.unwrap();
+        for _ in 0..2 {
+            let refused = keeper.replace(HOSTS, "a", &host(3)).await.unwrap_err();
+            assert_eq!(refused.code, ProblemCode::Conflict);
+        }
+    }
+
+    fn of_same_leadership(keeper: &Keeper) -> Keeper {
+        Keeper::new(Arc::clone(&keeper.store), Arc::clone(&keeper.leadership), keeper.candidate.clone())
+    }
+
+    #[test]
+    fn whatever_the_store_says_has_a_mend() {
+        let unavailable =
+            StoreError::Unavailable { store: "s".into(), why: "no answer".into(), written: Written::No };
+        let refused = StoreError::Refused { store: "s".into(), why: "no space".into(), mend: "compact it" };
+        for (error, detail, mend) in [
+            (StoreError::TooBig { what: "keys", is: 2, most: 1 }, "at once", "ask for less"),
+            (unavailable, "no answer", "ask again"),
+            (refused, "no space", "compact it"),
+            (StoreError::Settings { why: "none".into() }, "none", "docs/store.md"),
+        ] {
+            let problem = problem(&error.into());
+            assert!(problem.detail.contains(detail) && !problem.detail.ends_with(')'), "{problem:?}");
+            assert!(problem.mend.contains(mend) && !problem.mend.ends_with(')'), "{problem:?}");
+        }
+    }
+}

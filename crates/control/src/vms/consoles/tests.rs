@@ -1,0 +1,183 @@
+use std::net::SocketAddr;
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use futures::{SinkExt, StreamExt};
+use godwit_api::VmState;
+use godwit_api::control::{AuditEntry, Page, ProblemCode, Role, TokenInfo, VmSummary};
+use http::{Method, StatusCode};
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::handshake::client::Response;
+use tokio_tungstenite::tungstenite::{Error, Message};
+
+use crate::http::tests::request;
+use crate::vms::tests::Cluster;
+
+/// The manager of some simulated hosts, where browsers reach it.
+struct Served {
+    cluster: Cluster,
+    at: SocketAddr,
+    vm: String,
+}
+
+type Console = WebSocketStream<TcpStream>;
+
+impl Served {
+    async fn begin() -> Served {
+        let cluster = Cluster::begin(2, 1).await;
+        let vm = cluster
+            .fleet
+            .agents()
+            .keys()
+            .find_map(|host| Some(cluster.fleet.vms_of(host).first()?.name.clone()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let app = cluster.managed.app.clone().into_make_service_with_connect_info::<SocketAddr>();
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        Served { cluster, at, vm: vm.unwrap() }
+    }
+
+    fn path(&self, what: &str) -> String {
+        format!("/api/v1/vms/{}/{what}", self.vm)
+    }
+
+    /// As a browser opens it from a page of that origin.
+    async fn open(&self, origin: &str, role: Role) -> Result<(Console, Response), StatusCode> {
+        let token = BASE64_URL_SAFE_NO_PAD.encode(self.cluster.managed.token(role).await.token);
+        let mut request = format!("ws://{}{}", self.at, self.path("console")).into_client_request().unwrap();
+        let offered = format!("godwit.console.v1, godwit.bearer.{token}");
+        request.headers_mut().insert("sec-websocket-protocol", offered.parse().unwrap());
+        request.headers_mut().insert("origin", origin.parse().unwrap());
+        let stream = TcpStream::connect(self.at).await.unwrap();
+        tokio_tungstenite::client_async(request, stream).await.map_err(|error| match error {
+            Error::Http(response) => response.status(),
+            other => panic!("{other}"),
+        })
+    }
+
+    async fn open_own(&self) -> Console {
+        let (console, response) = self.open(&format!("http://{}", self.at), Role::Operator).await.unwrap();
+        assert_eq!(response.headers()["sec-websocket-protocol"], "godwit.console.v1");
+        console
+    }
+}
+
+/// What comes until this text does, or the reason for which it is closed.
+async fn until(console: &mut Console, text: &str) -> String {
+    let mut came = String::new();
+    while !came.contains(text) {
+        match console.next().await.unwrap().unwrap() {
+            Message::Binary(bytes) => came.push_str(std::str::from_utf8(&bytes).unwrap()),
+            Message::Close(Some(close)) => return format!("{}: {}", u16::from(close.code), close.reason),
+            Message::Ping(_) => {}
+            other => panic!("{other}"),
+        }
+    }
+    came
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_console_follows_its_vm_and_ends_with_it() {
+    let served = Served::begin().await;
+    let hosts: Vec<String> = served.cluster.fleet.agents().keys().cloned().collect();
+    let mut console = served.open_own().await;
+    until(&mut console, &format!("{} at {}", served.vm, hosts[0])).await;
+    console.send(Message::binary(&b"uptime\r"[..])).await.unwrap();
+    until(&mut console, "uptime").await;
+
+    let to = json!({ "to": hosts[1] });
+    let asked = served.cluster.root(Method::POST, &served.path("moves"), Some(to)).await;
+    assert_eq!(asked.status, StatusCode::ACCEPTED, "{}", asked.body);
+    until(&mut console, &format!("{} at {}", served.vm, hosts[1])).await;
+    console.send(Message::binary(&b"hostname\r"[..])).await.unwrap();
+    until(&mut console, "hostname").await;
+    // It answers there before the move is over.
+    let path = format!("/api/v1/vms/{}", served.vm);
+    loop {
+        let now: VmSummary = served.cluster.root(Method::GET, &path, None).await.read();
+        if now.r#move.is_none() && now.state == VmState::Running {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+
+    let stopped =
+        served.cluster.root(Method::POST, &served.path("stop"), Some(json!({ "force": true }))).await;
+    assert_eq!(stopped.status, StatusCode::OK, "{}", stopped.body);
+    let reason = until(&mut console, "never").await;
+    assert!(reason.starts_with("4000: ") && reason.contains("stopped"), "{reason}");
+    // It is written behind the answers.
+    let opened = loop {
+        let log: Page<AuditEntry> = served.cluster.root(Method::GET, "/api/v1/audit", None).await.read();
+        if let Some(entry) = log.items.into_iter().find(|entry| entry.what.ends_with("/console")) {
+            break entry;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!((opened.who.as_str(), opened.status), ("operator", 101));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_who_works_with_vms_and_only_the_managers_own_pages_open_a_console() {
+    let served = Served::begin().await;
+    let own = format!("http://{}", served.at);
+    assert_eq!(served.open(&own, Role::Viewer).await.err(), Some(StatusCode::FORBIDDEN));
+    for other in ["http://elsewhere.example", "null", "http://127.0.0.1:1"] {
+        assert_eq!(served.open(other, Role::Admin).await.err(), Some(StatusCode::FORBIDDEN), "{other}");
+    }
+    let viewer = served.cluster.managed.token(Role::Viewer).await.token;
+    let log = served.cluster.managed.ask(Method::GET, &served.path("log"), Some(&viewer), None).await;
+    assert_eq!(log.problem(), ProblemCode::Forbidden);
+    let plain = served.cluster.root(Method::GET, &served.path("console"), None).await;
+    assert_eq!(plain.problem(), ProblemCode::InvalidRequest);
+    let missing = served.cluster.root(Method::GET, "/api/v1/vms/nothing/console", None).await;
+    assert_eq!(missing.problem(), ProblemCode::NotFound);
+    // One that does not lead passes no such thing on: whoever leads takes its word.
+    let managed = &served.cluster.managed;
+    managed.manager.step_down();
+    let mut foreign = request(Method::GET, &served.path("console"), Some(&viewer), None);
+    foreign.headers_mut().insert("upgrade", "websocket".parse().unwrap());
+    foreign.headers_mut().insert("host", "m1:7800".parse().unwrap());
+    foreign.headers_mut().insert("origin", "http://elsewhere.example".parse().unwrap());
+    let refused = managed.send(managed.app.clone(), foreign).await;
+    assert_eq!(
+        refused.body["detail"],
+        "a page of \"http://elsewhere.example\" opens a connection to this manager"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_log_begins_with_a_line() {
+    let served = Served::begin().await;
+    let manager = &served.cluster.managed.manager;
+    let read = async |tail| {
+        let log = manager.vms.vm_log(&served.vm, godwit_api::LogSource::Console, tail).await.unwrap();
+        String::from_utf8(log).unwrap()
+    };
+    let all = read(1 << 20).await;
+    assert_eq!(all.lines().count(), 100, "{all}");
+    let end = read(200).await;
+    assert!(end.len() <= 200 && end.starts_with('[') && all.ends_with(&end), "{end}");
+    for (query, code) in
+        [("tail=0", ProblemCode::InvalidRequest), ("source=other", ProblemCode::InvalidRequest)]
+    {
+        let path = format!("{}?{query}", served.path("log"));
+        assert_eq!(served.cluster.root(Method::GET, &path, None).await.problem(), code, "{query}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_console_ends_with_the_token_that_it_was_opened_with() {
+    let served = Served::begin().await;
+    let mut console = served.open_own().await;
+    until(&mut console, &served.vm).await;
+    let tokens: Vec<TokenInfo> = served.cluster.root(Method::GET, "/api/v1/tokens", None).await.read();
+    for token in tokens {
+        served.cluster.root(Method::DELETE, &format!("/api/v1/tokens/{}", token.id), None).await;
+    }
+    let reason = until(&mut console, "never").await;
+    assert!(reason.starts_with("4000: ") && reason.contains("token"), "{reason}");
+}

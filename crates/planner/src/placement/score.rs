@@ -1,0 +1,140 @@
+//! The score of a host for a VM; the formula is in the module's documentation.
+
+use serde::{Deserialize, Serialize};
+
+use super::candidates::Host;
+use super::judge::{Need, Room};
+use crate::words::Bytes;
+
+const MEMORY: f64 = 40.0;
+const CPU: f64 = 30.0;
+const VCPUS: f64 = 10.0;
+const LANES: f64 = 15.0;
+const CLONES: f64 = 5.0;
+/// What a broken `should` rule costs.
+const RULE: f64 = 25.0;
+/// vCPUs a core at which that part is 0.
+const MOST_VCPUS_A_CORE: f64 = 4.0;
+
+/// A host's points for a VM, and of what they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// The sum of the parts, rounded to hundredths.
+    pub total: f64,
+    /// For memory that is free after the arrival, of 40.
+    pub memory: f64,
+    /// For cores that are idle after it, of 30.
+    pub cpu: f64,
+    /// For few vCPUs a core after it, of 10.
+    pub vcpus: f64,
+    /// For few other arrivals, of 15.
+    pub lanes: f64,
+    /// For a clone of the VM's image there, 5.
+    pub clones: f64,
+    /// For `should` rules that are broken, 25 less each.
+    pub rules: f64,
+}
+
+/// `part` of `whole`, between 0 and 1; 0 where there is no whole.
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
+}
+
+impl Score {
+    pub(super) fn of(host: &Host, room: &Room<'_>, need: &Need<'_>, rules_broken: usize) -> Score {
+        let cores = f64::from(host.cores);
+        let memory_after = room.left_bytes.saturating_sub(need.memory_bytes) as f64;
+        let vcpus_after = room.vcpus as f64 + need.vcpus as f64;
+        let limit = f64::from(host.arrivals_limit.max(1));
+        let has_clone = need.reference_groups.iter().any(|group| room.has_clone(host, group));
+        let mut score = Score {
+            total: 0.0,
+            memory: MEMORY * share(memory_after, host.facts.memory_total_bytes as f64),
+            cpu: CPU * share(cores - room.busy_cores - need.load, cores),
+            vcpus: VCPUS * (1.0 - share(vcpus_after, MOST_VCPUS_A_CORE * cores)),
+            lanes: LANES / (1.0 + f64::from(room.arrivals) / limit),
+            clones: if has_clone { CLONES } else { 0.0 },
+            // From 0, as no rule at all would else take -0 points.
+            rules: 0.0 - RULE * rules_broken as f64,
+        };
+        if host.cores == 0 {
+            score.vcpus = 0.0;
+        }
+        let sum: f64 = score.parts().iter().sum();
+        score.total = (sum * 100.0).round() / 100.0;
+        score
+    }
+
+    fn parts(&self) -> [f64; 6] {
+        [self.memory, self.cpu, self.vcpus, self.lanes, self.clones, self.rules]
+    }
+
+    /// Why a host stands first.
+    pub(super) fn of_first(host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
+        let figures = [Part::Memory, Part::Cpu, Part::Lanes].map(|part| part.figure(host, room, need));
+        format!("best: {}", figures.join(", "))
+    }
+}
+
+/// A part of the score, as its words need it.
+#[derive(Clone, Copy)]
+enum Part {
+    Memory,
+    Cpu,
+    Vcpus,
+    Lanes,
+    Clones,
+    Rules,
+}
+
+const PARTS: [Part; 6] = [Part::Memory, Part::Cpu, Part::Vcpus, Part::Lanes, Part::Clones, Part::Rules];
+
+impl Part {
+    /// What the part is made of, in words.
+    fn figure(self, host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
+        match self {
+            Part::Memory => {
+                let after = Bytes(room.left_bytes.saturating_sub(need.memory_bytes));
+                format!("{after} of {} memory left after it", Bytes(host.facts.memory_total_bytes))
+            }
+            Part::Cpu => {
+                let idle = (f64::from(host.cores) - room.busy_cores - need.load).max(0.0);
+                format!("{idle:.1} of {} cores idle", host.cores)
+            }
+            Part::Vcpus => format!("{} vCPUs on {} cores", room.vcpus + need.vcpus, host.cores),
+            Part::Lanes => format!("{} arriving", room.arrivals),
+            Part::Clones => match need.reference_groups.iter().any(|group| room.has_clone(host, group)) {
+                true => "a clone of it there".to_owned(),
+                false => "no clone of it there".to_owned(),
+            },
+            Part::Rules => String::new(),
+        }
+    }
+}
+
+/// A host with its score, as it is compared.
+pub(super) struct Compared<'c, 'a> {
+    pub(super) host: &'c Host,
+    pub(super) room: &'c Room<'a>,
+    pub(super) score: Score,
+    pub(super) breaks: &'c [String],
+}
+
+/// Why a host stands behind the first: the part that costs it most.
+pub(super) fn why_behind(first: &Compared<'_, '_>, this: &Compared<'_, '_>, need: &Need<'_>) -> String {
+    let name = &first.host.facts.name;
+    let lost = first.score.parts().into_iter().zip(this.score.parts()).map(|(first, this)| first - this);
+    let most = PARTS.into_iter().zip(lost).max_by(|(_, one), (_, other)| one.total_cmp(other));
+    if this.score.total >= first.score.total {
+        return format!("as good as {name}, and after it by name");
+    }
+    match most {
+        Some((Part::Rules, _)) => format!("behind {name}: it would break rule {}", this.breaks.join(", ")),
+        Some((part, _)) => {
+            let (here, there) =
+                (part.figure(this.host, this.room, need), part.figure(first.host, first.room, need));
+            format!("behind {name}: {here}, against {there}")
+        }
+        None => format!("behind {name}"),
+    }
+}

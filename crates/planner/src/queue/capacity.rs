@@ -1,0 +1,377 @@
+//! What is free of each limit and of each host's memory, as one move after the other is taken from it.
+
+use std::collections::{HashMap, HashSet};
+
+use super::hold::Kept;
+use super::reason::{Bar, Line, Tally, TargetObstacle, WaitReason};
+use super::situation::{HostFacts, Presence, Situation, WaitingJob};
+
+/// VMs that a reason names of those that are in the way.
+const MOST_NAMED: usize = 8;
+/// A target further down is not preferred for the clones that it has.
+const NEAR_TARGETS: usize = 4;
+
+/// One limit.
+struct Gauge<'a> {
+    limit: u32,
+    running: u32,
+    moving: Vec<&'a str>,
+    at_agents: u32,
+    /// What is kept free for jobs that have been passed over for long, and for whom first.
+    kept: u32,
+    kept_for: Option<&'a str>,
+    /// Jobs that have been refused by it.
+    line: u32,
+}
+
+/// A move that takes a place of each limit that it is under.
+#[derive(Clone, Copy)]
+struct Taken<'a> {
+    vm: &'a str,
+    /// Somebody began it at an agent: it is no job's.
+    at_agent: bool,
+}
+
+/// Why a limit admits no more.
+enum Full {
+    AtLimit(Line),
+    Kept { behind: String },
+}
+
+impl<'a> Gauge<'a> {
+    fn new(limit: u32) -> Self {
+        Gauge { limit, running: 0, moving: Vec::new(), at_agents: 0, kept: 0, kept_for: None, line: 0 }
+    }
+
+    fn take(&mut self, Taken { vm, at_agent }: Taken<'a>) {
+        self.running += 1;
+        self.at_agents += u32::from(at_agent);
+        if self.moving.len() < MOST_NAMED {
+            self.moving.push(vm);
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.running.saturating_add(self.kept) < self.limit
+    }
+
+    fn keep_one(&mut self, job: &'a str) {
+        if self.is_open() {
+            self.kept += 1;
+            self.kept_for.get_or_insert(job);
+        }
+    }
+
+    /// Puts a job into the line, if there is one.
+    fn refuse(&mut self) -> Option<Full> {
+        if self.is_open() {
+            return None;
+        }
+        if self.running < self.limit {
+            return Some(Full::Kept { behind: self.kept_for.unwrap_or_default().to_owned() });
+        }
+        self.line += 1;
+        Some(Full::AtLimit(Line {
+            limit: self.limit,
+            running: self.running,
+            moving: self.moving.iter().map(ToString::to_string).collect(),
+            at_agents: self.at_agents,
+            place: self.line,
+        }))
+    }
+}
+
+struct HostRoom<'a> {
+    facts: &'a HostFacts,
+    out: Gauge<'a>,
+    into: Gauge<'a>,
+    memory_left_bytes: u64,
+    memory_kept_bytes: u64,
+    memory_kept_for: Option<&'a str>,
+}
+
+impl HostRoom<'_> {
+    /// The job for which something here is kept.
+    fn kept_for(&self) -> String {
+        self.memory_kept_for.or(self.into.kept_for).unwrap_or_default().to_owned()
+    }
+}
+
+/// Where a job can go now, and what it takes on the way.
+pub(super) struct Seat {
+    source: usize,
+    target: usize,
+    datastores: Vec<usize>,
+}
+
+/// All limits, with what is taken of them.
+pub(super) struct Capacity<'a> {
+    hosts: Vec<HostRoom<'a>>,
+    host_index: HashMap<&'a str, usize>,
+    datastores: Vec<(&'a str, Gauge<'a>)>,
+    datastore_index: HashMap<&'a str, usize>,
+    total: Gauge<'a>,
+    /// Hosts that have a member of a reference group, or to which one is on its way.
+    clones: HashSet<(usize, &'a str)>,
+    situation: Situation<'a>,
+}
+
+impl<'a> Capacity<'a> {
+    /// What the moves that run leave free.
+    pub(super) fn new(situation: &Situation<'a>) -> Self {
+        let limits = situation.limits;
+        let room = |facts: &'a HostFacts| HostRoom {
+            facts,
+            out: Gauge::new(limits.out_of(&facts.name, facts.link_bits_per_s)),
+            into: Gauge::new(limits.into_host(&facts.name, facts.link_bits_per_s)),
+            memory_left_bytes: facts.memory_left_bytes(),
+            memory_kept_bytes: 0,
+            memory_kept_for: None,
+        };
+        let hosts: Vec<_> = situation.hosts.iter().map(room).collect();
+        let named = |(index, room): (usize, &HostRoom<'a>)| (room.facts.name.as_str(), index);
+        let host_index = hosts.iter().enumerate().map(named).collect();
+        let total = Gauge::new(limits.total.unwrap_or(u32::MAX));
+        let mut capacity = Capacity {
+            hosts,
+            host_index,
+            datastores: Vec::new(),
+            datastore_index: HashMap::new(),
+            total,
+            clones: HashSet::new(),
+            situation: *situation,
+        };
+        for (index, host) in situation.hosts.iter().enumerate() {
+            capacity.clones.extend(host.reference_groups.iter().map(|group| (index, group.as_str())));
+        }
+        for running in situation.running {
+            let ends = [&running.source, &running.target].map(|host| capacity.host(host));
+            let datastores = capacity.datastores_of(&running.datastores);
+            let taken = Taken { vm: &running.vm, at_agent: running.group.is_none() };
+            capacity.count(taken, ends, &datastores);
+            if let ([_, Some(target)], Some(group)) = (ends, &running.reference_group) {
+                capacity.clones.insert((target, group.as_str()));
+            }
+        }
+        capacity
+    }
+
+    fn host(&self, name: &str) -> Option<usize> {
+        self.host_index.get(name).copied()
+    }
+
+    /// Each once, however many disks are on it.
+    fn datastores_of(&mut self, names: &'a [String]) -> Vec<usize> {
+        let mut found = Vec::with_capacity(names.len());
+        for name in names {
+            let index = *self.datastore_index.entry(name).or_insert_with(|| {
+                self.datastores.push((name, Gauge::new(self.situation.limits.on_datastore(name))));
+                self.datastores.len() - 1
+            });
+            if !found.contains(&index) {
+                found.push(index);
+            }
+        }
+        found
+    }
+
+    fn count(&mut self, taken: Taken<'a>, [source, target]: [Option<usize>; 2], datastores: &[usize]) {
+        self.total.take(taken);
+        if let Some(source) = source {
+            self.hosts[source].out.take(taken);
+        }
+        if let Some(target) = target {
+            self.hosts[target].into.take(taken);
+        }
+        for &datastore in datastores {
+            self.datastores[datastore].1.take(taken);
+        }
+    }
+
+    /// What bars a target; none: the job can go there now.
+    fn bar(&self, job: &WaitingJob, target: &str) -> Option<Bar> {
+        let Some(index) = self.host(target) else { return Some(Bar::NotInInventory) };
+        let room = &self.hosts[index];
+        let unkept = room.memory_left_bytes.saturating_sub(room.memory_kept_bytes);
+        match room.facts {
+            _ if target == job.source => Some(Bar::IsSource),
+            HostFacts { presence: Presence::Away, .. } => Some(Bar::Away),
+            HostFacts { presence: Presence::Unknown, .. } => Some(Bar::Unknown),
+            HostFacts { maintenance: true, .. } => Some(Bar::Maintenance),
+            // Memory first: it frees up later than a place does.
+            _ if job.memory_bytes > room.memory_left_bytes => Some(Bar::Memory),
+            _ if room.into.running >= room.into.limit => Some(Bar::Limit),
+            _ if job.memory_bytes > unkept || !room.into.is_open() => Some(Bar::Kept),
+            _ => None,
+        }
+    }
+
+    /// Why none of its targets will do as things stand, whatever ends meanwhile; none: one will.
+    pub(super) fn no_standing_target(&mut self, job: &WaitingJob) -> Option<WaitReason> {
+        let stands = |target: &String| self.bar(job, target).is_none_or(Bar::is_of_capacity);
+        if job.targets.iter().any(stands) {
+            return None;
+        }
+        Some(self.refuse_targets(job))
+    }
+
+    /// Why the source can't be asked; none: it can.
+    pub(super) fn source_obstacle(&self, job: &WaitingJob) -> Option<WaitReason> {
+        let host = job.source.clone();
+        match self.host(&job.source).map(|index| self.hosts[index].facts.presence) {
+            None => Some(WaitReason::SourceNotInInventory { host }),
+            Some(Presence::Away) => Some(WaitReason::SourceAway { host }),
+            Some(Presence::Unknown) => Some(WaitReason::SourceUnknown { host }),
+            Some(Presence::Heard) => None,
+        }
+    }
+
+    /// Where a job can go now.
+    ///
+    /// # Errors
+    /// What it waits for.
+    pub(super) fn seat(&mut self, job: &'a WaitingJob) -> Result<Seat, WaitReason> {
+        if let Some(full) = self.total.refuse() {
+            return Err(match full {
+                Full::AtLimit(line) => WaitReason::TotalLimit { line },
+                Full::Kept { behind } => WaitReason::Turn { of: "moves in all".into(), behind },
+            });
+        }
+        let Some(source) = self.host(&job.source) else {
+            return Err(WaitReason::SourceNotInInventory { host: job.source.clone() });
+        };
+        if let Some(full) = self.hosts[source].out.refuse() {
+            let host = job.source.clone();
+            return Err(match full {
+                Full::AtLimit(line) => WaitReason::SourceLimit { host, line },
+                Full::Kept { behind } => WaitReason::Turn { of: format!("moves out of {host}"), behind },
+            });
+        }
+        let datastores = self.datastores_of(&job.datastores);
+        for &index in &datastores {
+            if let Some(full) = self.datastores[index].1.refuse() {
+                return Err(self.datastore_refusal(index, full));
+            }
+        }
+        match self.open_target(job) {
+            Some(target) => Ok(Seat { source, target, datastores }),
+            None => Err(self.refuse_targets(job)),
+        }
+    }
+
+    fn datastore_refusal(&self, index: usize, full: Full) -> WaitReason {
+        let datastore = self.datastores[index].0.to_owned();
+        match full {
+            Full::AtLimit(line) => WaitReason::DatastoreLimit { datastore, line },
+            Full::Kept { behind } => {
+                WaitReason::Turn { of: format!("moves on datastore {datastore}"), behind }
+            }
+        }
+    }
+
+    /// The best target that can be had; among the best few rather one that has a clone of the VM.
+    fn open_target(&self, job: &WaitingJob) -> Option<usize> {
+        let open = |target: &&String| self.bar(job, target).is_none();
+        let has_clone = |target: &&String| {
+            let group = job.reference_group.as_deref();
+            group.zip(self.host(target)).is_some_and(|(group, host)| self.clones.contains(&(host, group)))
+        };
+        let near = job.targets.iter().take(NEAR_TARGETS).filter(has_clone).find(open);
+        self.host(near.or_else(|| job.targets.iter().find(open))?)
+    }
+
+    /// What a job waits for whose targets are all barred.
+    fn refuse_targets(&mut self, job: &WaitingJob) -> WaitReason {
+        let mut tally = Tally::default();
+        let mut best: Option<(&str, Bar)> = None;
+        for target in &job.targets {
+            let Some(bar) = self.bar(job, target) else { continue };
+            tally.count(bar);
+            match best {
+                Some((_, before)) if before.is_of_capacity() || !bar.is_of_capacity() => {}
+                _ => best = Some((target, bar)),
+            }
+        }
+        let Some((target, bar)) = best else { return WaitReason::NoTarget };
+        let obstacle = self.obstacle(job, target, bar);
+        match job.targets.len() {
+            1 => WaitReason::Target { obstacle },
+            _ => WaitReason::Targets { best: obstacle, tally },
+        }
+    }
+
+    /// A bar with its figures; the job stands in the line of that limit from here on.
+    fn obstacle(&mut self, job: &WaitingJob, target: &str, bar: Bar) -> TargetObstacle {
+        let host = target.to_owned();
+        let Some(room) = self.host_index.get(target).map(|&index| &mut self.hosts[index]) else {
+            return TargetObstacle::NotInInventory { host };
+        };
+        match bar {
+            Bar::NotInInventory => TargetObstacle::NotInInventory { host },
+            Bar::IsSource => TargetObstacle::IsSource { host },
+            Bar::Away => TargetObstacle::Away { host },
+            Bar::Unknown => TargetObstacle::Unknown { host },
+            Bar::Maintenance => TargetObstacle::Maintenance { host },
+            Bar::Kept => TargetObstacle::Turn { host, behind: room.kept_for() },
+            Bar::Memory => TargetObstacle::Memory {
+                host,
+                needed_bytes: job.memory_bytes,
+                left_bytes: room.memory_left_bytes,
+                total_bytes: room.facts.memory_total_bytes,
+            },
+            Bar::Limit => match room.into.refuse() {
+                Some(Full::AtLimit(line)) => TargetObstacle::Limit { host, line },
+                _ => TargetObstacle::Turn { host, behind: room.kept_for() },
+            },
+        }
+    }
+
+    /// Begins a job's move.
+    pub(super) fn take(&mut self, job: &'a WaitingJob, seat: &Seat) {
+        self.count(
+            Taken { vm: &job.vm, at_agent: false },
+            [Some(seat.source), Some(seat.target)],
+            &seat.datastores,
+        );
+        let room = &mut self.hosts[seat.target];
+        room.memory_left_bytes = room.memory_left_bytes.saturating_sub(job.memory_bytes);
+        if let Some(group) = &job.reference_group {
+            self.clones.insert((seat.target, group.as_str()));
+        }
+    }
+
+    /// The name of the host that a seat leads to.
+    pub(super) fn target_of(&self, seat: &Seat) -> &'a str {
+        &self.hosts[seat.target].facts.name
+    }
+
+    /// Keeps for a job what is free of what it needs, so that later ones do not take it: at the best target that could ever hold it.
+    /// Nothing where there is none.
+    pub(super) fn keep(&mut self, job: &'a WaitingJob, kept: Kept) {
+        let could_hold =
+            |room: &HostRoom<'_>| room.facts.memory_total_bytes >= job.memory_bytes && room.into.limit > 0;
+        let target = job.targets.iter().find_map(|target| {
+            let stands = self.bar(job, target).is_none_or(Bar::is_of_capacity);
+            self.host(target).filter(|&index| stands && could_hold(&self.hosts[index]))
+        });
+        let (Some(target), Some(source)) = (target, self.host(&job.source)) else { return };
+        let datastores = self.datastores_of(&job.datastores);
+        let mut gauges = vec![self.total.limit, self.hosts[source].out.limit];
+        gauges.extend(datastores.iter().map(|&index| self.datastores[index].1.limit));
+        if gauges.contains(&0) {
+            return;
+        }
+        if kept == Kept::All {
+            self.total.keep_one(&job.id);
+            self.hosts[source].out.keep_one(&job.id);
+            self.hosts[target].into.keep_one(&job.id);
+            for index in datastores {
+                self.datastores[index].1.keep_one(&job.id);
+            }
+        }
+        let room = &mut self.hosts[target];
+        let unkept = room.memory_left_bytes.saturating_sub(room.memory_kept_bytes);
+        room.memory_kept_bytes += unkept.min(job.memory_bytes);
+        room.memory_kept_for.get_or_insert(&job.id);
+    }
+}

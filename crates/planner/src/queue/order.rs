@@ -1,0 +1,312 @@
+//! The order in which waiting jobs are looked at.
+//!
+//! Jobs of one group that leave one source are a *flow*. Within a flow jobs stand in line by when they were submitted, and stand as if that
+//! had been earlier or later: by the head start of their priority, and later by [`STRETCH`] times what they would take. So short moves go
+//! first, and none is passed by jobs that come more than a finite time after it.
+//!
+//! Among flows goes first
+//! 1. the higher priority. A flow that has nothing running rises by one for each [`AGEING_MS`] without being served, up to `high`, and to
+//!    `urgent` after [`DAY_MS`]; but not where its group has its share of a limit that the job uses: a drain of many hosts would else
+//!    grow so old as a whole that nobody else had a turn. Whoever stands before an urgent job in its flow goes with it,
+//! 2. whose group has not its share of a limit that it uses: the limit divided by the groups that want some of it,
+//! 3. who has fewest moves running from its source,
+//! 4. who has gone unserved there for longest,
+//! 5. who stands first in line.
+//!
+//! A job that needs places of several limits at once could be passed for ever by those of its own flow, which is served all the while. So the
+//! first of a flow that has waited for [`DAY_MS`] goes before all, in the times in which something is kept for who waits (`hold.rs`).
+//!
+//! Clones of one image stand together, and the first goes alone: as long as it is on its way the others go last in their flow, since they
+//! are told by references to it when it is there.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use super::hold;
+use super::situation::{HostFacts, Priority, Situation, WaitingJob};
+
+const MINUTE_MS: u64 = 60 * 1000;
+/// A flow that goes unserved rises by one priority each time that this has passed, up to high,
+const AGEING_MS: u64 = 15 * MINUTE_MS;
+/// and to urgent after this.
+const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
+/// A job stands so many times what it would take further back.
+const STRETCH: u64 = 4;
+/// Head starts by priority, low to urgent.
+const HEAD_STARTS_MINUTES: [i64; 4] = [-60, 0, 60, 24 * 60];
+/// A clone that comes later than this after the first stands in a group of its own: a stream of clones does not keep all others back.
+const TOGETHER_MS: i64 = 10 * 60 * 1000;
+
+/// A job in the order.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ranked {
+    /// Its index among the waiting jobs.
+    pub(super) job: usize,
+    /// It is the first of its flow.
+    pub(super) is_first: bool,
+    /// For how long its flow has gone unserved; 0 while a move of it runs.
+    pub(super) unserved_ms: u64,
+}
+
+#[derive(Default)]
+struct Flow {
+    running: u64,
+    served_ms: u64,
+}
+
+/// A job with all that its place depends on.
+struct Entry<'a> {
+    job: usize,
+    id: &'a str,
+    flow: usize,
+    /// Where it stands in line, milliseconds since 1970.
+    stands_at: i64,
+    /// The clones that it stands with: where they stand, and their name.
+    block: (i64, &'a str),
+    deferred: bool,
+    /// The priority that it, or one behind it in its flow, was asked for with; and that to which its flow has risen.
+    asked: u64,
+    risen: u64,
+    /// It is the first of its flow and has waited for a day: nobody goes before it.
+    overdue: bool,
+    /// Its index in the flow, and moves of the flow that run.
+    index: usize,
+    round: u64,
+    unserved_since_ms: u64,
+    unserved_ms: u64,
+}
+
+/// The ready jobs (indexes among the waiting ones) in the order in which they are given what is free.
+pub(super) fn order(situation: &Situation<'_>, ready: &[usize]) -> Vec<Ranked> {
+    let (mut entries, flows) = entries(situation, ready);
+    stand_in_line(situation, &mut entries);
+    number(situation, &mut entries, &flows);
+    entries.sort_unstable_by(|a, b| place(a).cmp(&place(b)));
+    let over = over_their_share(situation, &entries);
+    let mut ranked: Vec<(u64, bool, Ranked)> = entries
+        .iter()
+        .zip(over)
+        .map(|(entry, over)| {
+            let Entry { job, index, unserved_ms, asked, risen, overdue, .. } = *entry;
+            let over = over && !overdue;
+            (if over { asked } else { risen }, over, Ranked { job, is_first: index == 0, unserved_ms })
+        })
+        .collect();
+    // Stable: what the places above say holds among equals.
+    ranked.sort_by_key(|(priority, over, _)| (Reverse(*priority), *over));
+    ranked.into_iter().map(|(_, _, ranked)| ranked).collect()
+}
+
+/// The order of entries but for shares.
+fn place<'a>(entry: &Entry<'a>) -> (Reverse<u64>, u64, u64, i64, &'a str, usize) {
+    (Reverse(entry.risen), entry.round, entry.unserved_since_ms, entry.stands_at, entry.id, entry.job)
+}
+
+/// Where a job stands in line.
+fn stands_at(job: &WaitingJob) -> i64 {
+    let submitted = i64::try_from(job.submitted_ms).unwrap_or(i64::MAX);
+    let stretch = i64::try_from(job.estimate_ms.saturating_mul(STRETCH)).unwrap_or(i64::MAX);
+    let head_start = HEAD_STARTS_MINUTES[job.priority as usize] * 60 * 1000;
+    submitted.saturating_sub(head_start).saturating_add(stretch)
+}
+
+fn entries<'a>(situation: &Situation<'a>, ready: &[usize]) -> (Vec<Entry<'a>>, Vec<Flow>) {
+    let mut flows: Vec<Flow> = Vec::new();
+    let mut index: HashMap<(&str, &str), usize> = HashMap::new();
+    let mut entries = Vec::with_capacity(ready.len());
+    for &ready in ready {
+        let job = &situation.waiting[ready];
+        let flow = *index.entry((&job.source, &job.group)).or_insert_with(|| {
+            flows.push(Flow::default());
+            flows.len() - 1
+        });
+        let stands_at = stands_at(job);
+        entries.push(Entry {
+            job: ready,
+            id: &job.id,
+            flow,
+            stands_at,
+            block: (stands_at, ""),
+            deferred: false,
+            asked: job.priority as u64,
+            risen: job.priority as u64,
+            overdue: false,
+            index: 0,
+            round: 0,
+            unserved_since_ms: job.submitted_ms.max(job.not_before_ms.unwrap_or(0)),
+            unserved_ms: 0,
+        });
+    }
+    for running in situation.running {
+        let flow = running.group.as_deref().and_then(|group| index.get(&(running.source.as_str(), group)));
+        if let Some(flow) = flow {
+            flows[*flow].running += 1;
+        }
+    }
+    for served in situation.served {
+        if let Some(flow) = index.get(&(served.source.as_str(), served.group.as_str())) {
+            flows[*flow].served_ms = flows[*flow].served_ms.max(served.at_ms);
+        }
+    }
+    (entries, flows)
+}
+
+/// Sorts each flow into its line: by where jobs stand, clones together, and behind the rest where the first of them is to go ahead.
+fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
+    entries.sort_unstable_by_key(|entry| (entry.flow, entry.stands_at, entry.id, entry.job));
+    let on_the_way: HashSet<&str> =
+        situation.running.iter().filter_map(|running| running.reference_group.as_deref()).collect();
+    let there: HashSet<(&str, &str)> = situation
+        .hosts
+        .iter()
+        .flat_map(|host| host.reference_groups.iter().map(|group| (host.name.as_str(), group.as_str())))
+        .collect();
+    let mut blocks: HashMap<(usize, &str, Priority), i64> = HashMap::new();
+    let mut led: HashSet<(usize, &str)> = HashSet::new();
+    for entry in entries.iter_mut() {
+        let job = &situation.waiting[entry.job];
+        let Some(group) = job.reference_group.as_deref() else { continue };
+        let first_at = blocks.entry((entry.flow, group, job.priority)).or_insert(entry.stands_at);
+        if entry.stands_at.saturating_sub(*first_at) > TOGETHER_MS {
+            *first_at = entry.stands_at;
+        }
+        entry.block = (*first_at, group);
+        let leads = led.insert((entry.flow, group));
+        let has_arrived = || job.targets.iter().any(|target| there.contains(&(target.as_str(), group)));
+        entry.deferred =
+            job.priority <= Priority::Normal && (!leads || on_the_way.contains(group)) && !has_arrived();
+    }
+    entries.sort_unstable_by_key(|entry| {
+        (entry.flow, entry.deferred, entry.block, entry.stands_at, entry.id, entry.job)
+    });
+}
+
+/// Numbers each flow's line, and gives its jobs the priority that they go by.
+fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) {
+    let mut before: Option<(usize, usize)> = None;
+    for entry in entries.iter_mut() {
+        let flow = &flows[entry.flow];
+        entry.index = before.map_or(0, |(flow, index)| if flow == entry.flow { index + 1 } else { 0 });
+        before = Some((entry.flow, entry.index));
+        let waited_ms = situation.now_ms.saturating_sub(entry.unserved_since_ms);
+        if entry.index == 0 && waited_ms >= DAY_MS && hold::is_keeping(situation.now_ms) {
+            (entry.overdue, entry.risen, entry.unserved_ms) = (true, Priority::Urgent as u64, waited_ms);
+            continue;
+        }
+        entry.round = flow.running + entry.index as u64;
+        entry.unserved_since_ms = entry.unserved_since_ms.max(flow.served_ms);
+        if flow.running == 0 {
+            entry.unserved_ms = situation.now_ms.saturating_sub(entry.unserved_since_ms);
+            entry.risen = risen(entry.asked, entry.unserved_ms);
+        }
+    }
+    let mut behind: Option<(usize, u64, u64)> = None;
+    for entry in entries.iter_mut().rev() {
+        if let Some((flow, asked, risen)) = behind
+            && flow == entry.flow
+        {
+            (entry.asked, entry.risen) = (entry.asked.max(asked), entry.risen.max(risen));
+        }
+        behind = Some((entry.flow, entry.asked, entry.risen));
+    }
+}
+
+/// The priority of a flow that has gone unserved for so long.
+fn risen(asked: u64, unserved_ms: u64) -> u64 {
+    if unserved_ms >= DAY_MS {
+        return Priority::Urgent as u64;
+    }
+    (asked + unserved_ms / AGEING_MS).min(Priority::High as u64).max(asked)
+}
+
+/// What groups share.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Limit<'a> {
+    Total,
+    Out(&'a str),
+    Into(&'a str),
+    Datastore(&'a str),
+}
+
+/// What a job uses for certain. Of several targets it is not known which it will be.
+fn limits_of(job: &WaitingJob) -> impl Iterator<Item = Limit<'_>> {
+    let target = match job.targets.as_slice() {
+        [target] => Some(Limit::Into(target)),
+        _ => None,
+    };
+    let datastores = job.datastores.iter().map(|datastore| Limit::Datastore(datastore));
+    [Limit::Total, Limit::Out(&job.source)].into_iter().chain(target).chain(datastores)
+}
+
+/// What a group has of a limit, and how it is shared.
+struct Shares<'a> {
+    held: HashMap<(Limit<'a>, &'a str), u32>,
+    groups: HashMap<Limit<'a>, u32>,
+    most: HashMap<Limit<'a>, u32>,
+}
+
+impl<'a> Shares<'a> {
+    fn new(situation: &Situation<'a>, entries: &[Entry<'a>]) -> Self {
+        let mut shares = Shares { held: HashMap::new(), groups: HashMap::new(), most: HashMap::new() };
+        for running in situation.running {
+            let Some(group) = running.group.as_deref() else { continue };
+            let datastores = running.datastores.iter().map(|datastore| Limit::Datastore(datastore));
+            let ends = [Limit::Total, Limit::Out(&running.source), Limit::Into(&running.target)];
+            for limit in ends.into_iter().chain(datastores) {
+                *shares.wanted(limit, group) += 1;
+            }
+        }
+        for entry in entries {
+            let job = &situation.waiting[entry.job];
+            for limit in limits_of(job) {
+                shares.wanted(limit, &job.group);
+            }
+        }
+        shares.divide(situation);
+        shares
+    }
+
+    fn wanted(&mut self, limit: Limit<'a>, group: &'a str) -> &mut u32 {
+        let groups = &mut self.groups;
+        self.held.entry((limit, group)).or_insert_with(|| {
+            *groups.entry(limit).or_insert(0) += 1;
+            0
+        })
+    }
+
+    /// A share is at least one, and none where nobody else wants some of it.
+    fn divide(&mut self, situation: &Situation<'a>) {
+        let hosts: HashMap<&str, &HostFacts> =
+            situation.hosts.iter().map(|host| (host.name.as_str(), host)).collect();
+        let speed = |host: &str| hosts.get(host).and_then(|facts| facts.link_bits_per_s);
+        let limits = situation.limits;
+        for (&limit, &groups) in self.groups.iter().filter(|(_, groups)| **groups > 1) {
+            let most = match limit {
+                Limit::Total => limits.total.unwrap_or(u32::MAX),
+                Limit::Out(host) => limits.out_of(host, speed(host)),
+                Limit::Into(host) => limits.into_host(host, speed(host)),
+                Limit::Datastore(datastore) => limits.on_datastore(datastore),
+            };
+            self.most.insert(limit, most.div_ceil(groups).max(1));
+        }
+    }
+
+    /// Counts a job, and tells whether its group had its share of something that it uses.
+    fn count(&mut self, job: &'a WaitingJob) -> bool {
+        let mut over = false;
+        for limit in limits_of(job) {
+            let Some(most) = self.most.get(&limit) else { continue };
+            if let Some(held) = self.held.get_mut(&(limit, job.group.as_str())) {
+                over |= *held >= *most;
+                *held += 1;
+            }
+        }
+        over
+    }
+}
+
+/// For each entry, in this order: whether its group has its share of a limit without it.
+fn over_their_share<'a>(situation: &Situation<'a>, entries: &[Entry<'a>]) -> Vec<bool> {
+    let mut shares = Shares::new(situation, entries);
+    entries.iter().map(|entry| shares.count(&situation.waiting[entry.job])).collect()
+}

@@ -1,0 +1,195 @@
+//! One member of etcd at a time, and the next one when that fails. etcd's client can spread requests over members, but sends some to those
+//! that are away as long as they are; so it gets one address, and a new connection after each failure.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use etcd_client::{Client, ConnectOptions, Error, GetOptions};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use crate::error::{StoreError, Written};
+
+/// How long a member may take until its first answer.
+const FIRST_ANSWER: Duration = Duration::from_secs(3);
+
+/// Why etcd did not do what it was asked for.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// There was no answer.
+    Lost(String),
+    /// What was asked for is of a revision that etcd has forgotten.
+    Compacted,
+    /// It does not want to.
+    Refused { why: String, mend: &'static str },
+}
+
+impl Failure {
+    /// For the manager; `lost` says what a lost answer means.
+    pub(super) fn tell(self, store: &str, lost: Written) -> StoreError {
+        let store = store.to_owned();
+        match self {
+            Failure::Lost(why) => StoreError::Unavailable { store, why, written: lost },
+            Failure::Compacted => StoreError::Refused {
+                store,
+                why: "it forgets revisions while they are read".to_owned(),
+                mend: "have it compact after an hour: --auto-compaction-retention=1h",
+            },
+            Failure::Refused { why, mend } => StoreError::Refused { store, why, mend },
+        }
+    }
+}
+
+/// The way to etcd.
+pub(super) struct Connection {
+    endpoints: Vec<String>,
+    name: String,
+    options: ConnectOptions,
+    /// What a new connection is tried with.
+    first_key: String,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    endpoint: usize,
+    client: Option<Client>,
+    /// Counts connections: who reports a failure says of which.
+    turn: u64,
+}
+
+/// A connection that has answered.
+pub(super) struct Session {
+    pub(super) client: Client,
+    turn: u64,
+}
+
+impl Connection {
+    pub(super) fn new(endpoints: Vec<String>, options: ConnectOptions, first_key: String) -> Connection {
+        let current = Current { endpoint: 0, client: None, turn: 0 };
+        let name = endpoints.join(",");
+        Connection { endpoints, name, options, first_key, current: Mutex::new(current) }
+    }
+
+    /// All endpoints, for people.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes sure that there is a connection that has answered once.
+    pub(super) async fn reach(&self) -> Result<(), Failure> {
+        self.session().await.map(drop)
+    }
+
+    /// The connection, or a new one to the first member that answers.
+    pub(super) async fn session(&self) -> Result<Session, Failure> {
+        let mut current = self.current.lock().await;
+        let mut last = String::new();
+        for _ in 0..self.endpoints.len() {
+            if let Some(client) = &current.client {
+                return Ok(Session { client: client.clone(), turn: current.turn });
+            }
+            let endpoint = &self.endpoints[current.endpoint];
+            let failure = match timeout(FIRST_ANSWER, self.connect(endpoint)).await {
+                Ok(Ok(client)) => {
+                    current.client = Some(client.clone());
+                    return Ok(Session { client, turn: current.turn });
+                }
+                Ok(Err(error)) => judge(&error),
+                Err(_) => Failure::Lost(format!("no answer within {FIRST_ANSWER:?}")),
+            };
+            let Failure::Lost(why) = failure else { return Err(failure) };
+            last = format!("{endpoint}: {why}");
+            current.endpoint = (current.endpoint + 1) % self.endpoints.len();
+            current.turn += 1;
+        }
+        Err(Failure::Lost(last))
+    }
+
+    async fn connect(&self, endpoint: &str) -> Result<Client, Error> {
+        let client = Client::connect([endpoint], Some(self.options.clone())).await?;
+        let no_value = GetOptions::new().with_keys_only();
+        // Connections are made by the first request, and this one can be lost without harm. The whole of etcd answers it, not one member.
+        client.kv_client().get(self.first_key.as_str(), Some(no_value)).await?;
+        Ok(client)
+    }
+
+    /// That connection is no good: the next one is to another member.
+    pub(super) async fn leave(&self, session: &Session) {
+        let mut current = self.current.lock().await;
+        if current.turn == session.turn {
+            current.client = None;
+            current.endpoint = (current.endpoint + 1) % self.endpoints.len();
+            current.turn += 1;
+        }
+    }
+
+    /// Asks what may be asked twice: every member in turn, until one answers.
+    pub(super) async fn ask<T, F>(
+        &self,
+        limit: Duration,
+        call: impl Fn(Client) -> F + Send + Sync,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Error>> + Send,
+    {
+        let mut tries = self.endpoints.len();
+        loop {
+            match self.ask_once(limit, &call).await {
+                Err(Failure::Lost(_)) if tries > 0 => tries -= 1,
+                other => return other,
+            }
+        }
+    }
+
+    /// Asks one member.
+    pub(super) async fn ask_once<T, F>(
+        &self,
+        limit: Duration,
+        call: impl FnOnce(Client) -> F + Send,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Error>> + Send,
+    {
+        let session = self.session().await?;
+        let failure = match timeout(limit, call(session.client.clone())).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => judge(&error),
+            Err(_) => Failure::Lost(format!("no answer within {limit:?}")),
+        };
+        if matches!(failure, Failure::Lost(_)) {
+            self.leave(&session).await;
+        }
+        Err(failure)
+    }
+}
+
+/// What an error of etcd's client means.
+pub(super) fn judge(error: &Error) -> Failure {
+    let Error::GRpcStatus(status) = error else {
+        return Failure::Lost(error.to_string());
+    };
+    let said = status.message().to_owned();
+    // gRPC's numbers, as etcd uses them (api/v3rpc/rpctypes/error.go).
+    match i32::from(status.code()) {
+        11 if said.contains("compacted") => Failure::Compacted,
+        8 if said.contains("space exceeded") => {
+            Failure::Refused { why: said, mend: "compact and defragment etcd, then `etcdctl alarm disarm`" }
+        }
+        // Invalid argument, permission denied, unauthenticated: among the first is a wrong password.
+        3 | 7 | 16 => Failure::Refused {
+            why: said,
+            mend: "give this manager's etcd user or certificate read and write access to its prefix",
+        },
+        // Precondition, out of range.
+        9 | 11 => Failure::Refused { why: said, mend: "etcd's log says more" },
+        _ => {
+            let mut why = said;
+            let mut cause = status.source();
+            while let Some(error) = cause {
+                why = format!("{why}: {error}");
+                cause = error.source();
+            }
+            Failure::Lost(why)
+        }
+    }
+}

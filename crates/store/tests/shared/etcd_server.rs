@@ -1,0 +1,112 @@
+//! An etcd of the tests' own: on loopback, in a temporary directory, ended by its process.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use godwit_store::EtcdSettings;
+use tempfile::TempDir;
+
+/// A port that was free may be taken by the time etcd wants it.
+const TRIES: usize = 5;
+
+/// An etcd with one member.
+pub(crate) struct EtcdServer {
+    dir: TempDir,
+    client_port: u16,
+    peer_port: u16,
+    more: Vec<String>,
+    scheme: &'static str,
+    process: Option<Child>,
+}
+
+impl EtcdServer {
+    /// None where etcd is not installed: the test says so, and is over.
+    pub(crate) fn start() -> Option<EtcdServer> {
+        EtcdServer::start_with("http", tempfile::tempdir().unwrap(), &[])
+    }
+
+    /// With arguments of its own, and what these name in that directory.
+    pub(crate) fn start_with(scheme: &'static str, dir: TempDir, more: &[String]) -> Option<EtcdServer> {
+        if Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_err() {
+            println!("skipped: there is no etcd here (Debian's package is etcd-server)");
+            return None;
+        }
+        let more = more.to_vec();
+        let mut server = EtcdServer { dir, client_port: 0, peer_port: 0, more, scheme, process: None };
+        for _ in 0..TRIES {
+            let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            (server.client_port, server.peer_port) = (free(), free());
+            if server.run() {
+                return Some(server);
+            }
+        }
+        panic!("etcd does not start");
+    }
+
+    /// Starts the process; returns when it serves, or false when it ends instead.
+    pub(crate) fn run(&mut self) -> bool {
+        let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer_port));
+        let mut process = Command::new("etcd")
+            .args(["--name", "one", "--data-dir"])
+            .arg(self.dir.path().join("data"))
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("one={peer}")])
+            .args(&self.more)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(process.stderr.take().unwrap());
+        let (serves, served) = mpsc::channel();
+        // It is read to its end, or etcd would stop at a full pipe.
+        std::thread::spawn(move || {
+            for line in log.lines().map_while(Result::ok) {
+                if line.contains("serving") && line.contains("client requests on") {
+                    let _ = serves.send(());
+                }
+            }
+        });
+        let up = served.recv().is_ok();
+        self.process = Some(process);
+        if !up {
+            self.kill();
+        }
+        up
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("{}://127.0.0.1:{}", self.scheme, self.client_port)
+    }
+
+    pub(crate) fn dir(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
+    /// As a manager is told of it. The lease is long: the tests' machine may be busy.
+    pub(crate) fn settings(&self, prefix: &str) -> EtcdSettings {
+        EtcdSettings {
+            endpoints: vec![self.endpoint()],
+            prefix: prefix.to_owned(),
+            lease: Duration::from_secs(60),
+            ..EtcdSettings::default()
+        }
+    }
+}
+
+impl Drop for EtcdServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
