@@ -69,8 +69,9 @@ impl RamFile {
         }
     }
 
-    /// Returns all of the file's memory to the kernel, `step_bytes` at a time, whoever has the file
-    /// open. Use it only on files that no hypervisor maps: a hypervisor would be killed.
+    /// Returns all of the file's memory to the kernel, `step_bytes` at a time, even if other
+    /// processes have the file open. Use it only on files that no hypervisor maps: a hypervisor
+    /// would be killed.
     ///
     /// # Errors
     /// [`RamError::Io`].
